@@ -18,8 +18,8 @@ class CheckpointCommand {
   explicit CheckpointCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the command with the paths in `words`, and returns the exit code. ConfigError for invalid
-  /// arguments.
+  /// Runs the command with the paths in `words`, and returns the exit code. Throws ConfigError for
+  /// invalid arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:
@@ -44,8 +44,8 @@ class MergeWeightsCommand {
   explicit MergeWeightsCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the command with the two paths in `words`, and returns the exit code. ConfigError for
-  /// invalid arguments.
+  /// Runs the command with the two paths in `words`, and returns the exit code. Throws ConfigError
+  /// for invalid arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:

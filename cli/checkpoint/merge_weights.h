@@ -32,9 +32,9 @@ struct MergeOptions {
 /// Needs memory for the largest tensor that is assembled or converted. Frozen parameters that the
 /// checkpoint does not have are named in the report.
 ///
-/// ConfigError if the checkpoint has no such model, if `output` has weights already, is no folder,
-/// or is in a checkpoint. CheckpointError, naming the tensor, for a value out of the range of
-/// `dtype`. If it fails, folders that it created are removed.
+/// Throws ConfigError if the checkpoint has no such model, if `output` has weights already, is no
+/// folder, or is in a checkpoint. CheckpointError, naming the tensor, for a value out of the range
+/// of `dtype`. If it fails, folders that it created are removed.
 Report merge_weights(
     const std::filesystem::path& path,
     const std::filesystem::path& output,

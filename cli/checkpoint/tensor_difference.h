@@ -17,7 +17,8 @@ struct TensorDifference {
 };
 
 /// Compares two tensors; returns nothing if they are equal. Reads no data if both have equal slices
-/// with equal checksums, else compares all elements in place. CheckpointError for damaged data.
+/// with equal checksums, else compares all elements in place. Throws CheckpointError for damaged
+/// data.
 std::optional<TensorDifference> compare(
     const storage::TensorSet& one_set,
     const storage::SetTensor& one,

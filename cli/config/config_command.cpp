@@ -97,7 +97,7 @@ void check_count(
   }
 }
 
-/// Writes the file. ConfigError if it exists and `force` is not set.
+/// Writes the file. Throws ConfigError if it exists and `force` is not set.
 void write(const ConfigLocation& location, const ConfigValues& values, bool force) {
   if (!config::write_config(location.path, config::render_config(values), force)) {
     throw ConfigError(

@@ -19,8 +19,8 @@ class ConfigCommand {
   explicit ConfigCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the given command with the paths in `words`; returns the exit code. ConfigError for
-  /// invalid options or files.
+  /// Runs the given command with the paths in `words`; returns the exit code. Throws ConfigError
+  /// for invalid options or files.
   int run(const std::vector<std::string>& words) const;
 
  private:

@@ -17,8 +17,8 @@ class DsConfigCommand {
   explicit DsConfigCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the given command with the file in `words`; returns the exit code. ConfigError
-  /// for invalid options.
+  /// Runs the given command with the file in `words`; returns the exit code. Throws ConfigError for
+  /// invalid options.
   int run(const std::vector<std::string>& words) const;
 
  private:
@@ -36,7 +36,7 @@ class ScheduleCommand {
   explicit ScheduleCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs with the file in `words`; returns the exit code. ConfigError for invalid options.
+  /// Runs with the file in `words`; returns the exit code. Throws ConfigError for invalid options.
   int run(const std::vector<std::string>& words) const;
 
  private:

@@ -15,7 +15,7 @@ namespace lockstep::cli {
 std::optional<Report> refusal_of(const ds_config::Reading& reading, bool log_errors);
 
 /// Reports every value of a ds_config.json and its origin, for `lockstep ds-config check`.
-/// `log_errors`: see refusal_of. ConfigError if it cannot be read.
+/// `log_errors`: see refusal_of. Throws ConfigError if it cannot be read.
 ///
 /// As JSON: {"file", "world_size", "values": {path: {"value", "origin"}}, "notes": [{"where",
 /// "line", "column", "what"}]}; of a file with errors {"error", "errors": [as notes], "exit_code"}.

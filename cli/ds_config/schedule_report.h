@@ -20,8 +20,8 @@ struct ScheduleRequest {
 };
 
 /// Reports the learning rates and momenta of a ds_config.json, from step 0 on, as a table or a
-/// plot. ConfigError for a file that cannot be read, has no scheduler, or omits the initial rate of
-/// the schedule.
+/// plot. Throws ConfigError for a file that cannot be read, has no scheduler, or omits the initial
+/// rate of the schedule.
 ///
 /// Each parameter group of the schedule, or of the file's optimizer, has a curve. Muon has two
 /// groups. muP's optimizers have several, of which one is shown, since the others depend on the

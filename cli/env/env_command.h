@@ -20,7 +20,7 @@ class EnvCommand {
   explicit EnvCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Prints the report, and returns the exit code. ConfigError for arguments.
+  /// Prints the report, and returns the exit code. Throws ConfigError for arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:

@@ -17,7 +17,7 @@ class EstimateMemoryCommand {
   explicit EstimateMemoryCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the command with the path in `words`, if there is one, and returns the exit code.
+  /// Runs the command with the path in `words`, if there is one, and returns the exit code. Throws
   /// ConfigError for invalid arguments.
   int run(const std::vector<std::string>& words) const;
 

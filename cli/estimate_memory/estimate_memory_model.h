@@ -47,8 +47,8 @@ ModelSize size_of_model(const std::vector<ModelTensor>& tensors);
 ModelSize size_of_parameters(int64_t parameters);
 
 /// Reads the tensors of a model on disk, from headers only: a .safetensors file, a folder or an
-/// index of them (open_model_files), or model number `model` of a checkpoint. ConfigError if the
-/// path or the model does not exist; CheckpointError for unreadable data.
+/// index of them (open_model_files), or model number `model` of a checkpoint. Throws ConfigError if
+/// the path or the model does not exist; throws CheckpointError for unreadable data.
 std::vector<ModelTensor> tensors_of_model(const std::filesystem::path& path, int model);
 
 }  // namespace lockstep::cli

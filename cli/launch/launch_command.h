@@ -22,7 +22,7 @@ class LaunchCommand {
   /// words call this command. ConfigError as add_torchrun_variables().
   std::vector<VariableOption> add_variables(std::vector<std::string>& words) const;
   /// Runs `program`, its name and arguments, or prints the plan for --dry-run; returns the job's
-  /// exit code. ConfigError for invalid or contradictory options.
+  /// exit code. Throws ConfigError for invalid or contradictory options.
   int run(const std::vector<std::string>& program) const;
 
  private:

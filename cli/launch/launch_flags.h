@@ -29,14 +29,14 @@ void add_refused_flags(CLI::App& command);
 LaunchFlags with_settings(
     const CLI::App& command, const LaunchFlags& flags, const Environment& environment);
 
-/// Returns the job that `flags` describe on this machine, whose environment is `inherited`.
+/// Returns the job that `flags` describe on this machine, whose environment is `inherited`. Throws
 /// ConfigError that names the flag for an invalid value or a contradiction.
 launcher::JobOptions job_options(
     const LaunchFlags& flags,
     const launcher::Machine& machine,
     const std::vector<std::string>& inherited);
 
-/// Returns how the program is executed. ConfigError if two flags contradict each other.
+/// Returns how the program is executed. Throws ConfigError if two flags contradict each other.
 launcher::ProgramKind program_kind(const LaunchFlags& flags);
 
 }  // namespace lockstep::cli

@@ -11,13 +11,13 @@
 namespace lockstep::cli {
 
 /// Adds to `options` what --launcher implies: under SLURM the number of hosts, and the first node
-/// of the allocation as the rendezvous address. ConfigError for an unknown launcher, for ssh and
-/// mpirun without a hostfile, and for srun without an allocation.
+/// of the allocation as the rendezvous address. Throws ConfigError for an unknown launcher, for ssh
+/// and mpirun without a hostfile, and for srun without an allocation.
 void prepare_starter(
     const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options);
 
 /// Names the hosts of `plan` after the allocation's nodes if srun starts their launchers without a
-/// hostfile. ConfigError if SLURM_JOB_NODELIST is missing or malformed.
+/// hostfile. Throws ConfigError if SLURM_JOB_NODELIST is missing or malformed.
 void name_allocated_hosts(
     const LaunchFlags& flags, const Environment& environment, launcher::JobPlan& plan);
 

@@ -24,8 +24,8 @@ struct VariableOption {
 /// PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT. A variable that is set
 /// but empty counts as not set.
 ///
-/// Returns the options that were appended. ConfigError if a variable and an option, or one of our
-/// own variables for the same setting, have different values.
+/// Returns the options that were appended. Throws ConfigError if a variable and an option, or one
+/// of our own variables for the same setting, have different values.
 std::vector<VariableOption> add_torchrun_variables(
     const Environment& environment, CLI::App& launch, std::vector<std::string>& words);
 

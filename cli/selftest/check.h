@@ -62,8 +62,8 @@ struct Result {
 };
 
 /// Runs the checks in order, and calls `done` with each result. Continues after a failed check.
-/// Collective. CommError if the ranks lose each other; the failure that this rank has found by then
-/// is first written to `<folder>/lost_<rank>.jsonl`.
+/// Collective. Throws CommError if the ranks lose each other; the failure that this rank has found
+/// by then is first written to `<folder>/lost_<rank>.jsonl`.
 void run_checks(
     Rank& rank,
     const std::vector<Check>& checks,

@@ -18,8 +18,8 @@ class TestCommand {
   explicit TestCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the checks; returns 0 if all pass, else 1. ConfigError for invalid arguments, and if the
-  /// program with the checks is missing.
+  /// Runs the checks; returns 0 if all pass, else 1. Throws ConfigError for invalid arguments, and
+  /// if the program with the checks is missing.
   int run(const std::vector<std::string>& words) const;
 
  private:

@@ -16,14 +16,15 @@ namespace examples {
 class Text {
  public:
   /// Reads a text file, or all *_gut.txt files of a folder in the order of their names (the package
-  /// `shakespeare`). ConfigError if there is no text.
+  /// `shakespeare`). Throws ConfigError if there is no text.
   explicit Text(const std::filesystem::path& path);
 
   /// The number of different characters (bytes), at most 256.
   int64_t vocabulary() const { return static_cast<int64_t>(alphabet_.size()); }
   /// The encoded text: uint8, shape (characters).
   const at::Tensor& tokens() const { return tokens_; }
-  /// Encodes `text` as uint8 (characters). ConfigError for a character that the text does not have.
+  /// Encodes `text` as uint8 (characters). Throws ConfigError for a character that the text does
+  /// not have.
   at::Tensor encode(const std::string& text) const;
   std::string decode(const at::Tensor& tokens) const;
 
@@ -38,7 +39,7 @@ class TextChunks {
  public:
   using Batch = lockstep::data::Batch;
 
-  /// Uses tokens [begin, end). ConfigError if they are too few for one chunk.
+  /// Uses tokens [begin, end). Throws ConfigError if they are too few for one chunk.
   TextChunks(const at::Tensor& tokens, int64_t begin, int64_t end, int64_t length);
   int64_t size() const { return (tokens_.size(0) - 1) / length_; }
   Batch get_batch(std::span<const int64_t> indices) const;

@@ -50,7 +50,7 @@ namespace lockstep {
 /// All processes must call every function marked collective. The destructor never communicates;
 /// call `end_training()` so that logs are closed as finished.
 ///
-/// Not thread-safe. After Hugging Face Accelerate's class of the same name.
+/// Not thread-safe. Modelled on Hugging Face Accelerate's class of the same name.
 class Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});
@@ -145,7 +145,7 @@ class Accelerator {
   void backward(const at::Tensor& loss_sum, double count);
   /// Returns the loss that backward(loss) would differentiate, for a program that calls .backward()
   /// on it. Its hooks do the rest of backward(loss); several scaled losses may be in one backward.
-  /// ConfigError for a loss that depends on nothing.
+  /// Throws ConfigError for a loss that depends on nothing.
   at::Tensor scale_loss(const at::Tensor& loss);
 
   // --- precision
@@ -210,7 +210,7 @@ class Accelerator {
   bool check_trigger();
 
   // --- values across processes (collective; see operations.h)
-  // T is any nested value of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS.
+  // T is any nested value of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS. Throws
   // ConfigError on every process, naming each one's number, if they pass different numbers of
   // tensors.
   template <NestedTensors T>
@@ -312,8 +312,8 @@ class Accelerator {
   /// Moves training states from the device to host memory, for instance for a model that generates
   /// between two phases of training. On the CPU nothing moves. Until reload_states() there is no
   /// update, save or load (ConfigError), and using an offloaded value throws c10::Error. Under ZeRO
-  /// on all processes. ConfigError for optimizers of torch::optim, with kOptimStates, and with
-  /// offload_param.
+  /// on all processes. Throws ConfigError for optimizers of torch::optim, with kOptimStates, and
+  /// with offload_param.
   void offload_states(const OffloadStatesOptions& options = {});
   /// Moves the states back. Does nothing if none is offloaded.
   void reload_states(bool non_blocking = false);
@@ -328,8 +328,8 @@ class Accelerator {
   /// Saves the training state to `folder`, atomically. The folder must not exist, unless
   /// `overwrite`, which replaces a checkpoint after the new one is complete. Saved are models,
   /// optimizers, schedulers, the loss scaler, registered objects, and each process's random state,
-  /// loader positions and position in an accumulation group. Collective. CheckpointError on every
-  /// process if it fails on any, or if their numbers of updates differ.
+  /// loader positions and position in an accumulation group. Collective. Throws CheckpointError on
+  /// every process if it fails on any, or if their numbers of updates differ.
   ///
   /// With `async` it copies the state to host memory and returns. The next save (after it is done),
   /// load, wait_for_save() or end_training() throws a failure to write it.
@@ -359,12 +359,12 @@ class Accelerator {
   /// processes that would load different saves.
   void load_state(const std::filesystem::path& folder, const LoadStateOptions& options = {});
   /// Loads the newest complete checkpoint of `<project_dir>/checkpoints`. Incomplete folders are
-  /// skipped, with a warning. CheckpointError if there is none, or one of a newer Lockstep.
+  /// skipped, with a warning. Throws CheckpointError if there is none, or one of a newer Lockstep.
   std::filesystem::path load_state();
   /// Calls load_state() if there is a checkpoint; otherwise changes nothing and returns nothing.
-  /// CheckpointError if no existing checkpoint can be used, or one is of a newer Lockstep. Under
-  /// `lockstep launch --resume` it is called in epochs() or before the first batch, unless the
-  /// program has loaded a state by then.
+  /// Throws CheckpointError if no existing checkpoint can be used, or one is of a newer Lockstep.
+  /// Under `lockstep launch --resume` it is called in epochs() or before the first batch, unless
+  /// the program has loaded a state by then.
   std::optional<std::filesystem::path> resume_latest();
 
   /// Adds objects with state_dict() and load_state_dict(), see checkpointable.h, to all later
@@ -380,8 +380,8 @@ class Accelerator {
   /// Does the same for load_state, before anything is changed.
   std::function<void()> register_load_state_pre_hook(LoadStatePreHook hook);
 
-  /// Acts as a SIGTERM to this process, see AcceleratorOptions::save_when_preempted. ConfigError if
-  /// that is off, or there is no project_dir.
+  /// Acts as a SIGTERM to this process, see AcceleratorOptions::save_when_preempted. Throws
+  /// ConfigError if that is off, or there is no project_dir.
   void request_preemption();
 
  private:

@@ -172,7 +172,7 @@ ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
 /// A process that runs out of memory closes its connection, so that operations of the others fail
 /// there and are tried again with the smaller size. Then the accelerator forgets the prepared
 /// objects (free_memory). `reduce` must be the same on all processes. Nothing created in an attempt
-/// may outlive it, since it would hold the connection. ConfigError if the accelerator was
+/// may outlive it, since it would hold the connection. Throws ConfigError if the accelerator was
 /// constructed over a group of the program's own with several processes.
 template <typename Body>
 ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(

@@ -37,13 +37,13 @@ class SequenceState {
   bool empty() const { return tensors_.empty(); }
   /// Returns the tensors of the last set(), without their history.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// Replaces the state. ConfigError for a tensor without that dimension.
+  /// Replaces the state. Throws ConfigError for a tensor without that dimension.
   void set(const std::vector<at::Tensor>& tensors);
   void reset() { tensors_.clear(); }
 
   /// Collective: all ranks save at the same batch.
   ObjectState state_dict() const;
-  /// ConfigError for an invalid state, or one whose rows these ranks cannot share equally.
+  /// Throws ConfigError for an invalid state, or one whose rows these ranks cannot share equally.
   void load_state_dict(const ObjectState& state);
 
  private:

@@ -19,7 +19,7 @@ class Trackers {
  public:
   explicit Trackers(const RunContext& context) : context_(context) {}
 
-  /// See Accelerator::init_trackers. ConfigError if they are open, or one is null.
+  /// See Accelerator::init_trackers. Throws ConfigError if they are open, or one is null.
   void init(const nlohmann::json& config);
   /// Logs to all trackers, which it opens if necessary.
   void log(const std::map<std::string, double>& values, int64_t step);

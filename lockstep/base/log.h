@@ -17,7 +17,7 @@ struct LogOptions {
   LogLevel level = LogLevel::kInfo;
   bool json = false;
 
-  /// LOCKSTEP_LOG_LEVEL = debug|info|warning|error and LOCKSTEP_LOG_FORMAT = text|json;
+  /// LOCKSTEP_LOG_LEVEL = debug|info|warning|error and LOCKSTEP_LOG_FORMAT = text|json; throws
   /// ConfigError for anything else.
   static LogOptions from_environment();
 };

@@ -54,9 +54,9 @@ struct WriterOptions {
 /// Not thread-safe. After: Orbax's atomic directories and DCP's metadata-last commit.
 class Writer {
  public:
-  /// Collective. CheckpointError on every rank if the target exists (see `overwrite`), cannot be
-  /// created, differs between ranks, or some rank cannot see the new folder. Creates missing
-  /// parents.
+  /// Collective. Throws CheckpointError on every rank if the target exists (see `overwrite`),
+  /// cannot be created, differs between ranks, or some rank cannot see the new folder. Creates
+  /// missing parents.
   Writer(const Group& group, const std::filesystem::path& target, WriterOptions options = {});
   /// Without a commit: removes this rank's files, and on rank 0 the folder. Never communicates.
   ~Writer();

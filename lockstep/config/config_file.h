@@ -40,7 +40,7 @@ bool write_config(const std::filesystem::path& path, const std::string& text, bo
 /// Writes the configuration that suits most machines, as Accelerate's function of this name does: a
 /// process for each GPU, or for each core without GPUs, in the given precision: no, fp16 or bf16.
 /// `path`: empty for the default of `lockstep launch`. Returns false and changes nothing if there
-/// is a file. ConfigError for another precision.
+/// is a file. Throws ConfigError for another precision.
 bool write_basic_config(
     const std::string& mixed_precision = "no", const std::filesystem::path& path = {});
 

@@ -198,7 +198,7 @@ struct Reading {
 /// the batch sizes are not resolved, and stay 0.
 Reading read_ds_config(const config::Document& document, std::optional<int64_t> world_size);
 
-/// Reads a file as a document: JSON with comments and trailing commas, whatever its name.
+/// Reads a file as a document: JSON with comments and trailing commas, whatever its name. Throws
 /// ConfigError if it cannot be read or is malformed.
 config::Document read_ds_document(const std::filesystem::path& path);
 

@@ -40,8 +40,8 @@ namespace lockstep {
 ///   steps the scheduler unless gradients overflowed, and drops the model's gradients.
 ///
 /// EngineCore declares the calls that do not need the model. The file is read strictly; see
-/// docs/ds_config.md. A handle: copies refer to the same engine. Not thread-safe. After DeepSpeed
-/// 0.19's DeepSpeedEngine.
+/// docs/ds_config.md. A handle: copies refer to the same engine. Not thread-safe. Modelled on
+/// DeepSpeed 0.19's DeepSpeedEngine.
 template <ModuleHandle Model>
 class Engine : public EngineCore {
  public:
@@ -75,9 +75,9 @@ class Engine : public EngineCore {
   /// floating-point tensors rounded to 16 bits: to the compute dtype, fp16 or bf16, or to `dtype`.
   /// In every stage; stage 3 gathers one tensor at a time. Atomic; replaces a file of that name.
   /// `exclude_frozen_parameters` leaves out parameters that require no gradient; buffers are
-  /// written. Returns true, as DeepSpeed after writing; else it throws. Collective. ConfigError for
-  /// a model that computes in float32 without `dtype`, and for a name without the ending
-  /// .safetensors.
+  /// written. Returns true, as DeepSpeed after writing; else it throws. Collective. Throws
+  /// ConfigError for a model that computes in float32 without `dtype`, and for a name without the
+  /// ending .safetensors.
   bool save_16bit_model(
       const std::filesystem::path& save_dir,
       const std::string& save_filename = "model.safetensors",
@@ -97,8 +97,8 @@ class Engine : public EngineCore {
 struct NoLoader {};
 
 /// Creates an engine for a model: (engine, optimizer, NoLoader, scheduler). Optimizer and scheduler
-/// are empty if there is none. The model is cast as data_types says. ConfigError for an invalid
-/// configuration, with all its errors. Collective.
+/// are empty if there is none. The model is cast as data_types says. Throws ConfigError for an
+/// invalid configuration, with all its errors. Collective.
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
   EngineSetup setup(

@@ -28,7 +28,7 @@ namespace lockstep {
 /// The calls of an Engine that do not depend on the model's type.
 ///
 /// A handle: copies refer to the same engine. After destroy() every call is a ConfigError. Not
-/// thread-safe. After DeepSpeed 0.19's DeepSpeedEngine.
+/// thread-safe. Modelled on DeepSpeed 0.19's DeepSpeedEngine.
 class EngineCore {
   struct Parts;
 
@@ -84,7 +84,7 @@ class EngineCore {
   int64_t gradient_accumulation_steps() const {
     return context().counter.gradient_accumulation_steps();
   }
-  /// Changes the micro-steps in an update. ConfigError unless ranks times micro-batch divide
+  /// Changes the micro-steps in an update. Throws ConfigError unless ranks times micro-batch divide
   /// `size`.
   void set_train_batch_size(int64_t size) { context().counter.set_train_batch_size(size); }
   /// Sets the micro-batch of later micro-steps; loaders are not changed.
@@ -151,7 +151,7 @@ class EngineCore {
   void reload_states(bool non_blocking = false) { accelerator().reload_states(non_blocking); }
   /// Logs the costs of this rank's collectives on the main process, and returns them: count, time
   /// and bandwidth by operation and size; see CommsLog. `show_straggler` compares ranks, and is
-  /// collective. ConfigError unless comms_logger is enabled.
+  /// collective. Throws ConfigError unless comms_logger is enabled.
   std::string log_summary(bool show_straggler = false);
   /// Ends the engine for all its handles: waits for a running save, closes monitors, and frees its
   /// memory. Later calls are a ConfigError, except module(); in stage 3 the model's values are

@@ -20,7 +20,7 @@ namespace lockstep::offload {
 /// and `write` of different tensors may run in parallel.
 class FileTensor {
  public:
-  /// `options`: the dtype. ConfigError if the disk has too little space.
+  /// `options`: the dtype. Throws ConfigError if the disk has too little space.
   FileTensor(std::shared_ptr<ScratchFile> file, int64_t numel, const at::TensorOptions& options);
   FileTensor(const FileTensor&) = delete;
   FileTensor& operator=(const FileTensor&) = delete;

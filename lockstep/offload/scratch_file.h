@@ -22,8 +22,8 @@ namespace lockstep::offload {
 /// Thread-safe, as long as no thread reads bytes that another one writes.
 class ScratchFile {
  public:
-  /// Creates the file in `folder`. `what`: its purpose, for errors. ConfigError if the folder does
-  /// not exist, or the file cannot be created.
+  /// Creates the file in `folder`. `what`: its purpose, for errors. Throws ConfigError if the
+  /// folder does not exist, or the file cannot be created.
   ScratchFile(const std::filesystem::path& folder, std::string what);
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;

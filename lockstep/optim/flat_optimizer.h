@@ -74,14 +74,15 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// Lays out parameters added to `param_groups()`, as `step` does. ConfigError for invalid ones.
+  /// Lays out parameters added to `param_groups()`, as `step` does. Throws ConfigError for invalid
+  /// ones.
   void adopt_parameters();
   /// Lays out moved parameters and their state again, for instance on another device.
   void follow_parameters();
   /// Moves parameters and state to memory that the ranks of `group` share; see FlatGroup::share.
   /// They exist once. `step` then is collective, and needs the same gradients on all ranks: each
-  /// updates its share and reads the result of the others without a message. Bit-exact. ConfigError
-  /// after `update_shards`. Collective.
+  /// updates its share and reads the result of the others without a message. Bit-exact. Throws
+  /// ConfigError after `update_shards`. Collective.
   void share(const Group& group);
   bool is_shared() const;
   /// Updates `slices`, [group][buffer], from now on in place of its parameters. If these are not on
@@ -90,8 +91,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// their dtype, or with `fp32_state` is fp32. For a rule that needs full parameters `ranks` are
   /// the owners of the other slices: `step` then is collective, and needs gradients of the same
   /// parameters on all of them. It is also collective if any state or parameters are in files: a
-  /// disk error on one of `ranks` is a ConfigError on all. ConfigError for such a rule without
-  /// ranks or with `offload`, after the first step, and for an impossible offload.
+  /// disk error on one of `ranks` is a ConfigError on all. Throws ConfigError for such a rule
+  /// without ranks or with `offload`, after the first step, and for an impossible offload.
   void update_shards(
       const std::vector<std::vector<BufferSlices>>& slices,
       const OffloadOptimizer& offload = {},

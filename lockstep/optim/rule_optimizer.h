@@ -50,7 +50,7 @@ class GroupOptions final : public CapturableOptions {
   Options values;
 };
 
-/// The options of a group of the optimizer with these options. ConfigError for any others.
+/// The options of a group of the optimizer with these options. Throws ConfigError for any others.
 template <typename Options, typename Base>  // torch's options, const or not.
 auto& values_of(Base& options, const char* rule) {
   using Wanted =
@@ -139,7 +139,7 @@ class RuleOptimizer final : public FlatOptimizer {
   using Options = typename Rule::Options;
   using Group = ParameterGroup<Options>;
 
-  /// ConfigError for invalid options or parameters.
+  /// Throws ConfigError for invalid options or parameters.
   explicit RuleOptimizer(std::vector<at::Tensor> parameters, Options options = {})
       : RuleOptimizer(std::vector<Group>{{std::move(parameters), std::move(options)}}) {}
 

@@ -29,8 +29,8 @@ namespace lockstep {
 /// `cache_enabled` false.
 class Autocast {
  public:
-  /// ConfigError for a device other than CPU or CUDA, a missing CUDA device, and a dtype other than
-  /// fp16 and bf16. If not `enabled`, only the type of the device is checked.
+  /// Throws ConfigError for a device other than CPU or CUDA, a missing CUDA device, and a dtype
+  /// other than fp16 and bf16. If not `enabled`, only the type of the device is checked.
   Autocast(
       c10::DeviceType device_type,
       c10::ScalarType dtype,

@@ -44,7 +44,7 @@ struct GradScalerOptions {
 /// all-reduces 4 bytes. Works on the CPU. Thread safety: none.
 class GradScaler {
  public:
-  /// ConfigError for invalid options.
+  /// Throws ConfigError for invalid options.
   explicit GradScaler(GradScalerOptions options = {}, Group group = {});
 
   /// Returns `loss` times the scale.
@@ -52,11 +52,12 @@ class GradScaler {
 
   /// Divides the gradients of `parameters` by the scale, at the first call since `update`; later
   /// calls change nothing. Call it when all gradients are complete and, with several ranks,
-  /// averaged. ConfigError for fp16 gradients unless allowed, and if no loss was ever scaled.
+  /// averaged. Throws ConfigError for fp16 gradients unless allowed, and if no loss was ever
+  /// scaled.
   void unscale_(const void* key, const std::vector<at::Tensor>& parameters);
 
   /// Unscales if necessary, then calls `update_parameters` unless a gradient on any rank is not
-  /// finite. Returns whether it called it. Collective. ConfigError on a second step before
+  /// finite. Returns whether it called it. Collective. Throws ConfigError on a second step before
   /// `update`.
   bool step(
       const void* key,
@@ -65,7 +66,7 @@ class GradScaler {
 
   /// Ends the iteration: shrinks the scale if any optimizer found an inf, grows it after enough
   /// clean ones, or sets it to `new_scale`. Collective for optimizers that were unscaled but not
-  /// stepped. ConfigError if no optimizer was unscaled or stepped since the last one.
+  /// stepped. Throws ConfigError if no optimizer was unscaled or stepped since the last one.
   void update(std::optional<double> new_scale = std::nullopt);
 
   /// Returns the scale, 1 if disabled. Waits for the device.

@@ -18,10 +18,10 @@ enum class Precision {
 /// Returns "no", "fp16" or "bf16", as Accelerate's mixed_precision names them.
 const char* name_of(Precision precision);
 
-/// Returns the precision with this name. ConfigError for any other, with the nearest name.
+/// Returns the precision with this name. Throws ConfigError for any other, with the nearest name.
 Precision parse_precision(const std::string& name);
 
-/// Returns the dtype that autocast casts to: fp16 or bf16. ConfigError for kNo.
+/// Returns the dtype that autocast casts to: fp16 or bf16. Throws ConfigError for kNo.
 c10::ScalarType autocast_dtype(Precision precision);
 
 }  // namespace lockstep

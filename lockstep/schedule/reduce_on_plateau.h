@@ -32,7 +32,8 @@ struct ReduceOnPlateauOptions {
 /// better. Not thread-safe.
 class ReduceOnPlateau {
  public:
-  /// `lrs`: the optimizer's rates, one for each parameter group. ConfigError for invalid options.
+  /// `lrs`: the optimizer's rates, one for each parameter group. Throws ConfigError for invalid
+  /// options.
   explicit ReduceOnPlateau(std::vector<double> lrs, ReduceOnPlateauOptions options = {});
 
   /// Takes the metric of another step (usually an epoch) and returns the new rates.

@@ -48,7 +48,7 @@ class Schedule {
   explicit Schedule(ScheduleParts parts);
 
   /// Returns the rate of step `step` for parameter group `group`, whose rate at construction was
-  /// `base_lr`. Schedules given absolute rates (OneCycle and its like) ignore `base_lr`.
+  /// `base_lr`. Schedules given absolute rates (OneCycle and its like) ignore `base_lr`. Throws
   /// ConfigError for a step below 0 or past the end, and for a group the schedule has no values
   /// for.
   double lr(int64_t step, double base_lr, size_t group = 0) const;
@@ -78,8 +78,8 @@ class Schedule {
   std::shared_ptr<const ScheduleParts> parts_;
 };
 
-/// Multiplies the base rate by `factor(step)`, as torch's LambdaLR. ConfigError if `factor` is
-/// empty or `total_steps` negative.
+/// Multiplies the base rate by `factor(step)`, as torch's LambdaLR. Throws ConfigError if `factor`
+/// is empty or `total_steps` negative.
 Schedule custom(
     std::function<double(int64_t step)> factor, std::optional<int64_t> total_steps = std::nullopt);
 

@@ -21,7 +21,8 @@ void check_range(
 /// Throws ConfigError unless `value` is at least `low`.
 void check_steps(const char* schedule, const char* option, int64_t value, int64_t low);
 
-/// Checks the counts of most schedules: ConfigError unless 0 <= warm-up <= total and 0 < total.
+/// Checks the counts of most schedules: Throws ConfigError unless 0 <= warm-up <= total and 0 <
+/// total.
 void check_warmup(const char* schedule, int64_t warmup_steps, int64_t total_steps);
 
 /// An option given as a list: one value for all parameter groups, or one for each.
@@ -30,8 +31,8 @@ struct NamedList {
   const std::vector<double>* values;
 };
 
-/// Returns the number of parameter groups of `lists`; nothing if each has one value. ConfigError if
-/// one is empty or has a value below 0, or two differ in length.
+/// Returns the number of parameter groups of `lists`; nothing if each has one value. Throws
+/// ConfigError if one is empty or has a value below 0, or two differ in length.
 std::optional<size_t> group_count(const char* schedule, const std::vector<NamedList>& lists);
 
 /// Returns the value of `group` in such a list.

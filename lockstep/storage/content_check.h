@@ -36,9 +36,9 @@ struct ContentWatch {
   std::function<void(uint64_t bytes)> advance;
 };
 
-/// Reads a file once from start to end and compares everything. CheckpointError for faults of the
-/// complete file. It reads blocks instead of mapping: truncation during the read, or a disk error,
-/// is an error and no SIGBUS.
+/// Reads a file once from start to end and compares everything. Throws CheckpointError for faults
+/// of the complete file. It reads blocks instead of mapping: truncation during the read, or a disk
+/// error, is an error and no SIGBUS.
 void check_content(
     const std::filesystem::path& path, const FileRecord& record, const ContentWatch& watch);
 

@@ -44,12 +44,12 @@ class StoredCheckpoint {
   bool has(const std::string& file_name) const;
   /// Names of the files, sorted.
   std::vector<std::string> files() const;
-  /// CheckpointError if there is no such file.
+  /// Throws CheckpointError if there is no such file.
   const FileRecord& record(const std::string& file_name) const;
 
-  /// Opens a file of tensors with a valid header, verified with the manifest only. CheckpointError
-  /// if it is damaged, or the manifest has other tensors. The content must be verified by
-  /// verify_tensor before it is used.
+  /// Opens a file of tensors with a valid header, verified with the manifest only. Throws
+  /// CheckpointError if it is damaged, or the manifest has other tensors. The content must be
+  /// verified by verify_tensor before it is used.
   SafetensorsMap open_tensors(const std::string& file_name) const;
   /// Does the same with verified content: reads all of it. CheckpointError, naming the tensor if
   /// possible.

@@ -58,7 +58,7 @@ class TensorSet {
   /// Sorted by name.
   const std::vector<SetTensor>& tensors() const { return tensors_; }
   bool has(const std::string& name) const;
-  /// CheckpointError for an unknown name.
+  /// Throws CheckpointError for an unknown name.
   const SetTensor& tensor(const std::string& name) const;
 
   /// In the order of their numbers.

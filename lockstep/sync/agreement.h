@@ -13,8 +13,8 @@ namespace lockstep {
 void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const std::string& what);
 
 /// Returns those of `tensors` that are alike on every rank (name, dtype, shape, memory layout), in
-/// the same order on all of them. ConfigError for a repeated name. Costs an all-gather of a number
-/// if ranks have the same, else also of the names. Collective.
+/// the same order on all of them. Throws ConfigError for a repeated name. Costs an all-gather of a
+/// number if ranks have the same, else also of the names. Collective.
 NamedTensors held_everywhere(Group& group, const NamedTensors& tensors);
 
 /// Broadcasts rank 0's parameters and buffers, after checking that all ranks have the same ones;

@@ -70,8 +70,8 @@ class GradientReduction {
   /// Announces a backward. It averages, if set_sync allows it, even if it reaches no parameter;
   /// without `has_work` only if it reaches one.
   void begin(bool has_work = true);
-  /// Records the arrival of a gradient in autograd's backward number `backward`. ConfigError for a
-  /// second gradient of a parameter whose bucket has started.
+  /// Records the arrival of a gradient in autograd's backward number `backward`. Throws ConfigError
+  /// for a second gradient of a parameter whose bucket has started.
   void gradient_arrived(size_t parameter, int backward);
   /// Ends the backward: starts the remaining buckets and waits for all. Does nothing if autograd
   /// has called it at the end of backward.

@@ -60,7 +60,7 @@ class JsonlTracker final : public Tracker {
 
  private:
   void do_store_config(const nlohmann::json& config) override;
-  /// ConfigError for values named "step" or "time".
+  /// Throws ConfigError for values named "step" or "time".
   void do_log(const Values& values, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;

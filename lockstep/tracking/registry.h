@@ -24,8 +24,8 @@ std::vector<std::string> tracker_names();
 /// - "csv": <project_dir>/<project_name>/<curve>.csv
 /// - "jsonl": <project_dir>/<project_name>/metrics.jsonl
 ///
-/// ConfigError for another name; for an empty folder or name, or a name outside the folder; and,
-/// naming the path, if the folder or the file cannot be created.
+/// Throws ConfigError for another name; for an empty folder or name, or a name outside the folder;
+/// and, naming the path, if the folder or the file cannot be created.
 std::unique_ptr<Tracker> make_tracker(const std::string& name, const MakeOptions& options);
 
 }  // namespace lockstep::tracking

@@ -44,11 +44,11 @@ class Tracker {
   /// has it.
   virtual bool main_process_only() const { return true; }
 
-  /// Stores the run's settings, preferably before the first log(). ConfigError unless `config` is
-  /// an object.
+  /// Stores the run's settings, preferably before the first log(). Throws ConfigError unless
+  /// `config` is an object.
   void store_config(const nlohmann::json& config);
-  /// ConfigError if `step` is negative, or a name is empty or not UTF-8. Does nothing without
-  /// values.
+  /// Throws ConfigError if `step` is negative, or a name is empty or not UTF-8. Does nothing
+  /// without values.
   void log(const Values& values, int64_t step);
   /// Blocks until everything logged is on disk, or on the server; slower than log().
   void flush();

@@ -11,8 +11,8 @@
 namespace lockstep::zero {
 
 /// Returns the trainable parameters of `all` for each of the optimizer `groups`, in their order in
-/// `all`. ConfigError for a trainable parameter without a group, and for one of a group that is not
-/// in `all`, unless it has no elements. Thread-safe, as all functions here.
+/// `all`. Throws ConfigError for a trainable parameter without a group, and for one of a group that
+/// is not in `all`, unless it has no elements. Thread-safe, as all functions here.
 std::vector<NamedTensors> by_group(
     const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups);
 

@@ -53,9 +53,10 @@ namespace lockstep::zero {
 /// bucket sharded evenly instead of the whole model.
 class Sharding final : public GradientSync, public std::enable_shared_from_this<Sharding> {
  public:
-  /// `groups`: parameters with the same optimizer options. ConfigError if a trainable parameter is
-  /// in no group, if ranks' models differ, or if two tensors share memory, which sharding would
-  /// separate; one tensor with two names is accepted. All ranks get rank 0's values. Collective.
+  /// `groups`: parameters with the same optimizer options. Throws ConfigError if a trainable
+  /// parameter is in no group, if ranks' models differ, or if two tensors share memory, which
+  /// sharding would separate; one tensor with two names is accepted. All ranks get rank 0's values.
+  /// Collective.
   Sharding(
       const NamedTensors& parameters,
       const NamedTensors& buffers,
@@ -77,8 +78,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
 
   /// The shards to update in place of the parameters, for each optimizer group.
   const std::vector<std::vector<Shard>>& shards() const { return model_.shards(); }
-  /// ConfigError for a parameter that would not be updated: a trained one with new memory since it
-  /// was sharded, and one that was frozen then, and requires gradients now. Local.
+  /// Throws ConfigError for a parameter that would not be updated: a trained one with new memory
+  /// since it was sharded, and one that was frozen then, and requires gradients now. Local.
   void check_in_place() const { model_.check_in_place(); }
   /// Prepares the shards for an update: values written to parameters are copied to them. Unsharded
   /// units are freed, after all ranks have arrived. In stage 3 collective; throws CommError.

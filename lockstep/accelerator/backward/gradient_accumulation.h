@@ -14,8 +14,8 @@
 namespace lockstep {
 
 /// Decides which backwards average gradients: micro-steps, accumulation groups, no_sync. `models`
-/// are the addresses of modules; none means all prepared ones. ConfigError for a model that was not
-/// prepared. Not thread-safe.
+/// are the addresses of modules; none means all prepared ones. Throws ConfigError for a model that
+/// was not prepared. Not thread-safe.
 class GradientAccumulation {
  public:
   GradientAccumulation(

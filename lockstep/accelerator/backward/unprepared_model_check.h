@@ -23,7 +23,7 @@ class UnpreparedModelCheck {
 
   /// Lets prepared optimizers compare their parameters of no prepared model.
   void watch_optimizers();
-  /// ConfigError for a backward of several processes without any prepared model.
+  /// Throws ConfigError for a backward of several processes without any prepared model.
   void expect_model() const;
   /// Reads the graph of a loss before its backward, in the first backwards. Returns whether
   /// compare() must follow the backward. `any_held`: gradients were kept on their process before.

@@ -22,7 +22,8 @@ class UnpreparedUpdateCheck {
   void begin_micro_step() { check_.begin(); }
   /// Notes parameters after a backward whose gradients no plain step() may use.
   void note_backward();
-  /// ConfigError if parameters changed since that backward without a prepared optimizer's step.
+  /// Throws ConfigError if parameters changed since that backward without a prepared optimizer's
+  /// step.
   void refuse_unprepared_update();
   /// Accepts all changes so far.
   void forget() { check_.forget(); }

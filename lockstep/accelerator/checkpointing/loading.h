@@ -51,7 +51,7 @@ struct Loading {
   NamedTensors tensor_set(const std::string& stem) const;
   /// Returns the tensors that each of the processes that saved has in a file of its own.
   std::vector<NamedTensors> of_all_ranks(const std::function<std::string(int rank)>& file_of) const;
-  /// CheckpointError unless the program prepared as many objects as were saved.
+  /// Throws CheckpointError unless the program prepared as many objects as were saved.
   void must_match(
       const char* what, size_t there, size_t here, const std::string& remedy = "") const;
 };

@@ -22,7 +22,8 @@ class Preemption {
   /// Records SIGTERM and SIGUSR1 from now on, if that is enabled.
   explicit Preemption(const RunContext& context);
 
-  /// Acts as a SIGTERM. ConfigError if saving when preempted is off, or without a project_dir.
+  /// Acts as a SIGTERM. Throws ConfigError if saving when preempted is off, or without a
+  /// project_dir.
   void request();
   /// Returns whether any process was asked to stop. Collective at the batches that it chooses, the
   /// same on all ranks.

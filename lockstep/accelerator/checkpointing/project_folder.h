@@ -19,8 +19,9 @@ namespace lockstep {
 class ProjectFolder {
  public:
   /// Takes the folder's lock and checks that the folder can be written. Without a project_dir it
-  /// only determines who writes checkpoints. ConfigError for save_on_each_node with ranks that are
-  /// not numbered by host; CheckpointError if the folder cannot be used. Collective.
+  /// only determines who writes checkpoints. Throws ConfigError for save_on_each_node with ranks
+  /// that are not numbered by host; throws CheckpointError if the folder cannot be used.
+  /// Collective.
   explicit ProjectFolder(const RunContext& context);
 
   const SavingGroups& groups() const { return groups_; }
@@ -32,7 +33,7 @@ class ProjectFolder {
   /// Returns the folder of the next checkpoint. Collective.
   std::filesystem::path next_checkpoint();
   /// Returns the newest usable checkpoint, or nothing if there is none. Warns of those that cannot
-  /// be used; CheckpointError if none of them can, or hosts differ. Collective.
+  /// be used; throws CheckpointError if none of them can, or hosts differ. Collective.
   std::optional<std::filesystem::path> newest_checkpoint(storage::Verify verify);
   /// Returns a function that marks the saved `folder` as the newest checkpoint, and removes old
   /// ones beyond the limit. The function is collective over its argument.

@@ -16,7 +16,7 @@ namespace lockstep {
 /// loading. Not thread-safe.
 class RegisteredObjects {
  public:
-  /// ConfigError for an object that is registered already.
+  /// Throws ConfigError for an object that is registered already.
   void add(AnyCheckpointable object);
   const std::vector<AnyCheckpointable>& objects() const { return objects_; }
   /// Adds the objects' states to `contents`: once, or of every process if they differ. `meta` lists

@@ -37,7 +37,7 @@ std::string updates_text(const nlohmann::json& steps) {
                        : fmt::format("{}", fmt::join(steps.get<std::vector<int64_t>>(), ", "));
 }
 
-/// CheckpointError for a checkpoint of single hosts that this job cannot load.
+/// Throws CheckpointError for a checkpoint of single hosts that this job cannot load.
 void expect_loadable(const Loading& loading) {
   if (loading.resharded && loading.reader.world_size() != loading.saved_by) {
     throw CheckpointError(

@@ -80,8 +80,8 @@ class CheckpointWrite {
         meta_(std::move(meta)),
         after_(std::move(after)) {}
 
-  /// Writes and commits. `write_more` writes further files before. CheckpointError on all processes
-  /// if one fails. Collective.
+  /// Writes and commits. `write_more` writes further files before. Throws CheckpointError on all
+  /// processes if one fails. Collective.
   void run(const SavingGroups& given, const WriteMore& write_more = nullptr) const {
     // Includes what follows the commit: an old checkpoint may take long to remove.
     const watch::Saving saving;

@@ -22,8 +22,8 @@ class UnevenInputs {
       const LocalSgdScopes& local_sgds)
       : objects_(objects), loop_(loop), gradients_(gradients), local_sgds_(local_sgds) {}
 
-  /// ConfigError for a mode of training in which all processes must take part in each update.
-  /// Collective.
+  /// Throws ConfigError for a mode of training in which all processes must take part in each
+  /// update. Collective.
   void run(const JoinUnevenInputs& options, const std::function<void()>& body);
 
  private:

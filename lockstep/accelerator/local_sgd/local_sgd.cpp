@@ -46,7 +46,7 @@ NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTen
   return momenta;
 }
 
-/// ConfigError for a mode of training in which processes cannot train separately.
+/// Throws ConfigError for a mode of training in which processes cannot train separately.
 void check_mode(const LoopState& loop, const PreparedObjects& objects, bool enabled) {
   if (loop.joining) {
     throw ConfigError(
@@ -67,8 +67,8 @@ void check_mode(const LoopState& loop, const PreparedObjects& objects, bool enab
   }
 }
 
-/// Returns the further tensors to average; an empty function for none. ConfigError for an optimizer
-/// of the program's own class.
+/// Returns the further tensors to average; an empty function for none. Throws ConfigError for an
+/// optimizer of the program's own class.
 std::function<NamedTensors()> also_averaged(
     const PreparedObjects& objects, const PreparedModel& model, LocalOptimizerState state) {
   if (state == LocalOptimizerState::kKeep) {

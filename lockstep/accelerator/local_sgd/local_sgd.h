@@ -51,9 +51,9 @@ struct LocalSgdScopeOptions {
 /// With one process, or enabled = false, it does nothing.
 class LocalSgd {
  public:
-  /// Collective: all processes must construct it. ConfigError for a model that was not prepared, or
-  /// has a LocalSgd already; inside join_uneven_inputs; and with sync_each_batch, which averages
-  /// gradients in every micro-step.
+  /// Collective: all processes must construct it. Throws ConfigError for a model that was not
+  /// prepared, or has a LocalSgd already; inside join_uneven_inputs; and with sync_each_batch,
+  /// which averages gradients in every micro-step.
   template <ModuleHandle Model>
   LocalSgd(Accelerator& accelerator, const Model& model, LocalSgdScopeOptions options = {})
       : LocalSgd(accelerator, static_cast<const void*>(model.get()), options) {}

@@ -89,7 +89,8 @@ struct LoopState {
   bool offloaded = false;           ///< A state is offloaded by offload_states.
   bool joining = false;             ///< A join_uneven_inputs is running.
   /// Compares, over all ranks, the parameters of an optimizer that no prepared model has. Returns
-  /// whether no further check is needed; ConfigError if ranks differ. Collective. Empty: no check.
+  /// whether no further check is needed; throws ConfigError if ranks differ. Collective. Empty: no
+  /// check.
   std::function<bool(const std::vector<at::Tensor>& parameters)> agree_on_unprepared = nullptr;
   /// Set since the last backward, update or zero_grad.
   std::vector<Clipped> clipped;

@@ -115,7 +115,7 @@ void Optimizer::State::list_parameters_once() {
   }
 }
 
-/// ConfigError for a call that the program made on the optimizer which it passed to prepare.
+/// Throws ConfigError for a call that the program made on the optimizer which it passed to prepare.
 void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
   // Dropping gradients that are averaged, and not sharded, is the same either way.
   if (updating || (call == "zero_grad()" && loop->accumulation.sync_gradients && !sharding)) {
@@ -131,8 +131,8 @@ void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
           call));
 }
 
-/// ConfigError for an optimizer of other parameters than the backwards reach. Local; the same on
-/// all ranks after a backward that averages.
+/// Throws ConfigError for an optimizer of other parameters than the backwards reach. Local; the
+/// same on all ranks after a backward that averages.
 void Optimizer::State::expect_gradients() {
   constexpr int64_t kManySteps = 100;
   if (had_gradients || sharding || !loop->gradients_expected) {
@@ -176,8 +176,8 @@ void Optimizer::State::expect_gradients() {
   }
 }
 
-/// ConfigError if parameters that no prepared model has differ between ranks. Collective until
-/// their first gradients.
+/// Throws ConfigError if parameters that no prepared model has differ between ranks. Collective
+/// until their first gradients.
 void Optimizer::State::expect_agreement() {
   if (!agreed && !sharding && loop->agree_on_unprepared) {
     std::vector<at::Tensor> all;

@@ -46,10 +46,10 @@ class Scheduler {
   /// schedule with values for another number of parameter groups.
   void bind(std::vector<Optimizer> optimizers);
 
-  /// Call it after an update. ConfigError for a reduce_on_plateau, which needs a metric.
+  /// Call it after an update. Throws ConfigError for a reduce_on_plateau, which needs a metric.
   void step();
-  /// Advances a reduce_on_plateau by its metric, which must be equal on all processes. ConfigError
-  /// for other schedules.
+  /// Advances a reduce_on_plateau by its metric, which must be equal on all processes. Throws
+  /// ConfigError for other schedules.
   void step(double metric);
   /// Returns the current rates of the first optimizer's parameter groups.
   std::vector<double> get_last_lr() const;

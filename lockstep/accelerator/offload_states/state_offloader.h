@@ -20,7 +20,7 @@ class StateOffloader {
   StateOffloader(const PreparedObjects& objects, LoopState& loop)
       : objects_(objects), loop_(loop) {}
 
-  /// ConfigError for a state that cannot be moved.
+  /// Throws ConfigError for a state that cannot be moved.
   void offload(const OffloadStatesOptions& options);
   void reload(bool non_blocking);
   /// ConfigError while a state that backward needs is offloaded.

@@ -75,8 +75,8 @@ struct FsdpPlugin {
   bool cpu_offload = false;
   StateDictType state_dict_type = StateDictType::kShardedStateDict;
 
-  /// ConfigError for contradictory options. None: data parallel. `local_size`: processes of a host;
-  /// 0: hosts differ.
+  /// Throws ConfigError for contradictory options. None: data parallel. `local_size`: processes of
+  /// a host; 0: hosts differ.
   std::optional<ZeroPlugin> zero(int local_size) const;
 };
 
@@ -93,7 +93,7 @@ struct DeepSpeedPlugin {
   std::filesystem::path offload_optimizer_nvme_path = {};
   std::filesystem::path offload_param_nvme_path = {};
 
-  /// ConfigError for an unknown stage. None: data parallel.
+  /// Throws ConfigError for an unknown stage. None: data parallel.
   std::optional<ZeroPlugin> zero() const;
 };
 

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// See Accelerator::with_gathered_parameters. ConfigError for a `modifier_rank` that does not
-/// exist. Collective.
+/// See Accelerator::with_gathered_parameters. Throws ConfigError for a `modifier_rank` that does
+/// not exist. Collective.
 void with_gathered_parameters(
     const PreparedObjects& objects,
     const std::vector<at::Tensor>& parameters,

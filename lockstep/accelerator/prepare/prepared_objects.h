@@ -61,8 +61,8 @@ struct PreparedObjects {
   /// Returns the names of all models' parameters in checkpoints. The function throws ConfigError,
   /// in the name of `where`, for another parameter.
   ParameterName parameter_names(const char* where) const;
-  /// Does the same after a check that all parameters of all optimizers have names. ConfigError if
-  /// not, and for an optimizer whose state cannot be read.
+  /// Does the same after a check that all parameters of all optimizers have names. Throws
+  /// ConfigError if not, and for an optimizer whose state cannot be read.
   ParameterName optimizer_names(const char* where) const;
 
   /// Returns whether ZeRO applies: there is something to shard, offload, or keep masters of.

@@ -25,8 +25,8 @@
 namespace lockstep {
 namespace {
 
-/// ConfigError if ranks would take their shards from different orders. Collective, unless one rank
-/// reads for all.
+/// Throws ConfigError if ranks would take their shards from different orders. Collective, unless
+/// one rank reads for all.
 void expect_same_order(const data::LoaderCore& loader, Group group) {
   if (group.size() == 1 || loader.dispatches()) {
     return;

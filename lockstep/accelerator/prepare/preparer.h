@@ -33,8 +33,8 @@ class Preparer {
       ZeroInit& zero_init);
 
   /// Prepares models and loaders, then the others, and returns all of them as a tuple. See
-  /// Accelerator::prepare. ConfigError for objects that do not fit each other or the options.
-  /// Collective.
+  /// Accelerator::prepare. Throws ConfigError for objects that do not fit each other or the
+  /// options. Collective.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {
     clear();
@@ -81,15 +81,15 @@ class Preparer {
   }
 
   /// Moves the model to the device, gives it rank 0's weights, and lets its gradients be averaged.
-  /// `id`: the module's address. Does nothing for a prepared model. ConfigError for a parameter of
-  /// another one. Collective.
+  /// `id`: the module's address. Does nothing for a prepared model. Throws ConfigError for a
+  /// parameter of another one. Collective.
   void add_model(
       const void* id,
       std::function<NamedTensors()> parameters,
       std::function<NamedTensors()> buffers,
       std::function<NamedClasses()> classes);
-  /// Gives the loader its shard. Does nothing for a prepared loader. ConfigError if ranks have
-  /// different seeds. Collective.
+  /// Gives the loader its shard. Does nothing for a prepared loader. Throws ConfigError if ranks
+  /// have different seeds. Collective.
   void add_loader(std::shared_ptr<data::LoaderCore> loader);
   Optimizer add_optimizer(GivenOptimizer given);
   /// The schedule has no optimizers until end().

@@ -80,7 +80,7 @@ OffloadParam offload_of_masters(const OffloadOptimizer& optimizer) {
       .max_in_cpu = 0};
 }
 
-/// Returns the optimizer as a FlatOptimizer. ConfigError for one that cannot update a shard.
+/// Returns the optimizer as a FlatOptimizer. Throws ConfigError for one that cannot update a shard.
 optim::FlatOptimizer& flat_optimizer(Optimizer& optimizer, const ZeroPlugin& plugin) {
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer.inner());
   if (flat == nullptr) {
@@ -142,8 +142,8 @@ void take_over(ZeroInit& zero_init, const PreparedModel& model, zero::Sharding& 
   zero_init.hand_over(sharding);
 }
 
-/// Returns whether something must be sharded now. ConfigError unless it is the only model and its
-/// only optimizer, or for inference a frozen model alone.
+/// Returns whether something must be sharded now. Throws ConfigError unless it is the only model
+/// and its only optimizer, or for inference a frozen model alone.
 bool expect_one_model(const PreparedObjects& objects, const std::vector<Optimizer>& in_call) {
   const bool new_model = std::any_of(
       objects.models.begin(), objects.models.end(), [](const auto& model) { return !model.sync; });

@@ -38,7 +38,7 @@ struct ProfileOptions {
 /// Not thread-safe; belongs to the training thread.
 class Profile {
  public:
-  /// ConfigError for invalid numbers, or a folder that cannot be created.
+  /// Throws ConfigError for invalid numbers, or a folder that cannot be created.
   Profile(ProfileOptions options, int rank);
   ~Profile();
   Profile(const Profile&) = delete;

@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-/// Runs `body` on one process of the job, or on one of each host. ConfigError on every process if
-/// there is no such process.
+/// Runs `body` on one process of the job, or on one of each host. Throws ConfigError on every
+/// process if there is no such process.
 void run_on_process(const WorldSpec& world, int process, const std::function<void()>& body);
 void run_on_local_process(const WorldSpec& world, int process, const std::function<void()>& body);
 

@@ -160,7 +160,7 @@ void check_project_numbers(const ProjectConfiguration& project) {
   }
 }
 
-/// Returns whether to resume. ConfigError for checkpoints without a folder.
+/// Returns whether to resume. Throws ConfigError for checkpoints without a folder.
 bool resolve_resume(
     const AcceleratorOptions& options, const WorldSpec& world, const Environment& environment) {
   const ProjectConfiguration& project = options.project_config;

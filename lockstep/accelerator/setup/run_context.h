@@ -34,7 +34,7 @@ struct RunContext {
 /// enter_world, connect and the rules of the options do. Collective.
 RunContext connect_run(AcceleratorOptions options);
 
-/// Does the same for an existing group. ConfigError if `world` has another rank or size.
+/// Does the same for an existing group. Throws ConfigError if `world` has another rank or size.
 RunContext run_in_group(AcceleratorOptions options, WorldSpec world, Group group);
 
 }  // namespace lockstep

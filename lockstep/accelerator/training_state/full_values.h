@@ -19,9 +19,9 @@ namespace lockstep {
 ///
 /// Each call is collective: all ranks, in the same order, with the same parameter. A read costs an
 /// all-reduce of the parameter's size. Setting a parameter under ZeRO costs an all-gather of all
-/// trained parameters or, in stage 3, unsharding the parameters again. ConfigError on all ranks for
-/// values that no rank has, and for values that one rank cannot read. Not thread-safe. After
-/// deepspeed.utils.safe_get_full_* and safe_set_full_*.
+/// trained parameters or, in stage 3, unsharding the parameters again. Throws ConfigError on all
+/// ranks for values that no rank has, and for values that one rank cannot read. Not thread-safe.
+/// After deepspeed.utils.safe_get_full_* and safe_set_full_*.
 class FullValues {
  public:
   /// `loss_scale`: the factor of gradients until `step`; gradients passed in or out do not have it.
@@ -61,8 +61,8 @@ class FullValues {
   /// Optimizer state that each rank with a slice of the parameter has in full: row and column sums.
   at::Tensor replicated(const at::Tensor& parameter, const Part& part) const;
   void check_averaged() const;
-  /// Returns a copy of the full `value`, on all ranks. ConfigError unless it has the shape of
-  /// `parameter`.
+  /// Returns a copy of the full `value`, on all ranks. Throws ConfigError unless it has the shape
+  /// of `parameter`.
   static at::Tensor copy_for(const at::Tensor& parameter, const at::Tensor& value);
   /// `own`: such a copy.
   void write(const Part& part, const at::Tensor& own) const;

@@ -92,7 +92,7 @@ FileNames scheduler_names(size_t index) {
   return {stem + ".bin", stem + ".json"};
 }
 
-/// CheckpointError unless there are `expected` of them in the folder.
+/// Throws CheckpointError unless there are `expected` of them in the folder.
 void check_count(
     const fs::path& folder, const char* what, FileNames (*names_of)(size_t), size_t expected) {
   const auto is_there = [&](size_t index) {

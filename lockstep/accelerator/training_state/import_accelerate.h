@@ -55,9 +55,9 @@ bool is_accelerate_folder(const std::filesystem::path& folder);
 /// number (foreach, fused, ...) are dropped. A schedule continues after the same number of steps;
 /// the folder does not say whether it is the same schedule.
 ///
-/// Tensors are views of the mapped files. CheckpointError for a folder with another number of
-/// models, optimizers or schedulers than `target`, for a state of other parameters or groups, and
-/// for damaged files. check_optimizer and check_state check shapes and options. Written against
+/// Tensors are views of the mapped files. Throws CheckpointError for a folder with another number
+/// of models, optimizers or schedulers than `target`, for a state of other parameters or groups,
+/// and for damaged files. check_optimizer and check_state check shapes and options. Written against
 /// Accelerate 1.15 and torch 2.13.
 ImportedState import_accelerate(const std::filesystem::path& folder, const ImportTarget& target);
 

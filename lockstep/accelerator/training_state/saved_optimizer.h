@@ -16,8 +16,8 @@ namespace lockstep {
 void add_own_optimizer(
     checkpoint::Contents& contents, const std::string& stem, const AnyCheckpointable& optimizer);
 
-/// Reads such an optimizer, and returns a function that calls load_state_dict(). CheckpointError if
-/// another kind of optimizer was saved.
+/// Reads such an optimizer, and returns a function that calls load_state_dict(). Throws
+/// CheckpointError if another kind of optimizer was saved.
 std::function<void()> check_own_optimizer(
     const AnyCheckpointable& optimizer, const checkpoint::Reader& reader, const std::string& stem);
 

@@ -110,9 +110,9 @@ struct SavedPart {
   storage::Slices slices;
 };
 
-/// Reads the part of `stem` that this rank saved on its host. CheckpointError if it was sharded
-/// differently. `shard_slices`: this rank's, by parameter name. `parameter_of`: returns the name of
-/// a tensor's parameter.
+/// Reads the part of `stem` that this rank saved on its host. Throws CheckpointError if it was
+/// sharded differently. `shard_slices`: this rank's, by parameter name. `parameter_of`: returns the
+/// name of a tensor's parameter.
 SavedPart read_part(
     const checkpoint::Reader& reader,
     const std::string& stem,

@@ -132,7 +132,7 @@ T slice_tensors(const T& value, int64_t begin, int64_t end) {
 }
 
 /// Concatenates the values along `dim`, tensor by tensor. Leaves that are no tensors are taken from
-/// the first value. ConfigError for an empty list, or if structures differ.
+/// the first value. Throws ConfigError for an empty list, or if structures differ.
 template <typename T>
 T concatenate(const std::vector<T>& values, int64_t dim = 0) {
   std::vector<std::vector<at::Tensor>> parts;
@@ -157,7 +157,7 @@ T concatenate(const std::vector<T>& values, int64_t dim = 0) {
       values.front(), [&](const at::Tensor&) { return concatenate_tensors(parts[next++], dim); });
 }
 
-/// Returns the size of dimension 0 of the first tensor. ConfigError if no tensor has one.
+/// Returns the size of dimension 0 of the first tensor. Throws ConfigError if no tensor has one.
 template <typename T>
 int64_t find_batch_size(const T& value) {
   return batch_size_of(data::tensors_of(value));

@@ -36,7 +36,7 @@ at::Tensor reduce(Group& group, const at::Tensor& tensor, ReduceOp op);
 at::Tensor broadcast(Group& group, const at::Tensor& tensor, int from_process = 0);
 
 /// Pads dimension `dim` to the largest size of any rank, after or, with `pad_first`, before the
-/// values. Other dimensions must agree. ConfigError if the dimension does not exist.
+/// values. Other dimensions must agree. Throws ConfigError if the dimension does not exist.
 at::Tensor pad_across_processes(
     Group& group,
     const at::Tensor& tensor,

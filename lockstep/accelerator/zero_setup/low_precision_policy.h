@@ -9,7 +9,7 @@ namespace lockstep {
 
 /// Translates a plugin's settings for fp16 and bf16 parameters into a ZeRO policy.
 zero::LowPrecisionPolicy low_precision_policy(const ZeroPlugin& plugin);
-/// ConfigError if gradients of `parameters` cannot be accumulated in the requested dtype.
+/// Throws ConfigError if gradients of `parameters` cannot be accumulated in the requested dtype.
 void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters);
 
 }  // namespace lockstep

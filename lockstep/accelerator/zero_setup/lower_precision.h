@@ -35,8 +35,8 @@ flat::CommDtypes comm_dtypes(
     const NamedTensors& parameters,
     const NamedClasses& modules);
 
-/// Returns the communication dtype of all fp32 gradients, if it is a 16-bit type. ConfigError if
-/// some parameters are already assigned one.
+/// Returns the communication dtype of all fp32 gradients, if it is a 16-bit type. Throws
+/// ConfigError if some parameters are already assigned one.
 std::optional<at::ScalarType> narrow_wire(
     const std::optional<at::ScalarType>& communication_data_type,
     const LowerPrecisionModules& lower);

@@ -30,12 +30,12 @@ struct ResolvedZero {
 ///
 /// The settings come from AcceleratorOptions::zero, fsdp_plugin or deepspeed_plugin; else from
 /// LOCKSTEP_ZERO_STAGE; else from the variables of `accelerate launch --use_fsdp`. All rules that
-/// need no model are checked here. A pure function. ConfigError for options that are out of range,
-/// contradict each other, or do not fit the number of processes.
+/// need no model are checked here. A pure function. Throws ConfigError for options that are out of
+/// range, contradict each other, or do not fit the number of processes.
 ResolvedZero resolve_zero(
     const AcceleratorOptions& options, const Environment& environment, const ZeroFacts& facts);
 
-/// Returns whether resolve_zero depends on ZeroFacts::host_size. ConfigError for two sets of
+/// Returns whether resolve_zero depends on ZeroFacts::host_size. Throws ConfigError for two sets of
 /// options, and for invalid variables.
 bool needs_host_size(const AcceleratorOptions& options, const Environment& environment);
 

@@ -16,7 +16,8 @@ using NamedClasses = std::vector<std::pair<std::string, std::string>>;
 std::string plain_class(std::string name);
 
 /// Returns the parameters of each module whose class, without its namespace and Impl, is one of
-/// `classes`; for nested modules the outer one counts. ConfigError for a class that no module has.
+/// `classes`; for nested modules the outer one counts. Throws ConfigError for a class that no
+/// module has.
 std::vector<std::vector<at::Tensor>> units_of(
     const NamedTensors& parameters,
     const NamedClasses& modules,

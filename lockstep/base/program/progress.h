@@ -31,7 +31,8 @@ struct ProgressTerminal {
   /// stderr of this process. On only in the main process, and there only if stderr is a terminal or
   /// the launcher, which forwards it, says that its own is (LOCKSTEP_TERMINAL=<columns>). Off with
   /// LOCKSTEP_PROGRESS=0 and with TERM=dumb. NO_COLOR: no colour and no blocks. A locale (LC_ALL,
-  /// LC_CTYPE, LANG) that is not UTF-8: ASCII. ConfigError if a LOCKSTEP_ variable is invalid.
+  /// LC_CTYPE, LANG) that is not UTF-8: ASCII. Throws ConfigError if a LOCKSTEP_ variable is
+  /// invalid.
   static ProgressTerminal standard_error();
   static ProgressTerminal from(
       const Environment& environment, bool stderr_is_terminal, bool is_main);

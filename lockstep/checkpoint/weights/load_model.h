@@ -45,8 +45,8 @@ struct LoadedNames {
 /// CheckpointError, naming all faults at once, for names that are missing or unexpected (if
 /// strict), another shape, an impossible dtype conversion (floating point to integer, complex to
 /// real), tied weights saved with different values, and for files that open_model_files refuses.
-/// ConfigError for a tensor of the model without memory (meta), a device_map that omits a tensor,
-/// has an unknown name, or separates tied ones, and a `dtype` that is not floating point.
+/// Throws ConfigError for a tensor of the model without memory (meta), a device_map that omits a
+/// tensor, has an unknown name, or separates tied ones, and a `dtype` that is not floating point.
 ///
 /// After accelerate.utils.load_checkpoint_in_model, which is not strict by default. Not
 /// thread-safe.

@@ -33,8 +33,8 @@ at::ScalarType scalar_type(storage::Dtype dtype);
 
 /// Returns a tensor of a mapped file: a view that keeps the file mapped while the tensor or a view
 /// of it lives. Writing to it is allowed, costs a copy of each touched page, and changes neither
-/// the file nor other maps of it. Data not aligned to its dtype is copied. CheckpointError if a
-/// BOOL is neither 0 nor 1. Its bytes should be prefetched: see SafetensorsMap.
+/// the file nor other maps of it. Data not aligned to its dtype is copied. Throws CheckpointError
+/// if a BOOL is neither 0 nor 1. Its bytes should be prefetched: see SafetensorsMap.
 at::Tensor tensor_of(const storage::SafetensorsMap& file, const storage::TensorEntry& entry);
 at::Tensor tensor_of(const storage::SafetensorsMap& file, const std::string& name);
 

@@ -38,9 +38,9 @@ struct SaveModelOptions {
 ///   safetensors refuses: nothing is lost, and loading restores them.
 /// - Non-contiguous tensors, and those on other devices, are copied one at a time.
 ///
-/// One process calls it. ConfigError for an invalid max_shard_size, a dtype that is not floating
-/// point, a file_name that is a path or lacks the ending .safetensors, and
-/// exclude_frozen_parameters with a list of tensors. CheckpointError for a tensor that is
+/// One process calls it. Throws ConfigError for an invalid max_shard_size, a dtype that is not
+/// floating point, a file_name that is a path or lacks the ending .safetensors, and
+/// exclude_frozen_parameters with a list of tensors. Throws CheckpointError for a tensor that is
 /// undefined, sparse, without data or of a dtype the format lacks, and for errors of
 /// write_model_files. Thread-safe.
 std::vector<std::string> save_model(

@@ -28,7 +28,8 @@ struct ConnectOptions {
   /// The transport of device tensors. LOCKSTEP_DEVICE_COMM = auto|nccl|host.
   comm::DeviceCommKind device_comm = comm::DeviceCommKind::kAuto;
 
-  /// Returns the defaults, overridden by the variables above. ConfigError for invalid values.
+  /// Returns the defaults, overridden by the variables above. Throws ConfigError for invalid
+  /// values.
   static ConnectOptions from_environment(const Environment& environment);
 };
 

@@ -106,7 +106,8 @@ bool accepts(const Address& address, Clock::time_point deadline) {
 }
 
 /// Blocks until a process listens at the store's address. TCPStore's client sleeps a second between
-/// tries, which is most of a short job's start. CommError if rank 0 joins over shared memory.
+/// tries, which is most of a short job's start. Throws CommError if rank 0 joins over shared
+/// memory.
 void await_listener(
     const std::string& host, int port, Clock::time_point deadline, TransportCheck& check) {
   std::string why = "no process listens at this address";

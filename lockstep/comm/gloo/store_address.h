@@ -14,10 +14,11 @@ namespace lockstep::comm {
 /// "127.0.0.1"; an address of this machine that master_addr resolves to and other hosts reach;
 /// LOCKSTEP_HOST_ADDR; with a warning, the loopback address that master_addr resolves to (Debian's
 /// 127.0.1.1). An unknown name is looked up again until `deadline`, since pods start before their
-/// names resolve. ConfigError if no such address belongs to this machine.
+/// names resolve. Throws ConfigError if no such address belongs to this machine.
 Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_point deadline);
 
-/// Opens a listening socket for the store, which the caller owns. ConfigError if the port is taken.
+/// Opens a listening socket for the store, which the caller owns. Throws ConfigError if the port is
+/// taken.
 int bind_store_port(const Address& address, int port);
 
 }  // namespace lockstep::comm

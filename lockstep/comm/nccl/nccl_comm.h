@@ -27,7 +27,7 @@ class NcclComm {
  public:
   /// Begins to join the ranks with the same `id`. CommError with NCCL's reason.
   NcclComm(const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device);
-  /// Blocks until all ranks have joined. CommError if they do not within `timeout`.
+  /// Blocks until all ranks have joined. Throws CommError if they do not within `timeout`.
   void join(Milliseconds timeout);
   /// Blocks until this rank's started operations are done or have failed, since other ranks may
   /// need them, and later work may read the results. During stack unwinding it aborts at once.
@@ -35,8 +35,8 @@ class NcclComm {
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  /// Calls NCCL through `launch`, for operation `op`, and waits until it is enqueued. CommError if
-  /// NCCL refuses it, or does not enqueue it within `timeout`.
+  /// Calls NCCL through `launch`, for operation `op`, and waits until it is enqueued. Throws
+  /// CommError if NCCL refuses it, or does not enqueue it within `timeout`.
   void run(
       Op op,
       Milliseconds timeout,
@@ -65,7 +65,7 @@ class NcclComm {
     Milliseconds timeout;
   };
 
-  /// Blocks until NCCL has finished an asynchronous call. CommError if that fails.
+  /// Blocks until NCCL has finished an asynchronous call. Throws CommError if that fails.
   void wait_for_call(const char* what, NcclApi::Result result, Milliseconds timeout);
   std::string reason(NcclApi::Result result) const;
   void watch_all();

@@ -53,8 +53,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   using Operation = std::shared_ptr<QueuedOperation>;
   using Queue = std::deque<Operation>;
 
-  /// Blocks until `operation` is done. CommError if it fails, a needed rank is lost, or the timeout
-  /// ends.
+  /// Blocks until `operation` is done. Throws CommError if it fails, a needed rank is lost, or the
+  /// timeout ends.
   void wait(QueuedOperation& operation, Milliseconds timeout);
   bool done(QueuedOperation& operation);
 

@@ -117,8 +117,8 @@ class Transport {
   /// Starts `collective`; operations of one rank take effect in the order of their start.
   /// `collective` keeps the tensors alive until the work is done.
   virtual std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) = 0;
-  /// CommError if an operation on a device has failed, possibly unnoticed: its results are invalid.
-  /// Failed CPU operations have thrown already.
+  /// Throws CommError if an operation on a device has failed, possibly unnoticed: its results are
+  /// invalid. Failed CPU operations have thrown already.
   virtual void check_alive(Op /*op*/) const {}
   /// Allocates `bytes` of uninitialized CPU memory that operations use with the fewest copies.
   virtual at::Tensor allocate(int64_t bytes);

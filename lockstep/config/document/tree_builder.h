@@ -52,7 +52,7 @@ class TreeBuilder {
 /// Returns the position of the byte at `offset`; the end for a larger offset.
 Place place_at(std::string_view text, size_t offset);
 
-/// Reports the content of `text` to `builder`. ConfigError for malformed text.
+/// Reports the content of `text` to `builder`. Throws ConfigError for malformed text.
 void read_yaml(std::string_view text, TreeBuilder& builder);
 void read_json(std::string_view text, TreeBuilder& builder);
 

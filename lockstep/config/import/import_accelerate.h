@@ -29,7 +29,7 @@ struct Import {
 /// values.
 Import import_accelerate(const Document& file, const Environment& environment);
 
-/// Returns Accelerate's location of its file: below HF_HOME, XDG_CACHE_HOME or ~/.cache.
+/// Returns Accelerate's location of its file: below HF_HOME, XDG_CACHE_HOME or ~/.cache. Throws
 /// ConfigError if none of these and no HOME is set.
 std::filesystem::path accelerate_config_path(const Environment& environment);
 

@@ -10,7 +10,7 @@ namespace lockstep::config {
 
 /// Imports `section`, the deepspeed_config of Accelerate's `file`: its values, and those of the
 /// DeepSpeed JSON that it names. Returns the mixed precision of that JSON and its position; empty
-/// if it sets none. ConfigError for invalid values.
+/// if it sets none. Throws ConfigError for invalid values.
 Setting import_deepspeed(
     const Document& file, const Node& section, const Environment& environment, Import& import);
 

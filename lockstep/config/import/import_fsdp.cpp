@@ -103,8 +103,8 @@ const std::vector<FsdpWords>& fsdp_words() {
       fmt::format("invalid value '{}' for {}{}; expected {}", got, kFsdpPrefix, key, expected));
 }
 
-/// Returns the value in its plain spelling: a word in lower case, true or false. ConfigError for
-/// another word.
+/// Returns the value in its plain spelling: a word in lower case, true or false. Throws ConfigError
+/// for another word.
 std::optional<std::string> plain_value(const Section& section, const char* key) {
   auto text = section.text(key);
   if (!text) {
@@ -170,7 +170,7 @@ std::optional<std::string> stage_of(const std::string& strategy) {
 constexpr const char* kStrategy = "fsdp_sharding_strategy";
 constexpr const char* kReshard = "fsdp_reshard_after_forward";
 
-/// Returns the stage for `key`. ConfigError for an unknown word.
+/// Returns the stage for `key`. Throws ConfigError for an unknown word.
 std::string stage_at(
     const Section& section, const char* key, const std::string& text, bool is_truth) {
   if (is_truth) {
@@ -240,7 +240,7 @@ void check_combinations(const Section& section) {
   }
 }
 
-/// Accelerate accepts keys without `fsdp_`, too. ConfigError if a key has both forms.
+/// Accelerate accepts keys without `fsdp_`, too. Throws ConfigError if a key has both forms.
 Node with_prefixes(const Document& file, const Node& map) {
   Node prefixed = map;
   const std::vector<std::string> known = known_fsdp_keys();

@@ -8,7 +8,7 @@ namespace lockstep::config {
 
 /// Imports `section`, the fsdp_config of Accelerate's `file`: the sharding becomes zero_stage, as
 /// in FsdpPlugin; other keys, which the program must handle or which always apply, are listed.
-/// ConfigError for invalid values.
+/// Throws ConfigError for invalid values.
 void import_fsdp(const Document& file, const Node& section, Import& import);
 
 }  // namespace lockstep::config

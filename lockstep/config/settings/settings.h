@@ -62,9 +62,9 @@ class Settings {
 /// Takes each setting from the first source that has it: flags, environment, file, default; for
 /// `env`, each variable separately. The complete file is checked, even overridden values.
 ///
-/// ConfigError that names flag, variable or file:line:column for an invalid value, for a key of the
-/// file that is unknown (with the likeliest correction), without a value or of another type, and
-/// for a machine_rank that is not below num_machines. Quoted text is no number and no boolean.
+/// Throws ConfigError that names flag, variable or file:line:column for an invalid value, for a key
+/// of the file that is unknown (with the likeliest correction), without a value or of another type,
+/// and for a machine_rank that is not below num_machines. Quoted text is no number and no boolean.
 Settings resolve(
     const std::vector<FlagValue>& flags,
     const Environment& environment,
@@ -76,7 +76,8 @@ std::vector<std::string> faults_of(const Document& file);
 /// Returns the values of a file, unchanged. ConfigError as `resolve`.
 ConfigValues values_of(const Document& file);
 
-/// Replaces a leading `~/` of a path by the HOME of `environment`; ConfigError if that is not set.
+/// Replaces a leading `~/` of a path by the HOME of `environment`; throws ConfigError if that is
+/// not set.
 std::string expand_home(const std::string& path, const Environment& environment);
 
 }  // namespace lockstep::config

@@ -74,7 +74,7 @@ class StepChannel {
 ///   It logs that after 2 s, and the result.
 ///
 /// Cost: rank 0 reads everything and copies what it sends once; one small scatter and N - 1
-/// messages a step. After Accelerate's DataLoaderDispatcher, whose ranks must have one shape.
+/// messages a step. Modelled on Accelerate's DataLoaderDispatcher, whose ranks must have one shape.
 template <typename Batch>
 class Dispatcher final : public Steps<Arriving<Batch>> {
  public:

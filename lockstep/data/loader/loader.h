@@ -68,7 +68,7 @@ class Loader {
 /// sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
 ///
 /// Copies are handles of the same loader. Memory: 8 bytes a sample and the batches ahead, on the
-/// device if there is one. Not thread-safe. After torch's DataLoader.
+/// device if there is one. Not thread-safe. Modelled on torch's DataLoader.
 template <typename D>
 requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
  public:
@@ -237,7 +237,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   /// Constructs an empty handle, as Accelerator::free_memory leaves it. Its use is a ConfigError.
   explicit Loader(std::nullptr_t) {}
 
-  /// Begins a pass. ConfigError if one is running, since the two would share one position.
+  /// Begins a pass. Throws ConfigError if one is running, since the two would share one position.
   Iterator begin() {
     auto pass = std::make_unique<Pass>(state(), *skip_);
     *skip_ = 0;
@@ -272,8 +272,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   /// resumed from it continues the epoch, while this loader's next pass begins the next epoch.
   Cursor cursor() const { return state()->core.cursor(); }
   /// Makes the next pass resume there; at the very end of an epoch that pass is empty. A cursor
-  /// saved with another number of ranks or batch size needs resharded() first. ConfigError for
-  /// another seed, for a position past the end of the epoch, and during a pass.
+  /// saved with another number of ranks or batch size needs resharded() first. Throws ConfigError
+  /// for another seed, for a position past the end of the epoch, and during a pass.
   void load_cursor(const Cursor& cursor) { state()->core.load_cursor(cursor); }
   /// See LoaderCore::resharded().
   Cursor resharded(const Cursor& saved, int64_t saved_total_batch_size) const {

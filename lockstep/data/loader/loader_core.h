@@ -83,7 +83,7 @@ class LoaderObserver {
   virtual void pass_ended(const void* loader);
 };
 
-/// Returns `sampler`. ConfigError if it is null.
+/// Returns `sampler`. Throws ConfigError if it is null.
 std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sampler);
 
 /// Holds the parts of a Loader that do not depend on the dataset's type: options, shard, position,
@@ -132,13 +132,13 @@ class LoaderCore {
   /// `saved_global_batch_rows`: samples of a full round of the saved layout. Returns `saved` itself
   /// if this layout has equal rounds; the very end of the epoch if no sample is left. If ranks have
   /// different numbers of batches, `saved` must be rank 0's, which has the most. drop_last drops
-  /// the samples that do not fill a round of this layout. ConfigError if `saved` is outside the
-  /// data in its own layout.
+  /// the samples that do not fill a round of this layout. Throws ConfigError if `saved` is outside
+  /// the data in its own layout.
   Cursor resharded(const Cursor& saved, int64_t saved_global_batch_rows) const;
-  /// ConfigError if the position of a SequenceDataset was saved with another number of rows.
+  /// Throws ConfigError if the position of a SequenceDataset was saved with another number of rows.
   void check_rows(int64_t saved_global_batch_rows) const;
   void load_cursor(const Cursor& cursor);
-  /// Sets the device of later passes. ConfigError for CUDA if there is none.
+  /// Sets the device of later passes. Throws ConfigError for CUDA if there is none.
   void set_device(at::Device device);
   void set_observer(std::shared_ptr<LoaderObserver> observer);
 

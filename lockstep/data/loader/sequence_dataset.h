@@ -31,7 +31,7 @@ struct SequenceBatch {
 ///
 /// The corpus, [time steps, ...], is split into `rows` equal parts; a remainder at its end is not
 /// used. Batch k has the time steps k * length to (k + 1) * length of every part; the last batch of
-/// a pass may be shorter. Sample k * rows + i is row i of batch k. After torch's
+/// a pass may be shorter. Sample k * rows + i is row i of batch k. Modelled on torch's
 /// word_language_model (batchify and get_batch).
 ///
 /// Thread-safe; the corpus must not change while a loader reads it.
@@ -39,12 +39,12 @@ class SequenceDataset {
  public:
   using Batch = SequenceBatch;
 
-  /// ConfigError if `rows` or `length` is less than 1, for a corpus with less than two time steps a
-  /// row, and for one that gather_rows cannot read.
+  /// Throws ConfigError if `rows` or `length` is less than 1, for a corpus with less than two time
+  /// steps a row, and for one that gather_rows cannot read.
   SequenceDataset(const at::Tensor& corpus, int64_t rows, int64_t length);
 
   int64_t size() const { return rows_ * batches_; }
-  /// Returns a part of one batch. ConfigError unless all samples are of that batch.
+  /// Returns a part of one batch. Throws ConfigError unless all samples are of that batch.
   Batch get_batch(std::span<const int64_t> indices) const;
   int64_t rows() const { return rows_; }
   int64_t length() const { return length_; }
@@ -74,8 +74,8 @@ struct SequenceOptions {
 ///   auto loader = accelerator.prepare(data::sequence_loader(tokens, {.rows = 32, .length = 35}));
 ///
 /// Its position is part of a checkpoint. A job with any number of ranks that divides `rows` resumes
-/// at the same time step with the same rows; SequenceState restores the model's state. ConfigError
-/// for another number of rows or length, which would split the corpus differently.
+/// at the same time step with the same rows; SequenceState restores the model's state. Throws
+/// ConfigError for another number of rows or length, which would split the corpus differently.
 Loader<SequenceDataset> sequence_loader(const at::Tensor& corpus, const SequenceOptions& options);
 
 }  // namespace lockstep::data

@@ -18,7 +18,7 @@ namespace lockstep::data {
 /// keys, numbers and strings, then the bytes of the tensors. Not thread-safe.
 class TensorSerializer {
  public:
-  /// ConfigError for an undefined tensor, or one that is not strided.
+  /// Throws ConfigError for an undefined tensor, or one that is not strided.
   void tensor(const at::Tensor& tensor);
   void raw(const void* bytes, size_t count);
   /// Returns uint8 [n] on the CPU. Copies each tensor once.

@@ -25,8 +25,8 @@ struct Cursor {
 
 /// Writes {"seed": 7, "epoch": 2, "batches": 118, "first_sample": 0}.
 void to_json(nlohmann::json& json, const Cursor& cursor);
-/// Reads it. ConfigError for a missing or unknown key, and for a value that is not an integer in
-/// range.
+/// Reads it. Throws ConfigError for a missing or unknown key, and for a value that is not an
+/// integer in range.
 void from_json(const nlohmann::json& json, Cursor& cursor);
 
 }  // namespace lockstep::data

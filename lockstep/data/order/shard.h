@@ -36,8 +36,8 @@ struct ShardSpec {
 /// Cost: O(1) in samples and batches. Thread safety: immutable.
 class ShardLayout {
  public:
-  /// ConfigError if `batch_size` < 1, or is no multiple of world when splitting, or rank is outside
-  /// world.
+  /// Throws ConfigError if `batch_size` < 1, or is no multiple of world when splitting, or rank is
+  /// outside world.
   ShardLayout(int64_t samples, int64_t batch_size, bool drop_last, const ShardSpec& spec);
 
   const ShardSpec& spec() const { return spec_; }
@@ -95,7 +95,7 @@ struct BatchSamples {
 /// Memory: 8 bytes a sample, or 16 if the order repeats one. Thread safety: immutable.
 class ShardPlan {
  public:
-  /// ConfigError unless `order` has `layout.samples()` entries.
+  /// Throws ConfigError unless `order` has `layout.samples()` entries.
   ShardPlan(std::vector<int64_t> order, const ShardLayout& layout);
   ShardPlan(std::vector<int64_t> order, int64_t batch_size, bool drop_last, const ShardSpec& spec);
 

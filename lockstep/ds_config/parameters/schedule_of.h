@@ -6,7 +6,7 @@
 
 namespace lockstep::ds_config {
 
-/// Creates the schedule of a section. ConfigError for contradictory numbers.
+/// Creates the schedule of a section. Throws ConfigError for contradictory numbers.
 schedule::Schedule schedule_of(const SchedulerSection& section);
 
 }  // namespace lockstep::ds_config

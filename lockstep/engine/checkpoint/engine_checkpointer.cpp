@@ -179,7 +179,7 @@ void EngineCheckpointer::load_accelerator_state(
        .models_only = options.load_module_only});
 }
 
-/// CheckpointError for invalid counters, and for an unfinished update with another number of
+/// Throws CheckpointError for invalid counters, and for an unfinished update with another number of
 /// micro-steps: its gradients were divided by that number.
 void EngineCheckpointer::check_accumulation(const std::string& path) const {
   if (!loaded_state_.is_object()) {

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// ConfigError unless `tag` can be the name of a checkpoint's folder.
+/// Throws ConfigError unless `tag` can be the name of a checkpoint's folder.
 void check_tag(const std::string& tag);
 
 /// Creates the error for a tag without a folder; it lists the existing tags.
@@ -29,10 +29,11 @@ class LatestTag {
   bool is_on_each_host() const { return on_each_host_; }
   /// Whether this rank writes the files that a host, or the job, has once.
   bool is_writer() const;
-  /// Writes `tag` on all hosts, or on none. CheckpointError on all ranks if one fails. Collective.
+  /// Writes `tag` on all hosts, or on none. Throws CheckpointError on all ranks if one fails.
+  /// Collective.
   void write(const std::filesystem::path& save_dir, const std::string& tag) const;
   /// Returns the tag; empty without the file. If hosts have different ones, returns one that all
-  /// hosts have a folder of; CheckpointError if there is none. Collective.
+  /// hosts have a folder of; throws CheckpointError if there is none. Collective.
   std::string read(const std::filesystem::path& load_dir) const;
 
  private:

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// Returns save_model's options for 16-bit weights. ConfigError if neither the file nor `dtype`
-/// determines a 16-bit dtype.
+/// Returns save_model's options for 16-bit weights. Throws ConfigError if neither the file nor
+/// `dtype` determines a 16-bit dtype.
 checkpoint::SaveModelOptions save_16bit_options(
     const ds_config::DsConfig& config,
     const std::string& file_name,

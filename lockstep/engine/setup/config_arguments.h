@@ -18,7 +18,7 @@ struct ConfigArguments {
 /// read. The last of repeated options counts, as with DeepSpeed's argparse. --deepscale and
 /// --deepscale_config are old names, with a warning.
 ///
-/// ConfigError for a --deepspeed_config without a file, and a --deepspeed with a value; the
+/// Throws ConfigError for a --deepspeed_config without a file, and a --deepspeed with a value; the
 /// arguments are unchanged then. Thread-safe, except for argv.
 ConfigArguments add_config_arguments(int& argc, char** argv);
 

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Reads the ds_config.json that `options`, or else LOCKSTEP_DEEPSPEED_CONFIG_FILE, name.
+/// Reads the ds_config.json that `options`, or else LOCKSTEP_DEEPSPEED_CONFIG_FILE, name. Throws
 /// ConfigError for none, for several, and for a file that is not JSON.
 config::Document read_config_document(const InitializeOptions& options);
 

@@ -30,7 +30,7 @@ class EngineSetup {
   /// Returns the program's optimizer, or the file's for `parameters`; null if there is neither.
   std::shared_ptr<torch::optim::Optimizer> optimizer_for(NamedTensors parameters) const;
   /// Prepares the scheduler, and returns all objects. The functions return the model's parameters
-  /// and modules. ConfigError for a scheduler without an optimizer.
+  /// and modules. Throws ConfigError for a scheduler without an optimizer.
   std::unique_ptr<EngineContext> finish(
       Optimizer optimizer,
       std::function<std::vector<at::Tensor>()> parameters,

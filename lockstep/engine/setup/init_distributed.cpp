@@ -164,7 +164,7 @@ WorldSpec world_of(const InitDistributedOptions& options) {
   return enter_world(environment);
 }
 
-/// ConfigError for options that differ from those of the existing connection.
+/// Throws ConfigError for options that differ from those of the existing connection.
 void check_same_options(const InitDistributedOptions& options) {
   const Connection& first = *connection();
   ConnectOptions wanted = first.options;

@@ -39,8 +39,8 @@ struct InitDistributedOptions {
 /// Connects the ranks of the job, once a process; later calls, also of `initialize`, use the same
 /// connection. Returns the world and the group of all ranks, for the program's own collectives.
 ///
-/// ConfigError for an unknown backend, and for a second call with other options; CommError as
-/// connect(). Collective, the first time. Not thread-safe.
+/// Throws ConfigError for an unknown backend, and for a second call with other options; CommError
+/// as connect(). Collective, the first time. Not thread-safe.
 Connected init_distributed(const InitDistributedOptions& options = {});
 
 /// Returns whether init_distributed, or an initialize(), has connected the ranks.
@@ -53,8 +53,8 @@ void destroy_process_group();
 // --- for initialize()
 /// This process's rank and world, connected or not.
 WorldSpec world_to_connect();
-/// Returns the connection of init_distributed, or connects now with `options`. ConfigError if the
-/// existing connection does not match `options`, unless these come from the environment.
+/// Returns the connection of init_distributed, or connects now with `options`. Throws ConfigError
+/// if the existing connection does not match `options`, unless these come from the environment.
 Connected connected_once(const ConnectOptions& options);
 
 }  // namespace lockstep

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 /// Creates the optimizer of lockstep::optim for a ds_config.json's section and `parameters`.
-/// `mup_shapes`: see InitializeOptions. ConfigError for refused options, and for muP's optimizers
-/// without shapes.
+/// `mup_shapes`: see InitializeOptions. Throws ConfigError for refused options, and for muP's
+/// optimizers without shapes.
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(
     const ds_config::OptimizerSection& section,
     const NamedTensors& parameters,

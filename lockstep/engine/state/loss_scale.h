@@ -24,7 +24,7 @@ struct DynamicLossScaleOptions {
 /// DeepSpeed's dynamic loss scale, exact to the step. Pure arithmetic; a value. Not thread-safe.
 class DynamicLossScale {
  public:
-  /// ConfigError for a window, hysteresis or scale that is not positive.
+  /// Throws ConfigError for a window, hysteresis or scale that is not positive.
   explicit DynamicLossScale(const DynamicLossScaleOptions& options);
 
   double scale() const { return scale_; }
@@ -33,7 +33,7 @@ class DynamicLossScale {
   double update(bool overflowed);
 
   nlohmann::json state() const;
-  /// ConfigError for anything but the result of `state`.
+  /// Throws ConfigError for anything but the result of `state`.
   void load_state(const nlohmann::json& state);
 
  private:

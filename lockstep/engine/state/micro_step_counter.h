@@ -17,7 +17,8 @@ struct StepCounts {
 };
 
 /// Counts an engine's micro-steps, and decides which of them ends an update (the accumulation
-/// boundary). Holds the batch sizes. Arithmetic only; not thread-safe. After DeepSpeed's engine.
+/// boundary). Holds the batch sizes. Arithmetic only; not thread-safe. Modelled on DeepSpeed's
+/// engine.
 class MicroStepCounter {
  public:
   MicroStepCounter(const ds_config::DsConfig& config, int ranks);
@@ -27,10 +28,10 @@ class MicroStepCounter {
   int64_t micro_batch_size() const { return micro_batch_size_; }
   /// Micro-steps in an update.
   int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
-  /// Changes the micro-steps in an update. ConfigError unless ranks times micro-batch divide
+  /// Changes the micro-steps in an update. Throws ConfigError unless ranks times micro-batch divide
   /// `size`.
   void set_train_batch_size(int64_t size);
-  /// ConfigError for a size below 1.
+  /// Throws ConfigError for a size below 1.
   void set_micro_batch_size(int64_t size);
 
   /// Returns whether the current micro-step is the last of its update.

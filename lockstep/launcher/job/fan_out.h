@@ -21,7 +21,7 @@ enum class Starter { kSsh, kMpirun, kSrun };
 /// With ssh the launchers end with their stdin, so that no process remains on any host after this
 /// one ends in any way. A host that cannot be reached ends the job, and is named.
 ///
-/// ConfigError if the starter is not installed.
+/// Throws ConfigError if the starter is not installed.
 int run_fan_out(
     Starter starter,
     const std::vector<std::string>& words,

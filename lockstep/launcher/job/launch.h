@@ -34,11 +34,11 @@ using LaunchOptions = launcher::JobOptions;
 /// process: only results are returned. Results are types that Packed can send: numbers, plain
 /// structs, strings, tensors, vectors of these.
 ///
-/// Throws if a rank fails, with the first error's message and its rank: ConfigError if that was
-/// one, else Error; the other ranks have been ended by then. A signal to this process is forwarded
-/// to the ranks, as by `lockstep launch`. If they end by it, so does this process; if they saved
-/// their state and ended with 75, this process ends with 75, too. ConfigError inside a rank, of
-/// this or another launcher. Errors before the call are reported as "ended before it
+/// Throws if a rank fails, with the first error's message and its rank: Throws ConfigError if that
+/// was one, else Error; the other ranks have been ended by then. A signal to this process is
+/// forwarded to the ranks, as by `lockstep launch`. If they end by it, so does this process; if
+/// they saved their state and ended with 75, this process ends with 75, too. ConfigError inside a
+/// rank, of this or another launcher. Errors before the call are reported as "ended before it
 /// reached launch()".
 ///
 /// Cost: two forks and an exec a rank, and the program's own start. Call it from one thread; others

@@ -43,7 +43,7 @@ class NodeCoordinator final : public NodeSession {
     std::vector<watch::RankView> views{};
   };
   /// Returns false, with listener_error_, if the master's address is a name that does not resolve
-  /// to an address of this machine yet. ConfigError if it is a number of another machine.
+  /// to an address of this machine yet. Throws ConfigError if it is a number of another machine.
   bool open_listener();
   /// Returns false if `called_off`; Error after `deadline`.
   bool await_listener(const std::function<bool()>& called_off, Clock::time_point deadline);

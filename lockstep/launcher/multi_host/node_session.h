@@ -70,9 +70,9 @@ class NodeSession {
  public:
   using Say = std::function<void(const std::string& text)>;
 
-  /// `plan` outlives it; `say` gets messages for the user. ConfigError if node 0 cannot listen at
-  /// the address that the others use. A name that does not resolve is no error yet: join() looks it
-  /// up again, since pods start before their names resolve.
+  /// `plan` outlives it; `say` gets messages for the user. Throws ConfigError if node 0 cannot
+  /// listen at the address that the others use. A name that does not resolve is no error yet:
+  /// join() looks it up again, since pods start before their names resolve.
   static std::unique_ptr<NodeSession> make(
       Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   NodeSession() = default;

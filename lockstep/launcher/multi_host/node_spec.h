@@ -28,7 +28,7 @@ struct NodeSpec {
 /// Encodes it as a line of ASCII. Arguments and paths are bytes, which JSON lacks: each byte is
 /// encoded as the character of its number.
 std::string line_of(const NodeSpec& spec);
-/// ConfigError for an invalid line.
+/// Throws ConfigError for an invalid line.
 NodeSpec node_spec_of(const std::string& line);
 
 }  // namespace lockstep::launcher

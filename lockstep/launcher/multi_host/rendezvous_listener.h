@@ -37,8 +37,8 @@ class RendezvousListener {
 
   static constexpr size_t kMaxPending = 64;
 
-  /// `address`: where to listen; port 0 for any. ConfigError that names the port if that fails.
-  /// `on_refused` is called at most once in ten seconds.
+  /// `address`: where to listen; port 0 for any. Throws ConfigError that names the port if that
+  /// fails. `on_refused` is called at most once in ten seconds.
   RendezvousListener(
       Reactor& reactor,
       const Address& address,

@@ -47,13 +47,13 @@ struct RankLogs {
 /// symbolic link in the place of a file is refused.
 class LogFolder {
  public:
-  /// Creates the job's folder in `dir`, or a temporary one if that is empty. ConfigError if it
-  /// cannot be created or written to.
+  /// Creates the job's folder in `dir`, or a temporary one if that is empty. Throws ConfigError if
+  /// it cannot be created or written to.
   LogFolder(const std::string& dir, const std::string& run_id);
 
   const std::string& path() const { return path_; }
   /// Opens the files of every local rank's `streams`. `say` gets one message after the first failed
-  /// write. ConfigError if a file cannot be created.
+  /// write. Throws ConfigError if a file cannot be created.
   std::vector<RankLogs> open(
       int attempt, const std::vector<Streams>& streams, const LogFile::Say& say) const;
 

@@ -28,7 +28,7 @@ int visible_gpus(
 /// "gpu" without GPUs.
 int parse_ranks(const std::string& text, const Machine& machine, const std::string& flag);
 
-/// ConfigError for more than kMaxRanksPerCore ranks a core, unless `force`.
+/// Throws ConfigError for more than kMaxRanksPerCore ranks a core, unless `force`.
 void check_rank_limit(int ranks, int cores, bool force);
 
 /// The number of threads of each rank.

@@ -30,7 +30,7 @@ std::vector<EnvVariable> forwarded_variables(const std::vector<std::string>& inh
 /// empty if it may.
 std::string variable_fault(const std::string& name);
 
-/// Parses `--env TEXT`: `NAME=value`, or `NAME` for the launcher's value, in `inherited`.
+/// Parses `--env TEXT`: `NAME=value`, or `NAME` for the launcher's value, in `inherited`. Throws
 /// ConfigError for an invalid name, and for a name without a value there.
 EnvVariable parse_env_flag(const std::string& text, const std::vector<std::string>& inherited);
 

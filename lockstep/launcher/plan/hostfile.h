@@ -24,7 +24,7 @@ struct Host {
 /// digits and `._:@%-` or a leading `-`: names become arguments of ssh. Pure.
 std::vector<Host> parse_hostfile(const std::string& text, const std::string& file);
 
-/// Reads the hosts of that file; ConfigError if it cannot be read or is larger than 1 MiB.
+/// Reads the hosts of that file; throws ConfigError if it cannot be read or is larger than 1 MiB.
 std::vector<Host> read_hostfile(const std::string& file);
 
 /// Returns why `name` is no valid host name ("begins with '-'"); empty if it is.

@@ -46,9 +46,9 @@ struct JobPlan {
 };
 
 /// Computes the plan; reads the hostfile, and kEnvFile with a hostfile. `inherited`: the launcher's
-/// environment. ConfigError if the options do not agree with each other or with this machine: for
-/// instance an unknown node, more ranks than slots, more than kMaxRanksPerCore ranks a core, and
-/// texts that the parsers refuse.
+/// environment. Throws ConfigError if the options do not agree with each other or with this
+/// machine: for instance an unknown node, more ranks than slots, more than kMaxRanksPerCore ranks a
+/// core, and texts that the parsers refuse.
 JobPlan plan_job(const JobOptions& options, const std::vector<std::string>& inherited);
 
 /// Computes the plan of a launcher that another one has started: `hosts` are known, and this is the

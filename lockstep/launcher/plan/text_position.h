@@ -27,8 +27,8 @@ void for_each_line(
     const std::string& file,
     const std::function<void(const FileLine&)>& take);
 
-/// Reads a small text file; ConfigError if it cannot be read, is no regular file or pipe, or is
-/// larger than 1 MiB.
+/// Reads a small text file; throws ConfigError if it cannot be read, is no regular file or pipe, or
+/// is larger than 1 MiB.
 std::string read_small_file(const std::string& file);
 
 }  // namespace lockstep::launcher

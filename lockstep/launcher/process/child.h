@@ -36,8 +36,8 @@ struct Child {
 /// handlers (an ignored SIGHUP stays ignored: nohup), and inherits only its standard streams. A
 /// file without a `#!` line is run by /bin/sh, as a shell does. The caller must reap the child.
 ///
-/// ConfigError if the program cannot be executed, Error if no process or descriptor is available;
-/// `who` ("rank 1 of 2") names the process in the message.
+/// Throws ConfigError if the program cannot be executed, Error if no process or descriptor is
+/// available; `who` ("rank 1 of 2") names the process in the message.
 Child start_child(const ChildSpec& spec, const std::string& who);
 
 }  // namespace lockstep::launcher

@@ -13,7 +13,7 @@
 
 /// Support for updates in a graph (CUDA's, or another device's: at::accelerator::Graph), which is
 /// recorded once and replayed without host code. So values that change between steps are on the
-/// device. After torch.optim's `capturable`.
+/// device. Modelled on torch.optim's `capturable`.
 ///
 /// Cost: a few bytes a parameter, and one small kernel a step. Not thread-safe.
 namespace lockstep::optim {

@@ -81,7 +81,7 @@ class FlatGroup {
   /// capturing.
   void follow_parameter(FlatParameter& item);
 
-  /// ConfigError if buffers are shared, and a parameter is not in one (any more).
+  /// Throws ConfigError if buffers are shared, and a parameter is not in one (any more).
   void check_is_shared(const FlatParameter& item) const;
 
   /// Whether items `a` to `b` of one buffer, their gradients and their state have equal distances,

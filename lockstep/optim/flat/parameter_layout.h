@@ -69,7 +69,7 @@ class ParameterLayout {
   }
   bool needs_full(size_t group) { return rule_->needs_full(options(group)); }
 
-  /// Lays out parameters that were added to the groups. ConfigError for invalid ones.
+  /// Lays out parameters that were added to the groups. Throws ConfigError for invalid ones.
   void adopt();
   /// Returns whether follow_parameters() would lay out a group again.
   bool has_moved_parameters() const;
@@ -79,7 +79,7 @@ class ParameterLayout {
   /// Collective.
   void share(const Group& ranks);
   bool is_shared() const { return sharing_group_.has_value(); }
-  /// Replaces the parameters by `slices`, [group][buffer]. `ranks` own the other slices.
+  /// Replaces the parameters by `slices`, [group][buffer]. `ranks` own the other slices. Throws
   /// ConfigError if a parameter has state, or is shared.
   void use_shard_slices(
       const std::vector<std::vector<BufferSlices>>& slices,
@@ -90,7 +90,7 @@ class ParameterLayout {
     return groups_[group].full_parameters;
   }
 
-  /// ConfigError if a parameter was resized, or any gradient does not fit.
+  /// Throws ConfigError if a parameter was resized, or any gradient does not fit.
   void check_gradients() const;
   /// Returns whether `item` of `group` had missing state, which this creates. ConfigError while
   /// capturing.
@@ -119,7 +119,7 @@ class ParameterLayout {
   void add_group(size_t group);
   /// Returns the parameters of a group that are not laid out yet.
   std::vector<at::Tensor> added_parameters(size_t group) const;
-  /// ConfigError for a parameter that the group's rule cannot update (any more).
+  /// Throws ConfigError for a parameter that the group's rule cannot update (any more).
   void check_added(size_t group, const std::vector<at::Tensor>& added);
   void add_full_parameters(size_t group, const BufferSlices& slices, const Group& ranks);
   void check_sizes(const FlatParameter& item) const;

@@ -28,10 +28,10 @@ class UpdateRule {
   const RuleTraits& traits() const { return traits_; }
   /// Pointers into `options`, which must be this rule's.
   virtual NamedOptions named_options(Options& options) const = 0;
-  /// ConfigError unless `options` are this rule's, and valid.
+  /// Throws ConfigError unless `options` are this rule's, and valid.
   virtual void check(const Options& options) const = 0;
-  /// The shape of `field` for a parameter of `sizes` with `options`. ConfigError for one that the
-  /// rule cannot update.
+  /// The shape of `field` for a parameter of `sizes` with `options`. Throws ConfigError for one
+  /// that the rule cannot update.
   virtual StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field) const = 0;
   /// Whether an update with `options` needs full parameters.
   virtual bool needs_full(const Options& options) const = 0;

@@ -29,7 +29,7 @@ namespace lockstep::optim {
 class HostUpdate {
  public:
   /// `fields`: state fields of a bucket in files; `values_in_files`: some parameters are, too.
-  /// ConfigError for impossible settings.
+  /// Throws ConfigError for impossible settings.
   HostUpdate(const OffloadOptimizer& options, int64_t fields, bool values_in_files);
 
   /// One buffer with gradients.

@@ -27,8 +27,8 @@
 /// Other layers are initialized as torch's are, or by hand with a standard deviation of
 /// 1 / sqrt(fan-in). Attention must divide by the head's size, not by its root.
 ///
-/// Thread safety: none. After Yang & Hu et al., "Tensor Programs V", 2022, by the rules of the
-/// Python package mup 1.0, whose names these are.
+/// Thread safety: none. Modelled on Yang & Hu et al., "Tensor Programs V", 2022, by the rules of
+/// the Python package mup 1.0, whose names these are.
 namespace lockstep::optim {
 
 /// One parameter's dimensions, compared with the base model's.
@@ -57,8 +57,8 @@ ParameterSizes sizes_of(const torch::nn::Module& model);
 /// layers and convolutions times sqrt(fan-in's). Pass `rescale_params` false if a checkpoint will
 /// be loaded. Call it once for a model, before its optimizer is constructed.
 ///
-/// ConfigError for models with different parameters, for a MuReadout rescaled before, and for a
-/// linear layer from a dimension that grows to one that does not, unless it is a MuReadout.
+/// Throws ConfigError for models with different parameters, for a MuReadout rescaled before, and
+/// for a linear layer from a dimension that grows to one that does not, unless it is a MuReadout.
 InfShapes set_base_shapes(
     torch::nn::Module& model,
     const ParameterSizes& base,
@@ -87,7 +87,7 @@ struct MupGroup {
 
 /// Returns groups with matrices first, in the order of their first parameters. Frozen parameters
 /// are left out, and one of several names counts once. `decoupled_wd` keeps weight decay unscaled.
-/// ConfigError for a parameter without a shape, or with more than two dimensions that grow.
+/// Throws ConfigError for a parameter without a shape, or with more than two dimensions that grow.
 std::vector<MupGroup> mup_groups(
     const NamedTensors& parameters,
     const InfShapes& shapes,

@@ -9,7 +9,7 @@ namespace lockstep::optim {
 
 /// Moves the state of `optimizer` to the current device of its parameters. Optimizers of
 /// lockstep::optim lay out their buffers again. For all of those, and torch::optim's SGD, Adam,
-/// AdamW, Adagrad and RMSprop; ConfigError for any other that has state already.
+/// AdamW, Adagrad and RMSprop; throws ConfigError for any other that has state already.
 void follow_parameters(torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::optim

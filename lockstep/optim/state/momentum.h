@@ -12,7 +12,7 @@ namespace lockstep::optim {
 
 /// Sets the momentum of one parameter group, for schedules that cycle it: the first of its betas
 /// (and the second, if given), else its momentum. Works on lockstep::optim's and torch::optim's.
-/// ConfigError for an optimizer that has neither, and for a capturable one.
+/// Throws ConfigError for an optimizer that has neither, and for a capturable one.
 void set_momentum(
     torch::optim::Optimizer& optimizer,
     size_t group,

@@ -23,7 +23,7 @@ using ParameterName = std::function<std::string(const at::Tensor& parameter)>;
 /// Returns the state of an optimizer by parameter name, where torch's files use memory addresses,
 /// and by the field names of Python's state_dict: "fc.weight.exp_avg", "fc.weight.step", ... A
 /// parameter without state has no entries. For all of lockstep::optim, and torch::optim's SGD,
-/// Adam, AdamW, Adagrad and RMSprop; ConfigError for any other.
+/// Adam, AdamW, Adagrad and RMSprop; throws ConfigError for any other.
 NamedTensors optimizer_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of);
 
 /// Returns whether optimizer_tensors supports it.

@@ -34,9 +34,10 @@ class SavedTensors {
   /// `path`: their source, for errors.
   SavedTensors(const NamedTensors& tensors, std::string path);
 
-  /// Removes and returns a tensor; undefined if it is missing. CheckpointError for other `sizes`.
+  /// Removes and returns a tensor; undefined if it is missing. Throws CheckpointError for other
+  /// `sizes`.
   at::Tensor take(const std::string& name, at::IntArrayRef sizes);
-  /// CheckpointError if any are left.
+  /// Throws CheckpointError if any are left.
   void check_all_taken() const;
   const std::string& path() const { return path_; }
 
@@ -53,8 +54,8 @@ class SavedParameter {
 
   /// Takes field `field`, see SavedTensors::take. `required`: the parameter's state needs it.
   at::Tensor take(const std::string& field, at::IntArrayRef sizes, bool required);
-  /// Returns whether the parameter has saved state. CheckpointError if a required field is missing
-  /// and another field is not.
+  /// Returns whether the parameter has saved state. Throws CheckpointError if a required field is
+  /// missing and another field is not.
   bool check_complete() const;
 
  private:

@@ -30,7 +30,7 @@ struct TorchKind {
 
 /// Returns the kind of `optimizer`; none if its state is not known: LBFGS, and others' own.
 std::optional<TorchKind> find_torch_kind(torch::optim::Optimizer& optimizer);
-/// Does the same. ConfigError if its state is not known.
+/// Does the same. Throws ConfigError if its state is not known.
 TorchKind torch_kind_of(torch::optim::Optimizer& optimizer);
 
 /// Does what optimizer_tensors does, for torch::optim's optimizers.

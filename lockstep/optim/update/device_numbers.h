@@ -20,8 +20,8 @@ class DeviceNumbers {
   explicit DeviceNumbers(ParameterLayout& layout) : layout_(layout) {}
 
   /// Moves the numbers of each capturable group to the device of its parameters, and those of other
-  /// groups to the host. ConfigError for parameters on several devices, `on_host` updates, and
-  /// while capturing an update that a graph cannot repeat.
+  /// groups to the host. Throws ConfigError for parameters on several devices, `on_host` updates,
+  /// and while capturing an update that a graph cannot repeat.
   void place(bool on_host);
   /// Counts one update of each parameter of `group` with a gradient, if the device counts.
   void advance(size_t group);

@@ -21,7 +21,8 @@ namespace lockstep::optim {
 class HostStrategy final : public UpdateStrategy {
  public:
   /// Offloads the state of `layout`, which must outlive this, and have no state yet. `ranks` own
-  /// the other slices. ConfigError for an impossible offload. Collective if state is in files.
+  /// the other slices. Throws ConfigError for an impossible offload. Collective if state is in
+  /// files.
   HostStrategy(
       ParameterLayout& layout, const OffloadOptimizer& offload, const std::optional<Group>& ranks);
 

@@ -30,7 +30,7 @@ class ShardedStrategy final : public UpdateStrategy {
   /// Groups whose rule needs full parameters, in order.
   std::vector<size_t> groups_with_full_updates();
   /// [group][full parameter] Whether it has a gradient; empty for a group whose rule does not need
-  /// full parameters. Collective if any does. ConfigError if ranks disagree.
+  /// full parameters. Collective if any does. Throws ConfigError if ranks disagree.
   std::vector<std::vector<bool>> agree_on_gradients();
   /// Updates in one batch for each dtype, in the same order on all ranks. Returns the number of
   /// this rank's slices.

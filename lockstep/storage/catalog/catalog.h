@@ -27,10 +27,10 @@ struct Newest {
 };
 
 /// Finds the checkpoint in `folder` that was committed last and passes `verify`. The highest
-/// sequence number counts, not the clock, so copying files changes nothing. CheckpointError if a
-/// manifest cannot be read, or is of a newer Lockstep: it may be the newest. Of checkpoints older
-/// than the result only the manifest is read. A symbolic link to a checkpoint counts as one. A
-/// missing folder has none. Local: with several ranks let one call it and broadcast the result.
+/// sequence number counts, not the clock, so copying files changes nothing. Throws CheckpointError
+/// if a manifest cannot be read, or is of a newer Lockstep: it may be the newest. Of checkpoints
+/// older than the result only the manifest is read. A symbolic link to a checkpoint counts as one.
+/// A missing folder has none. Local: with several ranks let one call it and broadcast the result.
 Newest find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
 /// A folder that is, or could have been, a checkpoint.
@@ -53,14 +53,14 @@ std::optional<int64_t> checkpoint_number(const std::filesystem::path& path);
 
 /// Returns one more than the highest sequence number in `folder`, and than the highest
 /// checkpoint_number, since the sequence number in a damaged manifest is unknown; 1 if there is
-/// none. CheckpointError if a manifest cannot be read.
+/// none. Throws CheckpointError if a manifest cannot be read.
 int64_t next_sequence(const std::filesystem::path& folder);
 
 /// Replaces `<folder>/latest`, a line of text for people and scripts, by `name`, atomically.
 /// find_newest does not use it.
 void write_latest(const std::filesystem::path& folder, const std::string& name);
 
-/// Reads it, nothing if it is missing. CheckpointError if it is no plain name.
+/// Reads it, nothing if it is missing. Throws CheckpointError if it is no plain name.
 std::optional<std::string> read_latest(const std::filesystem::path& folder);
 
 }  // namespace lockstep::storage

@@ -35,8 +35,8 @@ struct PruneOptions {
 ///
 /// Each gets a temporary name first, so that an interruption leaves no partly removed checkpoint
 /// under its name, and remove_stale does the rest. One that another process removes, or replaces,
-/// meanwhile is skipped. CheckpointError if one cannot be renamed or removed; ConfigError if `keep`
-/// is below 1.
+/// meanwhile is skipped. Throws CheckpointError if one cannot be renamed or removed; throws
+/// ConfigError if `keep` is below 1.
 std::vector<std::filesystem::path> prune(
     const std::filesystem::path& folder, const PruneOptions& options);
 

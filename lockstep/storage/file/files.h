@@ -34,8 +34,8 @@ enum class Links {
   kFollow,  ///< To a regular file.
 };
 
-/// Opens a regular file for reading, and returns its size. CheckpointError for anything else: a
-/// symbolic link is not followed unless `links` allows it, a pipe does not block.
+/// Opens a regular file for reading, and returns its size. Throws CheckpointError for anything
+/// else: a symbolic link is not followed unless `links` allows it, a pipe does not block.
 std::pair<Descriptor, uint64_t> open_regular(
     const std::filesystem::path& path, Links links = Links::kRefuse);
 
@@ -53,7 +53,7 @@ void read_at(
     size_t size,
     const std::string& tensor = "");
 
-/// Flushes the names in `folder` to disk (fsync). CheckpointError if that fails.
+/// Flushes the names in `folder` to disk (fsync). Throws CheckpointError if that fails.
 void sync_folder(const std::filesystem::path& folder);
 
 /// Creates `folder` and its missing parents, and flushes them to disk.

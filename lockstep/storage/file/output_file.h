@@ -15,9 +15,10 @@ namespace lockstep::storage {
 /// memory once, and written early (small writes are collected, large ones are not), so that little
 /// is left for `finish`.
 ///
-/// The name must be free: nothing is overwritten and no symbolic link followed. CheckpointError for
-/// disk errors, including those at the very end, and for a file beyond the size limit: from the
-/// first instance on, SIGXFSZ is ignored unless the program handles it. Not thread-safe.
+/// The name must be free: nothing is overwritten and no symbolic link followed. Throws
+/// CheckpointError for disk errors, including those at the very end, and for a file beyond the size
+/// limit: from the first instance on, SIGXFSZ is ignored unless the program handles it. Not
+/// thread-safe.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);

@@ -76,14 +76,14 @@ SafetensorsHeader parse_safetensors_header(
     const std::string& path, std::string_view beginning, uint64_t file_bytes);
 
 /// Returns the length of that, from the first kLengthBytes of a file, or from all it has if that is
-/// less. CheckpointError if it is too short or claims a header longer than the file or than the
-/// limit.
+/// less. Throws CheckpointError if it is too short or claims a header longer than the file or than
+/// the limit.
 uint64_t safetensors_header_bytes(
     const std::string& path, std::string_view beginning, uint64_t file_bytes);
 
 /// Renders the bytes before the data: length, JSON, spaces up to a multiple of 8, as the reference
-/// implementation does. Tensors must be in the order of their data. CheckpointError for a repeated
-/// or reserved name, text that is not UTF-8, and a header over the limit.
+/// implementation does. Tensors must be in the order of their data. Throws CheckpointError for a
+/// repeated or reserved name, text that is not UTF-8, and a header over the limit.
 std::string render_safetensors_header(const std::string& path, const SafetensorsHeader& header);
 
 /// Makes a text of unknown origin safe for one line of an error message: quoted, escaped,

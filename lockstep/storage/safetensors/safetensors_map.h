@@ -37,7 +37,7 @@ class SafetensorsMap {
   /// In the order of the data.
   std::vector<std::string> names() const;
   bool has(const std::string& name) const { return index_.contains(name); }
-  /// CheckpointError for an unknown name.
+  /// Throws CheckpointError for an unknown name.
   const TensorEntry& entry(const std::string& name) const;
 
   /// The complete file, its header, and the bytes of one tensor in it.

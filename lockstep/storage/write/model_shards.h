@@ -28,7 +28,7 @@ std::vector<std::vector<size_t>> split_into_shards(
 /// while shards replace shards of the same names, none; never a mixture. The next save removes the
 /// remains of a killed process or, if it was killed at that moment, completes it.
 ///
-/// CheckpointError for disk errors, errors of write_safetensors_file, and a folder that is a
+/// Throws CheckpointError for disk errors, errors of write_safetensors_file, and a folder that is a
 /// checkpoint. The old weights still exist, unless the renaming of shards failed; then the next
 /// save completes it.
 std::vector<std::string> write_model_files(

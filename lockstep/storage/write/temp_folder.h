@@ -23,7 +23,7 @@ bool is_temporary_name(std::string_view name);
 /// process, while a forked child lives. The destructor leaves the folder.
 class OwnedFolder {
  public:
-  /// CheckpointError if the name exists, or the folder cannot be created.
+  /// Throws CheckpointError if the name exists, or the folder cannot be created.
   explicit OwnedFolder(const std::filesystem::path& path);
   ~OwnedFolder();
   OwnedFolder(const OwnedFolder&) = delete;
@@ -34,7 +34,7 @@ class OwnedFolder {
 };
 
 /// Marks an existing folder in the same way, before it gets a temporary name. Not open if it is
-/// gone, or another process has marked it; open without a mark if the file system has none.
+/// gone, or another process has marked it; open without a mark if the file system has none. Throws
 /// CheckpointError if it cannot be opened.
 Descriptor mark_as_in_use(const std::filesystem::path& path);
 

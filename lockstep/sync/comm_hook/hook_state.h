@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// ConfigError if `state` has a tensor that is not in `known`, or has another shape.
+/// Throws ConfigError if `state` has a tensor that is not in `known`, or has another shape.
 void check_hook_tensors(const CommHookState& state, const NamedTensors& known);
 
 /// Copies `state` into the tensors of `known`, by name; tensors that `state` lacks are zeroed.

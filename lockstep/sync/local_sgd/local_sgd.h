@@ -44,8 +44,8 @@ class LocalSgdCore {
   /// `model`: of `parameters` and `buffers`; kept alive. `also_average`: further tensors to
   /// average, such as momenta, each name once; integers are broadcast from rank 0. Ranks may have
   /// different ones (a parameter used on one rank only has no momentum elsewhere): a tensor that
-  /// some rank lacks is not averaged. ConfigError for a count out of range, and for a model with a
-  /// comm hook that would never be used.
+  /// some rank lacks is not averaged. Throws ConfigError for a count out of range, and for a model
+  /// with a comm hook that would never be used.
   LocalSgdCore(
       std::shared_ptr<DataParallel> model,
       const NamedTensors& parameters,

@@ -25,8 +25,8 @@ using CheckpointedForward =
 /// ActivationCheckpointing::Scope, which an engine's forward opens for its ds_config.json, decides
 /// where the inputs are kept.
 ///
-/// Thread safety: that of autograd. After torch.utils.checkpoint, and Chen et al., "Training Deep
-/// Nets with Sublinear Memory Cost", 2016.
+/// Thread safety: that of autograd. Modelled on torch.utils.checkpoint, and Chen et al., "Training
+/// Deep Nets with Sublinear Memory Cost", 2016.
 std::vector<at::Tensor> activation_checkpoint(
     CheckpointedForward forward,
     const std::vector<at::Tensor>& inputs,

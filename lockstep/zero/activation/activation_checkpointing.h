@@ -73,7 +73,8 @@ class KeptInputs {
 /// Thread-safe.
 class ActivationCheckpointing {
  public:
-  /// ConfigError for contiguous_memory_optimization without number_checkpoints of at least 1.
+  /// Throws ConfigError for contiguous_memory_optimization without number_checkpoints of at least
+  /// 1.
   explicit ActivationCheckpointing(const ActivationCheckpointingOptions& options);
 
   /// RAII scope: activation_checkpoint on this thread uses the given instance; none if null.
@@ -91,7 +92,7 @@ class ActivationCheckpointing {
   static std::shared_ptr<ActivationCheckpointing> current();
 
   /// Returns the tensors that autograd is to keep for `inputs`; `kept` gets the information to
-  /// restore them. ConfigError if contiguous memory does not suffice.
+  /// restore them. Throws ConfigError if contiguous memory does not suffice.
   std::vector<at::Tensor> keep(const std::vector<at::Tensor>& inputs, KeptInputs& kept);
 
   enum class Part { kForward, kBackward };

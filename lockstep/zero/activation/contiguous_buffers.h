@@ -26,8 +26,9 @@ class ContiguousBuffers : public std::enable_shared_from_this<ContiguousBuffers>
   ContiguousBuffers(const ContiguousBuffers&) = delete;
   ContiguousBuffers& operator=(const ContiguousBuffers&) = delete;
 
-  /// Returns an uninitialized tensor [numel] of `dtype`. ConfigError if no buffer is free, or if
-  /// the tensor is too large while others are in use; if none is in use the memory is reallocated.
+  /// Returns an uninitialized tensor [numel] of `dtype`. Throws ConfigError if no buffer is free,
+  /// or if the tensor is too large while others are in use; if none is in use the memory is
+  /// reallocated.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
 
  private:

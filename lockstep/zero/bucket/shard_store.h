@@ -40,10 +40,10 @@ at::ScalarType update_dtype(
 /// shard before its next use.
 class ShardPlaces {
  public:
-  /// `copies_stay`: see Place. ConfigError if the folder does not exist.
+  /// `copies_stay`: see Place. Throws ConfigError if the folder does not exist.
   explicit ShardPlaces(const OffloadParam& options, bool copies_stay = false);
   /// Reserves space for this rank's shards of `parameters`, in their update dtype, all at once, so
-  /// that a lack of space is found early. ConfigError if there is too little.
+  /// that a lack of space is found early. Throws ConfigError if there is too little.
   void reserve(
       const NamedTensors& parameters, int ranks, const LowPrecisionPolicy& low_precision_policy);
 

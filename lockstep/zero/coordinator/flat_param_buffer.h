@@ -39,10 +39,10 @@ class AccessHandler {
 ///
 /// Only this folder and comm/tensor/sharded_param.h use the key. Cost: 1 to 4 us an operation on
 /// such a tensor, none on others. Thread safety: registration is thread-safe; the rest is up to its
-/// owner. After torchdistx's deferred initialisation, which used the key first.
+/// owner. Modelled on torchdistx's deferred initialisation, which used the key first.
 class FlatParamBuffer {
  public:
-  /// Starts without memory. `freed_message`: the error for reading it while it is freed.
+  /// Starts without memory. `freed_message`: the error for reading it while it is freed. Throws
   /// ConfigError if other code in this process uses the key.
   FlatParamBuffer(int64_t numel, const at::TensorOptions& options, std::string freed_message);
   /// After destruction reading a view throws an error. Existing memory is freed with the last view,
@@ -89,8 +89,8 @@ class FlatParamBuffer {
   std::vector<std::unique_ptr<ParamCast>> casts_;  ///< Casts of views of this buffer.
 };
 
-/// Installs the fallback of the dispatch key of views, once. ConfigError if other code in this
-/// process uses the key.
+/// Installs the fallback of the dispatch key of views, once. Throws ConfigError if other code in
+/// this process uses the key.
 void install_unshard_dispatch();
 
 /// Replaces the results of operations.

@@ -27,7 +27,7 @@ namespace lockstep::zero {
 /// Memory: 1/N of the model and its largest tensor, with the inputs of its computation. Each rank
 /// sends 2 (N-1)/N of the model if a tensor is initialised before the next is created and Sharding
 /// takes it over: a broadcast here, an all-gather there; as much again whenever values are changed
-/// later. Not thread-safe. After DeepSpeed's zero.Init.
+/// later. Not thread-safe. Modelled on DeepSpeed's zero.Init.
 class Init final : public InitInterceptor {
  public:
   /// Tensors are moved to `device`, including uninitialized ones: these must not be filled through

@@ -13,7 +13,7 @@ namespace lockstep::zero {
 /// A tensor that autocast has cast from a sharded parameter. Autograd keeps it for backward, and
 /// autocast until its scope ends, so without this class 16-bit copies of the full model would stay.
 /// Its memory is freed with that of the parameter. A later use unshards the parameter and casts it
-/// again, bit-exact. ConfigError if the parameter was written to in between.
+/// again, bit-exact. Throws ConfigError if the parameter was written to in between.
 ///
 /// Thread safety: that of the parameter's buffer.
 class ParamCast final : public AccessHandler {

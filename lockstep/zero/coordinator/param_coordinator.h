@@ -111,15 +111,15 @@ class ParamCoordinator {
   /// A mark: this rank is about to update.
   static constexpr int64_t kUpdate = -1;
   /// Returns when all ranks have called it; serves their requests meanwhile. `mark`: what this rank
-  /// has finished, the number of a backward or kUpdate; CommError if marks differ. Collective.
-  /// Throws CommError, and ConfigError if another rank alone writes.
+  /// has finished, the number of a backward or kUpdate; throws CommError if marks differ.
+  /// Collective. Throws CommError, and ConfigError if another rank alone writes.
   void wait_for_all(int64_t mark = 0);
   /// Does the same over a Group of the same transport, for instance with a longer timeout.
   void wait_for_all(int64_t mark, Group over);
   /// Writes changed units back to the ranks' shards.
   void write_back();
   /// Frees all units after writing changed ones back. Call it on all ranks, between exchanges.
-  /// ConfigError if a unit is held.
+  /// Throws ConfigError if a unit is held.
   void release_all();
   /// Resets the state after a failed operation.
   void abandon() noexcept;
@@ -155,9 +155,9 @@ class ParamCoordinator {
   Outcome exchange(Group& over, const Request& request);
   std::vector<Message> exchange_messages(Group& over, const Request& request);
   void prefetch_after(Index requested, const std::vector<Message>& messages);
-  /// CommError if ranks that end a backward together have finished different ones.
+  /// Throws CommError if ranks that end a backward together have finished different ones.
   static void check_same_mark(const std::vector<Message>& messages);
-  /// ConfigError if no rank can continue because one writes to a unit and others do not.
+  /// Throws ConfigError if no rank can continue because one writes to a unit and others do not.
   void check_writes(const std::vector<Message>& messages) const;
   void apply_messages(const std::vector<Message>& messages);
   /// Gathers a unit on all ranks, whether or not they have its memory.

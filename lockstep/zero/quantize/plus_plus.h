@@ -27,7 +27,7 @@ struct PlusPlusOptions {
 /// The process groups of these options; groups of one rank where none is needed.
 struct PlusPlusGroups {
   PlusPlusGroups() = default;
-  /// ConfigError unless the sizes are positive and divide that of `world`. Collective.
+  /// Throws ConfigError unless the sizes are positive and divide that of `world`. Collective.
   PlusPlusGroups(Group& world, const PlusPlusOptions& options);
 
   void check_alive() const {
