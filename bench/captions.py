@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of tables and plots for a report (rounds.py): the titles of its rows, and its machine and versions."""
+"""Builds the texts of a report's tables and plots (rounds.py): titles of rows, machine, versions."""
 import json
 
 TITLES = {
     "launch": {
         "nothing": "`true`, to the job's end, ms",
         "script": "an empty Python script, the same for all, ms",
-        "ready": "until all ranks have met, ms",
+        "ready": "until all ranks have joined, ms",
         "ready_end": "to the end of that job, ms",
         "launcher_peak_kib": "the launcher's memory at most, KiB",
     },
@@ -17,7 +17,7 @@ TITLES = {
         "ready_warm": "ready, warm, s",
         "load_cold": "load, cold, s",
         "ready_cold": "ready, cold, s",
-        "async_stall": "an asynchronous save keeps the loop, s",
+        "async_stall": "an asynchronous save blocks the loop, s",
     },
 }
 UNITS = {"step": "us", "optimizers": "us", "gpu": "us"}
@@ -28,22 +28,22 @@ def report_from(path):
 
 
 def title_of(benchmark, row):
-    """Of one row of figures, with their unit."""
+    """Returns the title of one row of figures, with their unit."""
     if benchmark == "zero":
-        return row  # Each says its unit.
+        return row  # The row already has its unit.
     if benchmark in UNITS:
         return f"{row}, {UNITS[benchmark]}"
     return TITLES[benchmark][row]
 
 
 def programs_of(values):
-    """All that are named in {row: {program: figures}}, in order: ours first."""
+    """Returns the programs in {row: {program: figures}}, in order: ours first."""
     longest_first = sorted(values.values(), key=len, reverse=True)
     return list(dict.fromkeys(name for by_program in longest_first for name in by_program))
 
 
 def machine_of(report):
-    """Date, machine, and how busy it was."""
+    """Formats the date, the machine and its load."""
     before, after = report["load"]
     real_time = ", all under `chrt -r 1`" if report["real_time"] else ""
     return (
@@ -57,7 +57,7 @@ def versions_of(report):
 
 
 def repeats_of(report):
-    """Peers that had to be run again."""
+    """Yields a sentence for each peer that ran again."""
     for kind, what in (("hangs", "hung"), ("failures", "failed")):
         for name, times in report[kind].items():
             yield f"{name} {what} {times} times and was run again."

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures saving and loading a model with its Adam state on 2 ranks: Lockstep against Python's libraries, and cp.
 
-Against torch.save, safetensors, torch.distributed.checkpoint and Accelerate's save_state, on one
-disk, all in turn (rounds.py), each in processes of its own. A save ends when every file and
-the folder are flushed (fsync): Lockstep does that itself before it commits, for the peers the bench does it.
-A load ends when the call returns. "ready" ends when model and optimizer of every rank
-have been written once in place, as the first training step does: mapped files
-are read only then. "Warm" with the files in the page cache, "cold" with them dropped from it. The
-limits: for a save `cp -r` of our files, with the same fsync; for a load the bytes of our files read
-into memory that is there, by every rank. Ours loads twice: with every checksum compared, as by
+Peers are torch.save, safetensors, torch.distributed.checkpoint and Accelerate's save_state. All write
+to one disk, in turn (rounds.py), each in its own processes.
+
+A save ends when every file and the folder are flushed (fsync): Lockstep does that itself before it commits,
+for the peers the bench does it. A load ends when the call returns. "ready" ends when model and optimizer of
+every rank have been written once in place, as the first training step does: mapped files are read only
+then. "Warm" has the files in the page cache, "cold" has them dropped from it.
+
+The limit of a save is `cp -r` of our files, with the same fsync. The limit of a load is to read the bytes of
+our files into allocated memory, on every rank. Lockstep loads twice: with every checksum compared, as by
 default, and, as the peers do, with none.
 
 Prints tables and writes all times to build/bench/checkpoint.json.
@@ -39,9 +41,9 @@ STALL = "async_stall"
 
 def parse_arguments():
     parser = parser_of(__doc__, limit=600)
-    parser.add_argument("--bytes", type=int, default=1_000_000_000, help="of fp32 parameters; Adam's are twice as much (default 1e9)")
+    parser.add_argument("--bytes", type=int, default=1_000_000_000, help="bytes of fp32 parameters; Adam's are twice as many (default 1e9)")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="(default all)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench", help="on the disk to be measured (default build/bench)")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench", help="a folder on the disk to measure (default build/bench)")
     options = parser.parse_args()
     if options.bytes < 10_000:
         parser.error("--bytes must be at least 10000")
@@ -49,8 +51,8 @@ def parse_arguments():
 
 
 def copy_seconds(saved, copy):
-    """Of cp, until the disk has the copy."""
-    subprocess.run(["cp", "-r", str(saved), str(copy)], check=True)  # So that what is read is in memory.
+    """Returns the time of cp, until the disk has the copy."""
+    subprocess.run(["cp", "-r", str(saved), str(copy)], check=True)  # Puts the source into the page cache.
     shutil.rmtree(copy)
     os.sync()
     began = time.perf_counter()
@@ -63,7 +65,7 @@ def copy_seconds(saved, copy):
 
 
 def run_one(bench, name, program):
-    """{measurement: seconds} of one of them, with nothing left of it on the disk."""
+    """Returns {measurement: seconds} of one program, and removes its files from the disk."""
     scratch = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=bench.options.folder))
     program = replace(program, command=[*program.command, "--folder", str(scratch)])
     try:
@@ -78,7 +80,7 @@ def run_one(bench, name, program):
 
 
 def rows_of(times):
-    """{row: {program: seconds}} from {measurement: {program: seconds}}: ours, our limit, the peers."""
+    """Returns {row: {program: seconds}} from {measurement: {program: seconds}}: ours, our limit, the peers."""
     rows = {}
     for row in ROWS:
         what, _, cache = row.partition("_")
@@ -87,7 +89,7 @@ def rows_of(times):
         found[COPY if what == "save" else READ] = times["cp" if what == "save" else f"copy_{cache}"][OURS]
         found |= times[row]
         if what == "ready":
-            del found[READ]  # It reads, and has nothing to write to.
+            del found[READ]  # The limit only reads.
         names = [name + way for name in (OURS, COPY, READ, *PEERS.values()) for way in ("", *ways)]
         rows[row] = {name: found[name] for name in names if name in found}
     return rows
@@ -106,7 +108,7 @@ def main():
     for row, by_program in values.items():
         print_table(f"{row.replace('_', ', ')}: s", by_program)
     values[STALL] = times[STALL]
-    print_table("save_state(async) keeps the loop: s", values[STALL])
+    print_table("an asynchronous save blocks the loop: s", values[STALL])
     bench.finish(values, bytes=options.bytes)
 
 

@@ -4,11 +4,14 @@
 //
 //   lockstep launch -n 2 checkpoint_bench --bytes 1000000000 --folder /disk/bench
 //
-// A JSON line from rank 0 for each measurement, its seconds those of the slowest rank between two
-// barriers: save; load, and until all that was loaded has been written once in place ("ready"), and
-// the bytes of all files copied into memory by every rank as its limit, with the files in the page
-// cache and not; what an asynchronous save keeps the loop. The first save's folder is left at
-// <folder>/saved.
+// Rank 0 prints a JSON line for each measurement, with the seconds of the slowest rank between two
+// barriers:
+// - save;
+// - load, and "ready": until all that was loaded has been written once in place; with the files in
+//   the page cache, and not;
+// - their limit: every rank copies the bytes of all files into memory;
+// - the time for which an asynchronous save blocks the loop.
+// The first save's folder remains at <folder>/saved.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -40,11 +43,12 @@ struct Options {
   fs::path folder;
 };
 
-/// Returns square linear layers with `bytes` of parameters in all. Their forward never runs.
+/// Holds square linear layers with `bytes` of parameters in total. Their forward never runs.
 struct Layers : torch::nn::Module {
   explicit Layers(int64_t bytes) {
     const auto each = static_cast<double>(bytes) / sizeof(float) / kLayers;
-    const auto width = static_cast<int64_t>(std::sqrt(each + 0.25) - 0.5);  // Of width^2 + width.
+    // Solves each = width^2 + width.
+    const auto width = static_cast<int64_t>(std::sqrt(each + 0.25) - 0.5);
     for (int i = 0; i < kLayers; ++i) {
       const std::string name = "layers_" + std::to_string(i);
       register_parameter(name + "_weight", torch::empty({width, width}).uniform_(-1, 1));
@@ -53,7 +57,7 @@ struct Layers : torch::nn::Module {
   }
 };
 
-/// A file opened for reading.
+/// Opens a file for reading.
 class Input {
  public:
   explicit Input(const fs::path& path) : path_(path), file_(open(path.c_str(), O_RDONLY)) {
@@ -99,7 +103,7 @@ class Bench {
     }
     optimizer_.step();
     for (torch::Tensor& parameter : model_->parameters()) {
-      parameter.mutable_grad().reset();  // Their memory is no part of this.
+      parameter.mutable_grad().reset();  // A checkpoint does not contain gradients.
     }
     wanted_ = samples();
   }
@@ -129,14 +133,14 @@ class Bench {
   }
 
  private:
-  /// Runs on all ranks at once, after earlier data have been written to disk.
+  /// Starts a measurement on all ranks at once, after earlier data have been written to disk.
   Clock::time_point begin() {
     accelerator_.on_main_process([] { sync(); });
     accelerator_.wait_for_everyone();
     return Clock::now();
   }
 
-  void tell(const std::string& what, double own) {
+  void report(const std::string& what, double own) {
     const auto all = accelerator_.gather(torch::tensor({own}, torch::kDouble));
     accelerator_.print(
         nlohmann::json{{"measured", what}, {"seconds", all.max().item<double>()}}.dump());
@@ -146,7 +150,7 @@ class Bench {
   void time(const std::string& what, const Body& body) {
     const Clock::time_point began = begin();
     body();
-    tell(what, seconds_since(began));
+    report(what, seconds_since(began));
   }
 
   /// Appends `what` to the names of both measurements.
@@ -160,11 +164,11 @@ class Bench {
     const double loaded = seconds_since(began);
     write_once();
     const double ready = seconds_since(began);
-    tell("load" + what, loaded);
-    tell("ready" + what, ready);
+    report("load" + what, loaded);
+    report("ready" + what, ready);
     if (!torch::equal(samples(), wanted_)) {
       throw lockstep::CheckpointError(
-          folder.string(), "load_state did not bring back what was saved");
+          folder.string(), "load_state returned other values than save_state wrote");
     }
   }
 
@@ -210,7 +214,7 @@ class Bench {
     accelerator_.wait_for_everyone();
   }
 
-  /// Allocated memory for the largest file, touched once.
+  /// Allocates memory for the largest file, and writes it once.
   static std::vector<char> memory_for(const fs::path& folder) {
     uint64_t bytes = 0;
     for (const fs::path& path : files_in(folder)) {
@@ -242,10 +246,11 @@ class Bench {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("Times save_state and load_state; see bench/checkpoint.py, which runs it.");
-  app.add_option("--bytes", options.bytes, "Of parameters; their Adam state is twice as much")
+  app.add_option(
+         "--bytes", options.bytes, "Bytes of parameters; their Adam state has twice as many")
       ->check(CLI::Range(int64_t{10'000}, int64_t{1} << 40))
       ->capture_default_str();
-  app.add_option("--folder", options.folder, "An empty folder on the disk to be measured")
+  app.add_option("--folder", options.folder, "An empty folder on the disk to measure")
       ->required()
       ->check(CLI::ExistingDirectory);
   CLI11_PARSE(app, argc, argv);

@@ -5,9 +5,9 @@
     torchrun --nproc-per-node 2 bench/checkpoint_peers.py --peer torch --folder /disk/bench
 
 The model and the output are those of checkpoint_bench.cpp: a JSON line for each measurement, with the
-seconds of the slowest rank after a barrier. A save ends when rank 0 has flushed
-every file and the folder to disk (fsync), a load when the call returns. It is
-"ready" when all of it has been written once in place.
+seconds of the slowest rank after a barrier. A save ends when rank 0 has flushed every file and the folder
+to disk (fsync), a load when the call returns. "ready" ends when all that was loaded has been written once
+in place.
 """
 import argparse
 import gc
@@ -26,18 +26,18 @@ LAYERS = 50
 
 
 class Layers(torch.nn.Module):
-    """Square linear layers that have `parameter_bytes` together; never run."""
+    """Holds square linear layers with `parameter_bytes` in total; their forward never runs."""
 
     def __init__(self, parameter_bytes):
         super().__init__()
-        width = int(math.sqrt(parameter_bytes / 4 / LAYERS + 0.25) - 0.5)  # Of width^2 + width.
+        width = int(math.sqrt(parameter_bytes / 4 / LAYERS + 0.25) - 0.5)  # Solves width^2 + width.
         for i in range(LAYERS):
             self.register_parameter(f"layers_{i}_weight", torch.nn.Parameter(torch.empty(width, width).uniform_(-1, 1)))
             self.register_parameter(f"layers_{i}_bias", torch.nn.Parameter(torch.empty(width).uniform_(-1, 1)))
 
 
 def adam_moments(model, optimizer):
-    """The optimizer's large tensors, by name."""
+    """Returns the optimizer's large tensors, by name."""
     return {
         f"{name}.{field}": optimizer.state[parameter][field]
         for name, parameter in model.named_parameters()
@@ -46,7 +46,7 @@ def adam_moments(model, optimizer):
 
 
 class Torch:
-    """torch.save by rank 0 of both state dicts; every rank loads them."""
+    """Saves both state dicts by torch.save on rank 0; every rank loads them."""
 
     def __init__(self, model, optimizer):
         self.model, self.optimizer = model, optimizer
@@ -67,7 +67,7 @@ class Torch:
 
 
 class Safetensors:
-    """save_file by rank 0, model and optimizer in a file each; every rank loads them."""
+    """Saves model and optimizer by save_file on rank 0, one file each; every rank loads them."""
 
     def __init__(self, model, optimizer):
         self.model, self.optimizer = model, optimizer
@@ -93,7 +93,7 @@ class Safetensors:
 
 
 class Dcp:
-    """torch.distributed.checkpoint: both ranks write, and load in place."""
+    """Uses torch.distributed.checkpoint: both ranks write, and load in place."""
 
     def __init__(self, model, optimizer):
         self.model, self.optimizer = model, optimizer
@@ -116,7 +116,7 @@ class Dcp:
 
 
 class Accelerate:
-    """accelerator.save_state and load_state, by their defaults."""
+    """Uses accelerator.save_state and load_state with their defaults."""
 
     def __init__(self, model, optimizer):
         from accelerate import Accelerator
@@ -138,7 +138,7 @@ PEERS = {"torch": Torch, "safetensors": Safetensors, "dcp": Dcp, "accelerate": A
 
 
 def flush(folder):
-    """Returns once the disk has every file, and the folder's names."""
+    """Blocks until the disk has every file, and the folder's names."""
     for path in [*folder.rglob("*"), folder]:
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
@@ -146,13 +146,13 @@ def flush(folder):
 
 
 def bytes_in_memory(path):
-    """How much of a file is in the page cache."""
+    """Returns how many bytes of a file are in the page cache."""
     command = ["fincore", "--bytes", "--noheadings", "--output", "RES", str(path)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def drop(folder):
-    """Takes the files out of the page cache; the kernel leaves there what somebody has mapped."""
+    """Drops the files from the page cache; the kernel keeps pages that a process has mapped."""
     gc.collect()
     dist.barrier()
     if dist.get_rank() == 0:
@@ -166,14 +166,14 @@ def drop(folder):
 
 
 def begin():
-    """All ranks at once. What others have left to be written to disk is not this one's."""
+    """Starts a measurement on all ranks at once, after earlier data have been written to disk."""
     if dist.get_rank() == 0:
         os.sync()
     dist.barrier()
     return time.perf_counter()
 
 
-def tell(what, own):
+def report(what, own):
     seconds = torch.tensor([own], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
@@ -186,11 +186,11 @@ def time_save(peer, folder):
     dist.barrier()
     if dist.get_rank() == 0:
         flush(folder)
-    tell("save", time.perf_counter() - began)
+    report("save", time.perf_counter() - began)
 
 
 def time_load(what, load, model, optimizer):
-    """`what` is added to the names of both measurements."""
+    """Measures a load; appends `what` to the names of both measurements."""
     began = begin()
     load()
     loaded = time.perf_counter() - began
@@ -198,12 +198,12 @@ def time_load(what, load, model, optimizer):
         for tensor in (*model.parameters(), *adam_moments(model, optimizer).values()):
             tensor.mul_(1)  # As the first training step does.
     ready = time.perf_counter() - began
-    tell(f"load{what}", loaded)
-    tell(f"ready{what}", ready)
+    report(f"load{what}", loaded)
+    report(f"ready{what}", ready)
 
 
 def forget(model, optimizer):
-    """Zeroes what will be loaded. The optimizer's tensors are new ones: those it has may be a file's, mapped."""
+    """Zeroes all values before a load. The optimizer gets new tensors, since its old ones may be mapped from a file."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -213,7 +213,7 @@ def forget(model, optimizer):
 
 
 def samples(model, optimizer):
-    """A few elements of everything that is saved."""
+    """Returns a few elements of everything that is saved."""
     tensors = [*model.parameters(), *adam_moments(model, optimizer).values()]
     return torch.cat([tensor.detach().flatten()[::4099] for tensor in tensors])
 
@@ -229,14 +229,14 @@ def measure(peer, model, optimizer, folder):
                 drop(saved)
             time_load(f"{name}_{cache}", lambda load=load: load(saved), model, optimizer)
             if not torch.equal(samples(model, optimizer), wanted):
-                raise SystemExit(f"checkpoint_peers: load{name} did not bring back what was saved")
+                raise SystemExit(f"checkpoint_peers: load{name} returned other values than save wrote")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", choices=PEERS, required=True)
-    parser.add_argument("--bytes", type=int, default=1_000_000_000, help="of parameters (default 1e9)")
-    parser.add_argument("--folder", type=Path, required=True, help="an empty folder on the disk to be measured")
+    parser.add_argument("--bytes", type=int, default=1_000_000_000, help="bytes of parameters (default 1e9)")
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder on the disk to measure")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(1)

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of ranks of one host: Lockstep over shared memory against torch.distributed's Gloo and OpenMPI.
+"""Measures collectives of ranks of one host: Lockstep over shared memory, torch.distributed's Gloo, and OpenMPI.
 
 Repeats each operation at each size in float32 (all_reduce_bf16: bfloat16), and reports the mean time on
-the slowest rank. Bytes are those of the full tensor: of an all-gather's result,
-of a reduce-scatter's input. Rows without a peer: all_reduce_in_place is that of a tensor from
-Group::empty; private_reduction is one rank's work of it on its own memory, which is its limit;
-memcpy copies the same number of bytes. All programs in turn (rounds.py). Prints tables and writes all figures
-to build/bench/collectives.json.
+the slowest rank. Bytes are those of the full tensor: an all-gather's result, a reduce-scatter's input.
+
+Some rows have no peer. all_reduce_in_place uses a tensor from Group::empty. private_reduction is one rank's
+part of that work on its own memory, which is the limit. memcpy copies the same number of bytes.
+
+All programs run in turn (rounds.py). Prints tables and writes all figures to build/bench/collectives.json.
 """
 import os
 import subprocess
@@ -25,25 +26,25 @@ def parse_arguments():
     parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="ranks (default 2 and 4)")
     parser.add_argument("--bytes", type=int, nargs="+", default=list(SIZES), help="sizes (default 4 KB to 64 MB)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="a measurement takes about so long (default 0.1)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="approximate seconds of a measurement (default 0.1)")
     return parser.parse_args()
 
 
 def compiled_mpi():
-    """The OpenMPI program, or nothing where its compiler is missing."""
+    """Compiles the OpenMPI program. Returns None if its compiler is missing."""
     program = ROOT / "build/bench/collectives_mpi"
     program.parent.mkdir(parents=True, exist_ok=True)
     source = ROOT / "bench/collectives_mpi.cpp"
     try:
         subprocess.run(["mpicxx", "-std=c++20", "-O3", "-I", str(ROOT), "-o", str(program), str(source)], check=True)
     except FileNotFoundError:
-        print("no mpicxx here (Debian: libopenmpi-dev): OpenMPI is left out", file=sys.stderr)
+        print("collectives: mpicxx is not installed (Debian: libopenmpi-dev); OpenMPI is skipped", file=sys.stderr)
         return None
     return program
 
 
 def programs_of(bench, ranks, mpi):
-    """{name: program}."""
+    """Returns {name: program}."""
     seconds, sizes = bench.options.seconds, bench.options.bytes
     arguments = ("--seconds", seconds, "--bytes", *sizes)
     programs = {
@@ -58,7 +59,7 @@ def programs_of(bench, ranks, mpi):
 
 
 def measure(bench, ranks, mpi):
-    """{operation: {bytes: {program: [microseconds, ...]}}}."""
+    """Returns {operation: {bytes: {program: [microseconds, ...]}}}."""
     programs = programs_of(bench, ranks, mpi)
 
     def run(name):
@@ -72,7 +73,7 @@ def measure(bench, ranks, mpi):
 
 
 def cell(by_program, program):
-    """Median (least to most), and times ours."""
+    """Formats the median (least to most), and the ratio to ours."""
     if program not in by_program:
         return ""
     middle, least, most = map(text_of, spread(by_program[program]))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank of bench/collectives.py: times each operation at each size and prints a JSON line for
-// each, from rank 0. Started under `lockstep launch`; LOCKSTEP_COMM chooses the transport.
+// Runs one rank of bench/collectives.py: times each operation at each size; rank 0 prints a JSON
+// line for each. Started under `lockstep launch`; LOCKSTEP_COMM chooses the transport.
 #include <string>
 #include <vector>
 
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
           {"broadcast", [&] { group.broadcast(plain).wait(); }},
           {"private_reduction",
            [&, a = at::zeros({count / group.size()}), b = at::zeros({count / group.size()})] {
-             // One rank's work of an all-reduce in place, on its own memory.
+             // One rank's part of an all-reduce in place, on its own memory.
              const std::vector<const void*> sources{a.const_data_ptr(), b.const_data_ptr()};
              const std::vector<void*> targets{a.mutable_data_ptr(), b.mutable_data_ptr()};
              lockstep::comm::reduce(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as collectives_bench.cpp over torch.distributed's Gloo; started by torchrun from bench/collectives.py."""
+"""Times collectives over torch.distributed's Gloo, like collectives_bench.cpp; bench/collectives.py starts it by torchrun."""
 import argparse
 import json
 
@@ -23,15 +23,15 @@ def main():
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     for size in options.bytes:
-        whole, other = torch.zeros(size // 4), torch.zeros(size // 4)
+        full, other = torch.zeros(size // 4), torch.zeros(size // 4)
         half, part = torch.zeros(size // 2, dtype=torch.bfloat16), torch.zeros(size // 4 // ranks)
         operations = {
-            "all_reduce": lambda: dist.all_reduce(whole),
+            "all_reduce": lambda: dist.all_reduce(full),
             "all_reduce_bf16": lambda: dist.all_reduce(half),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-            "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-            "all_to_all": lambda: dist.all_to_all_single(other, whole),
-            "broadcast": lambda: dist.broadcast(whole, 0),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, full),
+            "all_gather": lambda: dist.all_gather_into_tensor(full, part),
+            "all_to_all": lambda: dist.all_to_all_single(other, full),
+            "broadcast": lambda: dist.broadcast(full, 0),
         }
         for name, operation in operations.items():
             us = microseconds(operation, options.seconds, slowest, dist.barrier)

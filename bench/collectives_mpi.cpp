@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same as collectives_bench.cpp over MPI; bench/collectives.py compiles it with mpicxx.
+// Times collectives over MPI, like collectives_bench.cpp; bench/collectives.py compiles it with
+// mpicxx.
 #include <cstdint>
 #include <cstdlib>
 #include <mpi.h>
@@ -33,18 +34,18 @@ int main(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) {
     const long bytes = std::atol(argv[i]);
     const int count = static_cast<int>(bytes / 4);
-    std::vector<float> whole(static_cast<size_t>(count));
+    std::vector<float> full(static_cast<size_t>(count));
     std::vector<float> other(static_cast<size_t>(count));
     std::vector<float> part(static_cast<size_t>(count / size));
     const std::vector<std::pair<const char*, bench::Operation>> operations{
         {"all_reduce",
          [&] {
-           MPI_Allreduce(MPI_IN_PLACE, whole.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+           MPI_Allreduce(MPI_IN_PLACE, full.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
          }},
         {"reduce_scatter",
          [&] {
            MPI_Reduce_scatter_block(
-               whole.data(), part.data(), count / size, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+               full.data(), part.data(), count / size, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
          }},
         {"all_gather",
          [&] {
@@ -52,7 +53,7 @@ int main(int argc, char** argv) {
                part.data(),
                count / size,
                MPI_FLOAT,
-               whole.data(),
+               full.data(),
                count / size,
                MPI_FLOAT,
                MPI_COMM_WORLD);
@@ -60,7 +61,7 @@ int main(int argc, char** argv) {
         {"all_to_all",
          [&] {
            MPI_Alltoall(
-               whole.data(),
+               full.data(),
                count / size,
                MPI_FLOAT,
                other.data(),
@@ -68,7 +69,7 @@ int main(int argc, char** argv) {
                MPI_FLOAT,
                MPI_COMM_WORLD);
          }},
-        {"broadcast", [&] { MPI_Bcast(whole.data(), count, MPI_FLOAT, 0, MPI_COMM_WORLD); }},
+        {"broadcast", [&] { MPI_Bcast(full.data(), count, MPI_FLOAT, 0, MPI_COMM_WORLD); }},
     };
     for (const auto& [name, operation] : operations) {
       const double us = bench::microseconds(operation, seconds, slowest, barrier);

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A training step on GPUs: Lockstep against PyTorch and Accelerate.
+"""Measures a training step on GPUs: Lockstep against PyTorch and Accelerate.
 
-GPT-2 small (124 million parameters), 8 x 1024 tokens a rank, bf16 autocast, AdamW (the peers' fused), one rank a
-GPU. With one GPU PyTorch trains by itself, with several it is DistributedDataParallel over NCCL. All
-programs in turn (rounds.py). Needs CUDA and a torch built for it, for our programs and for the peers.
-Prints a table and writes all figures to build/bench/gpu.json.
+Each rank has one GPU and trains GPT-2 small (124 million parameters) on 8 x 1024 tokens, with bf16 autocast and
+AdamW (the peers' is fused). With one GPU PyTorch trains by itself, with several GPUs it uses
+DistributedDataParallel over NCCL. All programs run in turn (rounds.py). Needs CUDA, and a torch built for
+CUDA, for our programs and for the peers. Prints a table and writes all figures to build/bench/gpu.json.
 """
 import subprocess
 import sys
@@ -25,11 +25,11 @@ def gpu_count():
 
 def main():
     parser = parser_of(__doc__, limit=300)
-    parser.add_argument("--steps", type=int, default=30, help="of a run (default 30)")
+    parser.add_argument("--steps", type=int, default=30, help="steps of a run (default 30)")
     options = parser.parse_args()
     ranks = gpu_count()
     if ranks == 0:
-        sys.exit("gpu: nvidia-smi names no GPU here: nothing was measured")
+        sys.exit("gpu: nvidia-smi lists no GPU; expected one or more")
     bench = Bench("gpu", options)
     what = ("--model", "gpt2", "--precision", "bf16", "--steps", options.steps)
     theirs = (*what, "--device", "cuda", "--peer")

@@ -5,12 +5,12 @@
 Jobs, each of 2 ranks by default:
   nothing   a program that ends at once (true), so that the launcher takes all the time
   script    an empty Python script, the same for all three
-  ready     ranks that meet at a barrier over Gloo: until the last one is past it ("ready"), and to
-            the end of the job ("ready_end"). Ours is a native program; the peers' is Python, as theirs
-            must be. The most memory each launcher has taken by then is read by its ranks.
+  ready     ranks that join at a barrier over Gloo: until the last one has passed it ("ready"), and to
+            the end of the job ("ready_end"). Our ranks are a native program; the peers' ranks must be
+            Python. The ranks also read their launcher's peak memory.
 
-accelerate starts one process on CPUs unless it takes them for several GPUs: it runs with --multi_gpu
-and ACCELERATE_USE_CPU=true, and the number of ranks is checked. Each job by all three in turn
+accelerate starts only one process on CPUs. It therefore runs with --multi_gpu and
+ACCELERATE_USE_CPU=true, and the bench checks the number of ranks. All three launchers run each job in turn
 (rounds.py). Prints tables and writes all figures to build/bench/launch.json.
 """
 import sys
@@ -25,7 +25,7 @@ JOBS = ("nothing", "script", "ready")
 MEASURED = {
     "nothing": "ms to the end of `true`",
     "script": "ms to the end of an empty script",
-    "ready": "ms until all ranks have met",
+    "ready": "ms until all ranks have joined",
     "ready_end": "ms to the end of that job",
     "launcher_peak_kib": "KiB the launcher takes at most",
 }
@@ -33,7 +33,7 @@ MEASURED = {
 
 def parse_arguments():
     parser = parser_of(__doc__, rounds=10)
-    parser.add_argument("--ranks", type=int, default=2, help="processes a run starts (default 2)")
+    parser.add_argument("--ranks", type=int, default=2, help="processes of a run (default 2)")
     options = parser.parse_args()
     if options.ranks < 1:
         parser.error("--ranks must be at least 1")
@@ -41,7 +41,7 @@ def parse_arguments():
 
 
 def programs_of(bench, script):
-    """{(job, launcher): program}."""
+    """Returns {(job, launcher): program}."""
     ranks, python = str(bench.options.ranks), str(bench.python)
     ours = [str(bench.options.bin / "lockstep"), "launch", "-n", ranks]
     torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", ranks]
@@ -62,16 +62,16 @@ def programs_of(bench, script):
 
 
 def figures_of(job, ended, ranks):
-    """{measurement: value} of one run."""
+    """Returns {measurement: value} of one run."""
     if job != "ready":
         return {job: 1000 * ended.seconds}
-    told = json_lines(ended.output)
-    if [line["ranks"] for line in told] != [ranks] * ranks:
-        sys.exit(f"launch: {ranks} ranks should have met:\n{ended.output}{ended.errors}")
+    lines = json_lines(ended.output)
+    if [line["ranks"] for line in lines] != [ranks] * ranks:
+        sys.exit(f"launch: not all ranks joined; expected {ranks} ranks:\n{ended.output}{ended.errors}")
     return {
-        "ready": 1000 * (max(line["ready"] for line in told) - ended.began),
+        "ready": 1000 * (max(line["ready"] for line in lines) - ended.began),
         "ready_end": 1000 * ended.seconds,
-        "launcher_peak_kib": max(line["launcher_peak_kib"] for line in told),
+        "launcher_peak_kib": max(line["launcher_peak_kib"] for line in lines),
     }
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that only joins the others, for bench/launch.py. Prints a JSON line once all ranks have
-// joined, with the time (CLOCK_MONOTONIC) and the launcher's peak memory. The same as
-// launch_ready.py.
+// Runs a rank that only joins the others, for bench/launch.py. Prints a JSON line once all ranks
+// have joined: the time (CLOCK_MONOTONIC) and the launcher's peak memory. launch_ready.py does the
+// same.
 #include <chrono>
 #include <fstream>
 #include <iostream>

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that only joins the others, for bench/launch.py:
+"""Runs a rank that only joins the others, for bench/launch.py:
 
     torchrun --nproc-per-node 2 bench/launch_ready.py torch|accelerate
 
 Prints a JSON line once all ranks have joined: the time (CLOCK_MONOTONIC), and the launcher's peak
-memory. The same as launch_ready.cpp.
+memory. launch_ready.cpp does the same.
 """
 import json
 import os

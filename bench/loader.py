@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the cost of a loader in a training step: batches of Fashion-MNIST from a loader against one resident batch.
 
-The Fashion-MNIST example's network, AdamW, batches of 64, two ranks of one thread. Ours is the example's
-data::Loader; PyTorch's DistributedDataParallel and Accelerate have torch's DataLoader over a data set that
-converts a picture on access, in the rank itself and with one worker process for each
-rank. The ratio is that of the two in one round. All programs in turn (rounds.py). Prints tables and
-writes all figures to build/bench/loader.json.
+Two ranks of one thread train the Fashion-MNIST example's network with AdamW and batches of 64. Lockstep uses
+the example's data::Loader. PyTorch's DistributedDataParallel and Accelerate use torch's DataLoader over a
+data set that converts a picture on access, in the rank itself and with one worker process for each rank.
+The ratio compares the two steps of one round. All programs run in turn (rounds.py). Prints tables and writes
+all figures to build/bench/loader.json.
 """
 from rounds import Bench, parser_of
 from step import step_us
@@ -23,7 +23,7 @@ def parse_arguments():
 
 
 def programs_of(bench):
-    """{(framework, loader): program}."""
+    """Returns {(framework, loader): program}."""
     ranks, what = bench.options.ranks, ("--model", "cnn", "--steps", STEPS)
     programs = {
         ("lockstep", RESIDENT): bench.launch(ranks, "step_bench", *what),
@@ -38,7 +38,7 @@ def programs_of(bench):
 
 
 def ratios_of(steps):
-    """{program: [loader step / resident step, ...]}, of the same round each."""
+    """Returns {program: [loader step / resident step, ...]}, each of one round."""
     return {
         name: [with_loader / resident for with_loader, resident in zip(times, steps[f"{name.split(', ')[0]}, {RESIDENT}"])]
         for name, times in steps.items()

@@ -5,10 +5,11 @@
 
 #include "examples/char_lm/model.h"
 
-// The models of the benches; the same as models.py.
+// Defines the models of the benches; the same as in models.py.
 namespace bench {
 
-/// 50 million parameters with little computation each, to measure updates and communication.
+/// Returns 50 million parameters with little computation each, to measure updates and
+/// communication.
 inline torch::nn::Sequential wide() {
   torch::nn::Sequential net;
   for (int layer = 0; layer < 12; ++layer) {
@@ -23,13 +24,13 @@ inline torch::nn::Sequential mlp() {
       torch::nn::Linear(784, 256), torch::nn::ReLU(), torch::nn::Linear(256, 10));
 }
 
-/// A transformer of 10 million parameters.
+/// Returns a transformer of 10 million parameters.
 inline examples::CharModel transformer() {
   return examples::CharModel(examples::ModelOptions{
       .vocabulary = 256, .context = 128, .layers = 12, .heads = 8, .width = 256, .dropout = 0});
 }
 
-/// GPT-2 small: 124 million parameters.
+/// Returns GPT-2 small: 124 million parameters.
 inline examples::CharModel gpt2() {
   return examples::CharModel(examples::ModelOptions{
       .vocabulary = 50304, .context = 1024, .layers = 12, .heads = 12, .width = 768, .dropout = 0});

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of the benches' peers; the same as models.h and examples/fashion_mnist/net.h."""
+"""Defines the models of the benches' peers; the same as in models.h and examples/fashion_mnist/net.h."""
 import math
 
 import torch
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class Net(nn.Module):
-    """examples/fashion_mnist/net.h"""
+    """Is the network of examples/fashion_mnist/net.h."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention to what came before, then two layers at each place; each added to its input."""
+    """Is a transformer block: causal attention, then a two-layer MLP, each with a residual connection."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class CharModel(nn.Module):
-    """A transformer of 10 million parameters: examples/char_lm/model.h"""
+    """Is the transformer of examples/char_lm/model.h, by default with 10 million parameters."""
 
     def __init__(self, vocabulary=256, context=128, layers=12, heads=8, width=256):
         super().__init__()

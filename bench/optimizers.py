@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A step of each optimizer over the parameters of a transformer of 10 million: Lockstep against PyTorch and DeepSpeed.
+"""Measures a step of each optimizer on a transformer of 10 million parameters: Lockstep against PyTorch and DeepSpeed.
 
-One process, one thread, random gradients. Lockstep runs in two forms: "lockstep" with gradients in flat
-buckets as in a prepared model, "lockstep, loose gradients" with each in its own memory, as
+One process with one thread and random gradients. Lockstep runs in two forms: "lockstep" with gradients in
+flat buckets as in a prepared model, "lockstep, loose gradients" with each gradient in its own memory, as
 autograd leaves them in one process. Peers are libtorch's C++ optimizers, torch.optim plain, fused and
-foreach, and DeepSpeed's CPU optimizers, if they exist. All programs in turn (rounds.py). Prints tables and
-writes all figures to build/bench/optimizers.json.
+foreach, and DeepSpeed's CPU optimizers, if they exist. All programs run in turn (rounds.py). Prints tables
+and writes all figures to build/bench/optimizers.json.
 """
 import subprocess
 import sys
@@ -23,22 +23,22 @@ PEERS = {"torch.optim": "plain", "torch.optim, fused": "fused", "torch.optim, fo
 def parse_arguments():
     parser = parser_of(__doc__)
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
-    parser.add_argument("--steps", type=int, default=20, help="steps a measurement takes (default 20)")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a measurement (default 20)")
     return parser.parse_args()
 
 
 def deepspeed_works(python):
-    """Compiles its optimizers, once: it leaves that to their first use."""
+    """Compiles DeepSpeed's optimizers, which it otherwise does at their first use. Returns whether it could."""
     text = "from deepspeed.ops import op_builder as b\nfor n in ('CPUAdam', 'CPUAdagrad', 'CPULion'): getattr(b, n + 'Builder')().load()"
     done = subprocess.run([str(python), "-c", text], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = (done.stderr.strip() or "?").splitlines()[-1]
-        print(f"DeepSpeed is left out: its optimizers cannot be made here: {last}", file=sys.stderr)
+        print(f"optimizers: DeepSpeed's optimizers cannot be compiled: {last}; DeepSpeed is skipped", file=sys.stderr)
     return done.returncode == 0
 
 
 def programs_of(bench):
-    """{name: program}; each times those optimizers it has."""
+    """Returns {name: program}; each program skips optimizers that it lacks."""
     what = ["--steps", str(bench.options.steps), "--optimizers", *bench.options.optimizers]
     ours, theirs = str(bench.options.bin / "optimizers_bench"), [str(bench.python), str(ROOT / "bench/optimizers_peers.py")]
     programs = {name: Program([ours, "--form", form, *what]) for name, form in FORMS.items()}

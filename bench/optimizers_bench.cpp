@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For bench/optimizers.py: prints the time of a step of each optimizer on the parameters of the
-// transformer of models.h, with random gradients. The same as optimizers_peers.py.
+// Prints the time of a step of each optimizer, for bench/optimizers.py. The parameters are those of
+// the transformer of models.h, with random gradients. optimizers_peers.py does the same.
 #include <functional>
 #include <iostream>
 #include <map>
@@ -23,8 +23,8 @@ namespace {
 
 namespace optim = lockstep::optim;
 using Parameters = std::vector<at::Tensor>;
-using Made = std::unique_ptr<torch::optim::Optimizer>;
-using Makers = std::map<std::string, std::function<Made(const Parameters&)>>;
+using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
+using Makers = std::map<std::string, std::function<OptimizerPtr(const Parameters&)>>;
 
 Makers ours() {
   return {
@@ -62,7 +62,7 @@ void set_loose_gradients(const Parameters& parameters) {
   }
 }
 
-/// Gradients in buckets, as in a model on several ranks.
+/// Sets gradients in buckets, as in a model on several ranks.
 void set_flat_gradients(const Parameters& parameters) {
   const lockstep::DataParallelOptions defaults;
   for (const auto& plan :
@@ -97,11 +97,11 @@ int main(int argc, char** argv) {
     for (const std::string& name : wanted) {
       const auto maker = makers.find(name);
       if (maker == makers.end()) {
-        continue;  // libtorch has no such optimizer.
+        continue;  // libtorch lacks this optimizer.
       }
       const examples::CharModel model = bench::transformer();
       const Parameters parameters = model->parameters();
-      const Made optimizer = maker->second(parameters);
+      const OptimizerPtr optimizer = maker->second(parameters);
       form == "flat" ? set_flat_gradients(parameters) : set_loose_gradients(parameters);
       const double us = bench::step_microseconds([&] { optimizer->step(); }, steps);
       std::cout << nlohmann::json{{"optimizer", name}, {"us", us}}.dump() + "\n" << std::flush;

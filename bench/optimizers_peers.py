@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as optimizers_bench.cpp with torch.optim, plain, fused or foreach, or DeepSpeed's CPU optimizers; an argument selects it."""
+"""Times torch.optim (plain, fused or foreach) or DeepSpeed's CPU optimizers, like optimizers_bench.cpp."""
 import argparse
 import json
 
@@ -7,7 +7,7 @@ import torch
 from models import CharModel
 from timing import step_microseconds
 
-OF_TORCH = {
+TORCH_OPTIONS = {
     "AdamW": {},
     "Adam": {},
     "SGD": {"momentum": 0.9},
@@ -19,15 +19,15 @@ FUSED = ("AdamW", "Adam", "SGD", "Adagrad")
 
 
 def of_torch(name, parameters, how):
-    """Nothing where torch has it not, or not so."""
-    if name not in OF_TORCH or (how == "fused" and name not in FUSED):
+    """Returns None if torch lacks the optimizer, or this form of it."""
+    if name not in TORCH_OPTIONS or (how == "fused" and name not in FUSED):
         return None
-    return getattr(torch.optim, name)(parameters, **OF_TORCH[name], **({} if how == "plain" else {how: True}))
+    return getattr(torch.optim, name)(parameters, **TORCH_OPTIONS[name], **({} if how == "plain" else {how: True}))
 
 
 def of_deepspeed(name, parameters):
-    """Nothing where DeepSpeed has none for CPUs."""
-    # Importing it costs the other peers nothing.
+    """Returns None if DeepSpeed lacks the optimizer for CPUs."""
+    # Imported here, so that the other peers do not load it.
     from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     from deepspeed.ops.lion import DeepSpeedCPULion

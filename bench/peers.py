@@ -14,7 +14,7 @@ PACKAGES = (*PEERS, "matplotlib")
 
 
 def own_python():
-    """Installs from LOCKSTEP_PIP_INDEX_URL or the package index; ends the program if that fails."""
+    """Returns the Python of the environment. Installs the peers from LOCKSTEP_PIP_INDEX_URL or the package index."""
     python, complete = VENV / "bin/python", VENV / "complete"
     wanted = " ".join(PACKAGES)
     if complete.is_file() and complete.read_text(encoding="utf-8") == wanted:
@@ -24,21 +24,21 @@ def own_python():
     subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
     pip = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
     index = os.environ.get("LOCKSTEP_PIP_INDEX_URL")
-    # An index of torch's may hold nothing else, hence the second way.
-    ways = [[*pip, "--index-url", index, *PACKAGES]] if index else []
-    ways.append([*pip, *PACKAGES])
-    if not any(subprocess.run(way, stdout=sys.stderr, check=False).returncode == 0 for way in ways):
+    # An index of torch may lack the other packages, so the package index is the second choice.
+    commands = [[*pip, "--index-url", index, *PACKAGES]] if index else []
+    commands.append([*pip, *PACKAGES])
+    if not any(subprocess.run(each, stdout=sys.stderr, check=False).returncode == 0 for each in commands):
         sys.exit("bench: pip could not install the peers; try --peers-python, or LOCKSTEP_PIP_INDEX_URL")
     complete.write_text(wanted, encoding="utf-8")
     return python
 
 
 def versions(python):
-    """{package: version} of those peers that are there."""
+    """Returns {package: version} of the installed peers."""
     text = (
         "import importlib.metadata as m, json, sys\n"
-        "there = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
-        "print(json.dumps({name: there[name] for name in sys.argv[1:] if name in there}))"
+        "installed = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
+        "print(json.dumps({name: installed[name] for name in sys.argv[1:] if name in installed}))"
     )
-    told = subprocess.run([str(python), "-c", text, *PEERS], capture_output=True, text=True, check=True)
-    return json.loads(told.stdout)
+    done = subprocess.run([str(python), "-c", text, *PEERS], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fashion-MNIST from torch's DataLoader, for the peers of bench/loader.py."""
+"""Loads Fashion-MNIST by torch's DataLoader, for the peers of bench/loader.py."""
 import gzip
 
 import torch
 
 
 def fashion_mnist(root="/usr/share/datasets/fashion-mnist"):
-    """The training set as tensors, normalised as ours is."""
+    """Returns the training set as tensors of bytes, and its labels."""
 
     def numbers(name, header):
         with gzip.open(f"{root}/{name}.gz") as file:
@@ -17,7 +17,7 @@ def fashion_mnist(root="/usr/share/datasets/fashion-mnist"):
 
 
 class Pictures(torch.utils.data.Dataset):
-    """What a data set of pictures is to most: one at a time, made into numbers when it is asked for."""
+    """Converts one picture on each access, as most data sets do, with our normalisation."""
 
     def __init__(self):
         self.images, self.labels = fashion_mnist()
@@ -29,12 +29,12 @@ class Pictures(torch.utils.data.Dataset):
         return (self.images[index].float() / 255 - 0.2860) / 0.3530, self.labels[index]
 
 
-def picture_loader(workers, dealt_out):
-    """Shuffled batches of 64; `dealt_out` among the ranks, or whole, for Accelerate to do so."""
+def picture_loader(workers, sharded):
+    """Returns shuffled batches of 64: this rank's if `sharded`, else all, which Accelerate shards."""
     pictures = Pictures()
-    sampler = torch.utils.data.DistributedSampler(pictures) if dealt_out else None
+    sampler = torch.utils.data.DistributedSampler(pictures) if sharded else None
     return torch.utils.data.DataLoader(
-        pictures, batch_size=64, shuffle=not dealt_out, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+        pictures, batch_size=64, shuffle=not sharded, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
     )
 
 

@@ -31,20 +31,20 @@ from tables import size_text, spread, text_of  # noqa: E402
 OURS, OTHERS = "#1f5fa8", "#a8a8a8"
 LINES = {"lockstep": OURS, "gloo": "#d9822b", "openmpi": "#3a8f4c"}
 WIDTH, MOST_COLUMNS = 10, 3
-LOG_FROM = 30  # Bars that differ more than so many times stand on a logarithmic axis.
+LOG_FROM = 30  # Bars that differ by more than this factor have a logarithmic axis.
 
 
 def slim(text):
-    """Less than half of an SVG: without comments, metadata and the names of groups, and with coordinates of two digits."""
+    """Halves an SVG: removes comments, metadata and names of groups, and rounds coordinates to two digits."""
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|(?<=<g) id=\"[^\"]*\"", "", text, flags=re.DOTALL)
     shorter = lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])  # noqa: E731
-    text = re.sub(r"<[^>]*>", shorter, text)  # What is between tags is figures, to be read.
+    text = re.sub(r"<[^>]*>", shorter, text)  # Text between tags has the figures, which stay exact.
     text = re.sub(r" ?\n(?=[LzQC] ?|\")", " ", text)  # A path on one line.
     return re.sub(r"\n\s+", "\n", text)
 
 
 def save(figure, path, report):
-    # Without the code marks of Markdown.
+    # SVG text has no code marks.
     figure.supxlabel(machine_of(report).replace("`", ""), fontsize=8, color="#555555")
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
@@ -53,7 +53,7 @@ def save(figure, path, report):
 
 
 def grid(panels, height):
-    """A figure of `panels` axes, each `height` inches high, and those axes."""
+    """Returns a figure of `panels` axes, each `height` inches high, and those axes."""
     columns = min(MOST_COLUMNS, panels)
     rows = -(-panels // columns)
     figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, rows * height + 0.5), squeeze=False, layout="constrained")
@@ -63,7 +63,7 @@ def grid(panels, height):
 
 
 def bars(axes, title, by_program, programs):
-    """One panel. Our own ways are blue; whoever was not measured leaves a gap."""
+    """Draws one panel. Lockstep's bars are blue; a program without figures leaves a gap."""
     spreads = {name: spread(by_program[name]) for name in programs if name in by_program}
     medians = [middle for middle, _, _ in spreads.values()]
     log = max(medians) > LOG_FROM * min(medians)
@@ -105,7 +105,7 @@ def line(axes, by_size, program, **look):
 
 
 def draw_lines(report, by_operation, path):
-    """Time by size, both logarithmic; operations that only we have stand in the panel of their like."""
+    """Draws time by size, both logarithmic. Operations without a peer are in the panel of a similar one."""
     shown = [name for name, by_size in by_operation.items() if len(next(iter(by_size.values()))) > 1]
     figure, panels = grid(len(shown), 2.6)
     for axes, name in zip(panels, shown):

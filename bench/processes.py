@@ -14,7 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended. `began` is CLOCK_MONOTONIC, as its processes may print it."""
+    """Holds the result of a program that has ended. `began` is CLOCK_MONOTONIC, which its processes may print, too."""
 
     code: int
     output: str
@@ -24,14 +24,14 @@ class Ended:
 
 
 def adopt_orphans():
-    """What this process starts stays below it, even where its parent is gone: torchrun's workers have sessions of their own."""
+    """Makes this process the parent of its orphaned descendants: torchrun's workers have their own sessions."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # So that run() still ends them.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # Makes run() end them.
 
 
 def running_below():
-    """Every process that this one has started, and they in turn, and that has not ended."""
+    """Returns all descendants of this process that have not ended."""
     below = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -50,7 +50,7 @@ def running_below():
 
 
 def end_all_below():
-    """Kills what is left; each may start another until it is gone."""
+    """Kills all descendants, repeatedly, since each may start another one meanwhile."""
     while left := running_below():
         for process in left:
             try:
@@ -60,8 +60,8 @@ def end_all_below():
         time.sleep(0.01)
 
 
-def forget_orphans():
-    """Takes note of the end of those whose parent had gone before them."""
+def reap_orphans():
+    """Reaps adopted descendants that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -70,7 +70,10 @@ def forget_orphans():
 
 
 def run(command, environment, limit):
-    """Raises subprocess.TimeoutExpired after `limit` seconds. `environment` is added to this process's."""
+    """Runs `command` and returns its result. Raises subprocess.TimeoutExpired after `limit` seconds.
+
+    `environment` is added to this process's.
+    """
     began = time.monotonic()
     with subprocess.Popen(
         command,
@@ -85,5 +88,5 @@ def run(command, environment, limit):
             seconds = time.monotonic() - began
         finally:
             end_all_below()
-    forget_orphans()
+    reap_orphans()
     return Ended(process.returncode, output, errors, began, seconds)

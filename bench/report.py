@@ -21,20 +21,20 @@ from tables import size_text, spread, text_of
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "build/bench", help="where reports lie (default build/bench)")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="with benchmarks.md (default docs)")
-    parser.add_argument("--peers-python", type=Path, default=None, help="with matplotlib (default: build/bench-peers)")
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "build/bench", help="folder of the reports (default build/bench)")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of benchmarks.md (default docs)")
+    parser.add_argument("--peers-python", type=Path, default=None, help="a Python with matplotlib (default: build/bench-peers)")
     return parser.parse_args()
 
 
 def markdown(rows):
-    """The first row is the head."""
+    """Formats a table, whose first row is the head."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 def cell(figures, ours):
-    """Median (least to most), and times ours, unless it is ours."""
+    """Formats the median (least to most), and, for peers, the ratio to ours."""
     if figures is None:
         return ""
     middle, least, most = spread(figures)
@@ -43,7 +43,7 @@ def cell(figures, ours):
 
 
 def table(benchmark, values):
-    """Programs as columns, or as rows where there are more of them than of what was measured."""
+    """Formats programs as columns, or as rows if there are more programs than measurements."""
     programs = programs_of(values)
     cells = {
         (row, program): cell(by_program.get(program), next(iter(by_program.values())))
@@ -57,21 +57,21 @@ def table(benchmark, values):
 
 
 def collectives_cell(by_program):
-    """Median (least to most) of ours; times ours of the others."""
+    """Formats the median (least to most) of ours, and the ratios of the peers to it."""
     ours, *peers = by_program
     ratios = ", ".join(text_of(spread(by_program[peer])[0] / spread(by_program[ours])[0]) for peer in peers)
     return cell(by_program[ours], by_program[ours]) + (f"; {ratios}" if ratios else "")
 
 
 def collectives_table(by_operation):
-    """Operations as rows, sizes as columns."""
+    """Formats operations as rows, sizes as columns."""
     sizes = list(next(iter(by_operation.values())))
     head = ["us", *(size_text(int(size)) for size in sizes)]
     return markdown([head, *([name, *map(collectives_cell, by_size.values())] for name, by_size in by_operation.items())])
 
 
 def generated(name, report):
-    """What stands between the markers of `name`."""
+    """Returns the text between the markers of `name`."""
     values, benchmark = report["values"], report["benchmark"]
     parts = []
     if benchmark == "collectives":
@@ -91,7 +91,7 @@ def write_page(page, reports):
         if found:
             text = text[: found.start(1)] + generated(name, report) + "\n" + text[found.end(1) :]
         else:
-            print(f"report: {page} has no place for {name}: <!-- generated: {name} --> and <!-- end -->", file=sys.stderr)
+            print(f"report: {page} has no section for {name}; add <!-- generated: {name} --> and <!-- end -->", file=sys.stderr)
     page.write_text(text, encoding="utf-8")
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Common code of the benches: alternating programs, time limits, facts about the machine, the report.
 
-Rounds run all programs, in alternating order; the first is a warm-up and not counted. A program that
-exceeds its time limit is killed with all its processes. A peer that did so, or that failed (torch's processes
-sometimes do, at their exit), runs again, at most three times; the report and a line below the table say so. If
-Lockstep's program fails, the bench fails.
+Rounds run all programs, in alternating order; the first round is a warm-up and not counted. A program that
+exceeds its time limit is killed with all its processes. A peer that exceeds it or fails (torch's processes
+sometimes fail at their exit) runs again, at most three times; the report and a line below the table mention
+it. If Lockstep's program fails, the bench fails.
 """
 import argparse
 import datetime
@@ -25,7 +25,7 @@ MOST_REPEATS = 3
 
 @dataclass(frozen=True)
 class Program:
-    """What is run in turn with others, and whether it is a peer's."""
+    """Holds a command that runs in turn with others; `peer`: it is not Lockstep's."""
 
     command: list
     peer: bool = False
@@ -33,38 +33,38 @@ class Program:
 
 
 def parser_of(text, rounds=5, limit=120):
-    """With the options that every bench has; for its own to be added."""
+    """Returns a parser with the options that every bench has. A bench adds its own."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"counted rounds (default {rounds})")
     parser.add_argument("--real-time", action="store_true", help="all programs under `chrt -r 1`")
     parser.add_argument("--limit", type=float, default=limit, help=f"seconds a program may take (default {limit})")
-    parser.add_argument("--bin", type=Path, default=ROOT / "build/release/bin", help="where our programs are")
-    parser.add_argument("--peers-python", type=Path, default=None, help="with the peers (default: build/bench-peers)")
+    parser.add_argument("--bin", type=Path, default=ROOT / "build/release/bin", help="Lockstep's programs (default build/release/bin)")
+    parser.add_argument("--peers-python", type=Path, default=None, help="a Python with the peers (default: build/bench-peers)")
     parser.add_argument("--output", type=Path, default=None, help="the report (default: build/bench/NAME.json)")
     return parser
 
 
 def turns(names, rounds):
-    """(round, place, name) of every run, in order; round 0 is the warm-up."""
+    """Yields (round, place, name) of every run, in order; round 0 is the warm-up."""
     for number in range(rounds + 1):
         for place, name in enumerate(names if number % 2 else reversed(names)):
             yield number, place, name
 
 
 def json_lines(output):
-    """What a program has printed for its bench."""
+    """Returns the JSON objects that a program has printed for its bench."""
     return [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
 
 
 def cpu_model():
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     facts = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
-    told = [facts.get(name, "?").strip() for name in ("model name", "cpu family", "model")]
-    return f"{told[0]}, family {told[1]}, model {told[2]}"
+    names = [facts.get(name, "?").strip() for name in ("model name", "cpu family", "model")]
+    return f"{names[0]}, family {names[1]}, model {names[2]}"
 
 
 def first_line(*command):
-    """What a tool says of itself; nothing where it is missing."""
+    """Returns the first line that a tool prints. Returns None if the tool is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def first_line(*command):
 
 
 class Bench:
-    """One run of a bench, from its options to its report."""
+    """Runs a bench, from its options to its report."""
 
     def __init__(self, name, options):
         self.name, self.options = name, options
@@ -81,7 +81,7 @@ class Bench:
             sys.exit(f"{name}: --rounds must be at least 1; got {options.rounds}")
         self.prefix = ["chrt", "-r", "1"] if options.real_time else []
         if options.real_time and first_line(*self.prefix, "true") is None:
-            sys.exit(f"{name}: chrt -r 1 is refused here (it takes root, CAP_SYS_NICE or an rtprio limit): nothing was measured")
+            sys.exit(f"{name}: chrt -r 1 is refused; expected root, CAP_SYS_NICE or an rtprio limit; omit --real-time")
         self.python = options.peers_python or own_python()
         self.hangs, self.failures = {}, {}  # {name: times}
         self.began = datetime.datetime.now().astimezone()
@@ -90,17 +90,17 @@ class Bench:
         print(f"{name}: {options.rounds} rounds, {os.cpu_count()} cores" + (", chrt -r 1" if self.prefix else ""))
 
     def launch(self, ranks, program, *arguments):
-        """Ours, under our launcher."""
+        """Returns a program of Lockstep's, under its launcher."""
         launcher = [str(self.options.bin / "lockstep"), "launch", "-n", str(ranks)]
         return Program([*launcher, str(self.options.bin / program), *map(str, arguments)])
 
     def torchrun(self, ranks, script, *arguments):
-        """A peer of bench/, under PyTorch's launcher."""
+        """Returns a peer in bench/, under PyTorch's launcher."""
         launcher = [str(self.python), "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
         return Program([*launcher, str(ROOT / "bench" / script), *map(str, arguments)], peer=True)
 
     def run(self, name, program):
-        """What became of it; ends the bench if it failed or hung, a peer if it did so once too often."""
+        """Returns the result of a program. Ends the bench if it fails or hangs; a peer may do so MOST_REPEATS times."""
         environment = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **program.environment}
         command = [*self.prefix, *program.command]
         for _ in range(1 + (MOST_REPEATS if program.peer else 0)):
@@ -117,25 +117,25 @@ class Bench:
         sys.exit(f"{self.name}: {' '.join(command)} {fault}")
 
     def measure(self, title, names, figures_of):
-        """{row: {name: [figure of each round]}}, where `figures_of(name)` runs it and returns {row: figure}."""
+        """Returns {row: {name: [figure of each round]}}. `figures_of(name)` runs a program and returns {row: figure}."""
         values, names, began = {}, list(names), time.monotonic()
         for number, place, name in turns(names, self.options.rounds):
-            self.say(f"round {number}/{self.options.rounds}, {place + 1}/{len(names)}, {title}: {name}")
+            self.show_progress(f"round {number}/{self.options.rounds}, {place + 1}/{len(names)}, {title}: {name}")
             figures = figures_of(name)
             for row, figure in figures.items() if number > 0 else ():
                 values.setdefault(row, {}).setdefault(name, []).append(figure)
-        self.say("")
+        self.show_progress("")
         if not sys.stderr.isatty():
             print(f"{self.name}: {title} took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return {row: {name: by_name[name] for name in names if name in by_name} for row, by_name in values.items()}
 
-    def say(self, what):
-        """The line that tells how far it is, on a terminal."""
+    def show_progress(self, what):
+        """Shows the current run, on a terminal."""
         if sys.stderr.isatty():
             print(f"\r\x1b[K{what[:100]}", end="", file=sys.stderr, flush=True)
 
     def finish(self, values, **more):
-        """Prints what there is to know of the run, and writes it with all figures."""
+        """Prints facts about the run, and writes them with all figures."""
         load_after = os.getloadavg()[0]
         print(f"\nload {self.load_before:.1f} before and {load_after:.1f} after")
         for name, times in self.hangs.items():

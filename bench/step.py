@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A training step: Lockstep against PyTorch's DistributedDataParallel and Accelerate, and against computing alone.
+"""Measures a training step: Lockstep, PyTorch's DistributedDataParallel, Accelerate, and computation alone.
 
-Models: mlp (784-256-10), cnn (the Fashion-MNIST example), lm (a transformer of 10 million parameters),
-each trained with AdamW on one resident batch of 64, 64 and 8 x 128, one thread a rank; mlp and lm with
-4 micro-batches a step, too. Shared parameters: AcceleratorOptions::shared_parameters; ZeRO 1 and 2:
-AcceleratorOptions::zero. Alone: the same number of processes without communication, which is the limit. One process: one of
-them with the machine to itself. Accelerate runs with two processes, under torchrun with
-ACCELERATE_USE_CPU=true. All programs in turn (rounds.py). Prints tables and writes all figures to
+Models are mlp (784-256-10), cnn (the Fashion-MNIST example) and lm (a transformer of 10 million parameters).
+Each rank has one thread and trains with AdamW on one resident batch of 64, 64 or 8 x 128; mlp and lm also with
+4 micro-batches a step. "Shared parameters" is AcceleratorOptions::shared_parameters, "ZeRO 1" and "ZeRO 2"
+are AcceleratorOptions::zero. "Alone" is the limit: the same number of processes without communication. "One
+process" is one of them with the machine to itself. Accelerate runs with two processes, under torchrun with
+ACCELERATE_USE_CPU=true. All programs run in turn (rounds.py). Prints tables and writes all figures to
 build/bench/step.json.
 """
 from rounds import Bench, json_lines, parser_of
@@ -26,7 +26,7 @@ def parse_arguments():
 
 
 def programs_of(bench, model, accumulate):
-    """{name: program}; ours first."""
+    """Returns {name: program}; ours first."""
     ranks, steps = bench.options.ranks, max(STEPS[model] // accumulate, 2)
     what = ("--model", model, "--steps", steps, "--accumulate", accumulate)
     return {
@@ -43,13 +43,13 @@ def programs_of(bench, model, accumulate):
 
 
 def step_us(bench, name, program):
-    """What one run says of itself."""
+    """Returns the microseconds of a step that one run reports."""
     (line,) = json_lines(bench.run(name, program).output)
     return line["us"]
 
 
 def rows_of(options):
-    """(row, model, micro-batches)."""
+    """Yields (row, model, micro-batches)."""
     for accumulate in options.accumulate:
         for model in options.models:
             if accumulate == 1:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of bench/step.py, bench/loader.py and bench/gpu.py: trains a model. Rank 0 prints the time
-// of a step. The same as step_peers.py.
+// Trains a model as a rank of bench/step.py, bench/loader.py and bench/gpu.py. Rank 0 prints the
+// time of a step. step_peers.py does the same.
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -23,7 +23,7 @@ namespace {
 struct Options {
   std::string model = "mlp";
   bool alone = false;
-  bool loader = false;  ///< cnn only: batches of Fashion-MNIST from a loader, not one resident one.
+  bool loader = false;  ///< cnn only: Fashion-MNIST from a loader, not one resident batch.
   bool shared = false;  ///< Shared parameters.
   int zero = 0;         ///< ZeRO's stage; 0: none.
   std::string offload_optimizer;  ///< "cpu", or a folder for files.
@@ -71,7 +71,7 @@ double own_peak_mib() {
   return 0;
 }
 
-/// The time of the slowest rank, and the largest peak memory of a rank.
+/// Holds the time of the slowest rank, and the largest peak memory of a rank.
 struct Figures {
   double us, peak_mib;
 };
@@ -183,7 +183,7 @@ Figures measure(const Options& options) {
     const at::Tensor text = at::randint(50304, {8, 1024}, at::kLong);
     return train(options, bench::gpt2(), {text, text}, cross_entropy);
   }
-  throw lockstep::ConfigError("step_bench", "no such model: " + options.model);
+  throw lockstep::ConfigError("step_bench", "unknown model '" + options.model + "'");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as step_bench.cpp in PyTorch: alone, with DistributedDataParallel, Accelerate, DeepSpeed or FSDP2; an argument selects it."""
+"""Times a step in PyTorch like step_bench.cpp: alone, with DistributedDataParallel, Accelerate, DeepSpeed or FSDP2."""
 import argparse
 import contextlib
 import itertools
@@ -44,7 +44,7 @@ def plain_step(options, net, optimizer, batches, no_sync):
 
 
 def accelerate_step(options, net, optimizer, batches):
-    from accelerate import Accelerator  # Importing it costs the other peers nothing.
+    from accelerate import Accelerator  # Imported here, so that the other peers do not load it.
 
     accelerator = Accelerator(
         cpu=options.device == "cpu",
@@ -54,7 +54,7 @@ def accelerate_step(options, net, optimizer, batches):
     assert accelerator.num_processes == int(os.environ["WORLD_SIZE"])
     model, optimizer = accelerator.prepare(net, optimizer)
     if options.workers is not None:
-        batches = iter(endless(accelerator.prepare(picture_loader(options.workers, dealt_out=False))))
+        batches = iter(endless(accelerator.prepare(picture_loader(options.workers, sharded=False))))
 
     def step():
         for _ in range(options.accumulate):
@@ -74,7 +74,7 @@ def ddp_step(options, net, batches):
     net = nn.parallel.DistributedDataParallel(net)
     last = options.accumulate - 1
     if options.workers is not None:
-        batches = iter(endless(picture_loader(options.workers, dealt_out=True)))
+        batches = iter(endless(picture_loader(options.workers, sharded=True)))
     no_sync = lambda i: contextlib.nullcontext() if i == last else net.no_sync()  # noqa: E731
     return plain_step(options, net, adamw(net), batches, no_sync)
 
@@ -85,7 +85,7 @@ def deepspeed_step(options, net, batches):
     deepspeed.init_distributed("gloo" if options.device == "cpu" else "nccl")
     world = int(os.environ["WORLD_SIZE"])
     config = {
-        "train_batch_size": options.accumulate * world,  # Of rows it knows nothing.
+        "train_batch_size": options.accumulate * world,  # DeepSpeed does not count rows.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": options.accumulate,
         "gradient_clipping": 0,
@@ -105,7 +105,7 @@ def deepspeed_step(options, net, batches):
 
 
 def fsdp2_step(options, net, batches):
-    """Each block a unit, as its documentation has it. Stage 2 keeps parameters from forward to backward."""
+    """Makes each block a unit, as FSDP2's documentation does. Stage 2 keeps parameters from forward to backward."""
     from torch.distributed.fsdp import fully_shard
 
     torch.distributed.init_process_group("gloo" if options.device == "cpu" else "nccl")
@@ -124,7 +124,7 @@ def fsdp2_step(options, net, batches):
 
 
 def peak_mib():
-    """The most memory that this process has had resident."""
+    """Returns the peak resident memory of this process."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
@@ -136,7 +136,7 @@ def main():
     parser.add_argument("--model")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--workers", type=int, help="from a DataLoader with so many, not one resident batch; cnn only")
+    parser.add_argument("--workers", type=int, help="workers of a DataLoader, instead of one resident batch; cnn only")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("no", "bf16"), default="no")
     options = parser.parse_args()

@@ -8,7 +8,7 @@ def spread(figures):
 
 
 def text_of(figure):
-    """Three digits or more, whatever its size: 0.0123, 1.23, 12.3, 12,345."""
+    """Formats three digits or more: 0.0123, 1.23, 12.3, 12,345."""
     if figure >= 100:
         return f"{figure:,.0f}"
     return f"{figure:#.3g}"
@@ -19,7 +19,7 @@ def size_text(size):
 
 
 def print_table(title, programs):
-    """A line for each of {program: figures}; the first is ours, which the others are compared with."""
+    """Prints a line for each of {program: figures}, with its ratio to the first one, which is ours."""
     print(f"\n{title:40}{'median':>10}{'min':>10}{'max':>10}{'to ours':>10}")
     ours = None
     for program, figures in programs.items():

@@ -7,7 +7,8 @@
 #include <cstdio>
 #include <functional>
 
-// Timers of the benches' C++ programs. Without torch, since MPI's program includes it, too.
+// Defines timers of the benches' C++ programs. It is without torch, since MPI's program includes
+// it.
 namespace bench {
 
 using Operation = std::function<void()>;

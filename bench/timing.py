@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timers of the peers' Python programs; the same as timing.h."""
+"""Defines timers of the peers' Python programs; the same as in timing.h."""
 import time
 
 
@@ -11,14 +11,14 @@ def seconds_of(operation, times):
 
 
 def step_microseconds(step, steps, finish=lambda: None):
-    """Of one of `steps` steps in the mean, after a few to warm up. `finish` waits for what a step has left to a device."""
+    """Returns the mean time of `steps` steps, after a few to warm up. `finish` waits for the device."""
     seconds_of(step, min(max(steps // 5, 3), 50))
     finish()
     return seconds_of(lambda: (seconds_of(step, steps), finish()), 1) * 1e6 / steps
 
 
 def microseconds(operation, seconds, slowest, barrier):
-    """Of one operation among as many as take `seconds`, back to back. `slowest` is the largest of all ranks' values."""
+    """Returns the mean time of an operation, repeated for `seconds`. `slowest` returns the largest value of all ranks."""
     seconds_of(operation, 2)
     once = slowest(seconds_of(operation, 3) / 3)
     times = int(seconds / once) + 2

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO: Lockstep's stages against DeepSpeed's, PyTorch's FSDP2 and data parallelism.
+"""Measures ZeRO: Lockstep's stages against DeepSpeed's, PyTorch's FSDP2 and data parallelism.
 
-Models, batches and optimizer as in step.py, one thread a rank, fp32. Each run reports the time of a step,
-the peak resident memory of a rank (with its runtime, which for the peers is Python), and the seconds from launch to
-exit. FSDP2 keeps parameters from forward to backward as the peer of stage 2, and gathers them twice, block by block, as
-that of stage 3. DeepSpeed runs with DS_ACCELERATOR=cpu and torch's fused AdamW.
-All programs in turn (rounds.py). Prints tables and writes all figures to build/bench/zero.json.
+Models, batches and optimizer are those of step.py, with one thread a rank, in fp32. Each run reports the
+time of a step, the peak resident memory of a rank (with its runtime, which for the peers is Python), and the
+seconds from launch to exit. As the peer of stage 2, FSDP2 keeps parameters from forward to backward. As the
+peer of stage 3, it gathers them twice, block by block. DeepSpeed runs with DS_ACCELERATOR=cpu and torch's
+fused AdamW. All programs run in turn (rounds.py). Prints tables and writes all figures to
+build/bench/zero.json.
 """
 from rounds import Bench, json_lines, parser_of
 from tables import print_table
@@ -22,7 +23,7 @@ def parse_arguments():
 
 
 def programs_of(bench, model):
-    """{name: program}; data parallel first."""
+    """Returns {name: program}; data parallel first."""
     ranks = bench.options.ranks
     what = ("--model", model, "--steps", STEPS[model])
     programs = {"lockstep, data parallel": bench.launch(ranks, "step_bench", *what)}
@@ -41,7 +42,7 @@ def programs_of(bench, model):
 
 
 def figures_of(bench, model, name, program):
-    """What one run says of itself, and how long it took."""
+    """Returns the figures that one run reports, and its time."""
     ended = bench.run(name, program)
     (line,) = json_lines(ended.output)
     return {

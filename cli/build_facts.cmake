@@ -1,4 +1,4 @@
-# What `lockstep env` says of the build: a library of its own, since each commit makes it anew.
+# The build facts of `lockstep env`, in a separate library, since each commit rebuilds it.
 set(commit_header "${CMAKE_CURRENT_BINARY_DIR}/build_facts/lockstep_commit.h")
 set(git_log "${PROJECT_SOURCE_DIR}/.git/logs/HEAD")
 if(NOT EXISTS "${git_log}")

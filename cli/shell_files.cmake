@@ -1,4 +1,4 @@
-# What shells and man read of an installed Lockstep; printed by the program itself.
+# Completion scripts and the manual page, which the program prints and an installation contains.
 include(GNUInstallDirs)
 set(shell_dir "${CMAKE_CURRENT_BINARY_DIR}/shell")
 file(MAKE_DIRECTORY "${shell_dir}")

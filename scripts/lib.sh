@@ -46,12 +46,12 @@ torch_cmake_dir() {
   if [[ -n ${LOCKSTEP_TORCH:-} ]]; then
     folder=$LOCKSTEP_TORCH/share/cmake/Torch
     [[ -f $folder/TorchConfig.cmake ]] || die "$exit_usage" \
-      "LOCKSTEP_TORCH is no torch folder; got '$LOCKSTEP_TORCH', expected a folder with share/cmake/Torch/TorchConfig.cmake" \
+      "LOCKSTEP_TORCH is not a torch folder; got '$LOCKSTEP_TORCH', expected a folder with share/cmake/Torch/TorchConfig.cmake" \
       "(the folder 'torch' of an installed Python package, or an unpacked libtorch); unset it to let ./dev install torch $torch_version"
   elif [[ -n ${Torch_DIR:-} ]]; then
     folder=$Torch_DIR
     [[ -f $folder/TorchConfig.cmake ]] || die "$exit_usage" \
-      "Torch_DIR is no torch folder; got '$Torch_DIR', expected a folder with TorchConfig.cmake" \
+      "Torch_DIR is not a torch folder; got '$Torch_DIR', expected a folder with TorchConfig.cmake" \
       "(usually .../torch/share/cmake/Torch); unset it to let ./dev install torch $torch_version"
   else
     folder=$(venv_torch)/share/cmake/Torch

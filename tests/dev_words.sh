@@ -58,7 +58,7 @@ if ((EUID == 0)); then
   as_user=(setpriv --reuid 65534 --regid 65534 --clear-groups)
 fi
 
-# Somebody without root or sudo, on a Debian that lacks everything: what to ask for, and nothing done.
+# Without root and sudo, on a Debian that lacks every package: the error lists them, and nothing is installed.
 fake dpkg-query 'exit 1'
 fake apt-get 'echo "apt-get $DEBIAN_FRONTEND $*"; [ "$1" = update ] || exit 99'
 fake sudo 'exit 1'
@@ -66,24 +66,24 @@ expect 2 $'Run as root:\n       apt-get install --no-install-recommends clang-fo
   "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
 [[ $output != *noninteractive* ]] || fail "apt-get ran without root"
 
-# The same with a sudo that works: apt-get runs through it, once, and its failure is told.
+# With a sudo that works, apt-get runs through it once, and its failure is reported.
 fake sudo 'echo "sudo $*"; [ "$1" = -n ] || exec "$@"'
 expect 2 "apt-get noninteractive install -qq -y --no-install-recommends clang-format git" \
   "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
 
-# Nothing is missing: silence.
+# Nothing is missing: the script prints nothing.
 fake dpkg-query 'printf installed'
 fake apt-get 'echo "apt-get must not run"; exit 99'
 expect 0 "" "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
-[[ -z $output ]] || fail "there was nothing to do, and yet something was said"
+[[ -z $output ]] || fail "bootstrap printed text; expected none if nothing is missing"
 
-# A torch of one's own that is none, and a .venv that is something else.
-expect 2 "LOCKSTEP_TORCH is no torch folder; got '/nowhere'" \
+# LOCKSTEP_TORCH and Torch_DIR are wrong, and .venv is an ordinary folder.
+expect 2 "LOCKSTEP_TORCH is not a torch folder; got '/nowhere'" \
   "${with_fakes[@]}" LOCKSTEP_TORCH=/nowhere "$bootstrap" build
-expect 2 "Torch_DIR is no torch folder; got '/nowhere'" "${with_fakes[@]}" Torch_DIR=/nowhere "$bootstrap" build
+expect 2 "Torch_DIR is not a torch folder; got '/nowhere'" "${with_fakes[@]}" Torch_DIR=/nowhere "$bootstrap" build
 mkdir -p "$work/repo/.venv"
 touch "$work/repo/.venv/diary"
-expect 2 "exists and is no virtual environment" "${with_fakes[@]}" "$bootstrap" build
-[[ -f $work/repo/.venv/diary ]] || fail "a folder that is not ours was removed"
+expect 2 "exists and is not a virtual environment" "${with_fakes[@]}" "$bootstrap" build
+[[ -f $work/repo/.venv/diary ]] || fail "bootstrap removed a folder that it did not create"
 
-echo "the words refuse what they must, and install nothing unasked"
+echo "invalid words are refused, and nothing is installed without consent"

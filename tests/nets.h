@@ -48,7 +48,7 @@ struct TwoLayerOptions {
   at::ScalarType dtype = at::kFloat;
 };
 
-/// last(tanh(first(x))), computed in the dtype of the weights.
+/// Computes last(tanh(first(x))) in the dtype of the weights.
 struct TwoLayerNetImpl : torch::nn::Module {
   explicit TwoLayerNetImpl(const TwoLayerOptions& options = {}) {
     first = register_module("first", torch::nn::Linear(options.in, options.hidden));

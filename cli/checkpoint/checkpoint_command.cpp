@@ -20,10 +20,10 @@ constexpr const char* kListFooter = R"(Examples:
   lockstep checkpoint ls runs/a/checkpoints --json | jq -r .newest
 
 Lists the checkpoints in the order of their commits, the newest valid one marked with *,
-then other files and folders with the reason why they are no checkpoints. Checks sizes only;
-lockstep checkpoint verify reads all data.
+then other files and folders with the reason why they are not checkpoints. Checks sizes
+only; lockstep checkpoint verify reads all data.
 
-Exit code: 0; 1 if the folder cannot be read; 2 for a wrong call.)";
+Exit code: 0; 1 if the folder cannot be read; 2 for a usage error.)";
 
 constexpr const char* kShowFooter = R"(Examples:
   lockstep checkpoint show runs/a/checkpoints/checkpoint_3
@@ -59,13 +59,13 @@ constexpr const char* kPruneFooter = R"(Examples:
   lockstep checkpoint prune runs/a/checkpoints --keep 3 --dry-run
   lockstep checkpoint prune runs/a/checkpoints --keep 3
 
-Removes the oldest checkpoints, in the order of commits, until N complete ones are left.
-All names count; the option total_limit of a program counts and removes only checkpoint_<N>.
-Reads all data of the kept ones: a damaged one does not count, is reported, and is removed
-only if it is older than all of them. Other files are kept, except those that a killed save
-or prune left: on this host at once, on another host after a day.
+Removes the oldest checkpoints, in the order of commits, until N complete ones remain. All
+names count; the option total_limit of a program counts and removes only checkpoint_<N>.
+Reads all data of the checkpoints to keep. A damaged checkpoint is reported and does not
+count; it is removed only if it is older than all kept ones. Other files are kept, except
+those that a killed save or prune left: on this host at once, on another host after a day.
 
-Exit code: 0; 1 if one cannot be removed; 2 for a usage error.)";
+Exit code: 0; 1 if a checkpoint cannot be removed; 2 for a usage error.)";
 
 constexpr const char* kMergeFooter = R"(Examples:
   lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported

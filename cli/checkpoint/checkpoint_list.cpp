@@ -22,12 +22,12 @@ using storage::Manifest;
 using Json = nlohmann::json;
 
 void require_folder(const fs::path& path) {
-  if (const auto why = storage::why_no_folder(path)) {
+  if (const auto why = storage::why_not_folder(path)) {
     throw ConfigError(path, *why);
   }
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    throw ConfigError(path, "is no folder; expected an existing folder");
+    throw ConfigError(path, "is not a folder; expected an existing folder");
   }
 }
 
@@ -50,7 +50,7 @@ uint64_t bytes_of(const Manifest& manifest) {
       [](uint64_t sum, const auto& file) { return sum + file.summary.bytes; });
 }
 
-/// Null if the meta data has no step.
+/// Returns null if the meta data has no step.
 Json step_of(const Manifest& manifest) {
   return manifest.meta.value("step", Json());
 }
@@ -71,7 +71,8 @@ bool is_leftover(const Listed& listed) {
 
 std::string state_of(const Listed& listed) {
   if (is_leftover(listed)) {
-    return "incomplete: being written, or left by a killed save or prune; the next one removes it";
+    return "incomplete: it is being written, or a killed save or prune left it; the next save or "
+           "prune removes it";
   }
   if (!listed.why.empty()) {
     return "not valid: " + printable(without_folder(listed.why, listed.path));

@@ -90,7 +90,7 @@ TEST_F(CheckpointReports, ListNamesAllAndMarksTheNewest) {
           HasSubstr("    other           -     -      -      -      -  not valid: is no")));
 }
 
-TEST_F(CheckpointReports, NameACheckpointThatIsALinkAndWhatIsNone) {
+TEST_F(CheckpointReports, NameLinksAndPathsThatAreNotCheckpoints) {
   const TestFolder other_disk;
   fs::rename(save("checkpoint_1", some_files()), other_disk / "moved");
   fs::create_directory_symlink(other_disk / "moved", folder_ / "checkpoint_1");
@@ -118,12 +118,12 @@ TEST_F(CheckpointReports, NameACheckpointThatIsALinkAndWhatIsNone) {
       ThrowsMessage<ConfigError>(HasSubstr("is a symbolic link to /no/such/disk")));
 }
 
-TEST_F(CheckpointReports, ListOfNothingSaysSo) {
+TEST_F(CheckpointReports, ListOfAnEmptyFolderSaysSo) {
   EXPECT_THAT(list_report(folder_.path()).text, HasSubstr(": no checkpoints\n"));
   EXPECT_EQ(list_report(folder_.path()).json["newest"], nullptr);
   EXPECT_THAT(
       [&] { list_report(folder_ / "absent"); },
-      ThrowsMessage<ConfigError>(HasSubstr("is no folder")));
+      ThrowsMessage<ConfigError>(HasSubstr("is not a folder")));
   const fs::path one = save("step_1", {});
   EXPECT_THAT(
       [&] { list_report(one); },
@@ -151,7 +151,7 @@ TEST_F(CheckpointReports, ShowPutsSlicesTogether) {
           HasSubstr("  w.exp_avg  F32    [2, 2]         4  16 B  2 slices\n")));
 }
 
-TEST_F(CheckpointReports, ShowGoesOnBehindASetThatCannotBeRead) {
+TEST_F(CheckpointReports, ShowContinuesAfterAnUnreadableSet) {
   const fs::path path = save("step_1", some_files());
   storage::flip_bit(path / "model.safetensors", 9);
   const Report report = show_report(path);
@@ -202,7 +202,7 @@ TEST_F(CheckpointReports, VerifyNamesEveryDamagedFileAndTensor) {
           HasSubstr("torn: damaged\n  is not a checkpoint")));
 }
 
-TEST_F(CheckpointReports, DiffOfTheSameContentIsNone) {
+TEST_F(CheckpointReports, DiffOfEqualContentIsEmpty) {
   Files whole = some_files();
   whole.erase("optimizer-00001-of-00002.safetensors");
   whole.erase("optimizer-00002-of-00002.safetensors");
@@ -214,7 +214,7 @@ TEST_F(CheckpointReports, DiffOfTheSameContentIsNone) {
   EXPECT_EQ(report.text, "no difference; 0 tensors differ, 3 equal\n");
 }
 
-TEST_F(CheckpointReports, DiffNamesWhatIsAddedRemovedAndChanged) {
+TEST_F(CheckpointReports, DiffNamesAddedRemovedAndChangedTensors) {
   const fs::path one = save(
       "one",
       {{"model.safetensors",
@@ -261,7 +261,7 @@ TEST_F(CheckpointReports, DiffNamesWhatIsAddedRemovedAndChanged) {
           HasSubstr("6 tensors differ, 1 equal\n")));
 }
 
-TEST_F(CheckpointReports, PruneSaysWhatGoesAndWhatStays) {
+TEST_F(CheckpointReports, PruneListsRemovedAndKeptCheckpoints) {
   save("one", {});
   save("two", {});
   save("three", {});
@@ -278,7 +278,7 @@ TEST_F(CheckpointReports, PruneSaysWhatGoesAndWhatStays) {
   EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("other", "three"));
 }
 
-TEST_F(CheckpointReports, PruneReadsWhatStaysAndNamesWhatDoesNotCount) {
+TEST_F(CheckpointReports, PruneReadsKeptCheckpointsAndNamesIgnoredOnes) {
   save("one", {});
   const fs::path flipped = save("two", some_files());
   storage::flip_bit(flipped / "state.json", 2);
@@ -330,7 +330,7 @@ TEST_F(CheckpointReports, MergedWeightsAreThoseOfTheModelAskedFor) {
           HasSubstr("has no tensors named model_2; expected one of model, model_1, optimizer")));
   EXPECT_THAT(
       [&] { merge_weights(path, out / "x.safetensors", {}); },
-      ThrowsMessage<ConfigError>(HasSubstr("is no folder")));
+      ThrowsMessage<ConfigError>(HasSubstr("is not a folder")));
 }
 
 TEST_F(CheckpointReports, MergingDamagedWeightsWritesNothing) {
@@ -359,7 +359,7 @@ TEST_F(CheckpointReports, MergedWeightsDoNotGoIntoACheckpoint) {
   EXPECT_EQ(storage::names_in(path), before);
 }
 
-TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
+TEST_F(CheckpointReports, LeftoversOfAKilledProcessAreNamedAndPrunedFirst) {
   const std::string host = [] {
     const fs::path own = storage::temporary_name("x");
     return own.native().substr(6, own.native().find("-" + std::to_string(getpid())) - 6);
@@ -376,7 +376,7 @@ TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
   const std::string name = "two.tmp-" + host + "-" + std::to_string(dead) + "-0123456789abcdef";
   fs::create_directory(folder_ / name);
   const Report listed = list_report(folder_.path());
-  EXPECT_THAT(listed.text, HasSubstr("left by a killed save or prune"));
+  EXPECT_THAT(listed.text, HasSubstr("a killed save or prune left it"));
   EXPECT_EQ(listed.json["checkpoints"][0]["leftover"], false);
   EXPECT_EQ(listed.json["checkpoints"][1]["leftover"], true);
   EXPECT_EQ(
@@ -388,7 +388,7 @@ TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
   EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("one"));
 }
 
-TEST_F(CheckpointReports, DiffOfTwoRunsThatDidTheSameIsNoneThoughEachSaveHasItsId) {
+TEST_F(CheckpointReports, DiffOfEqualRunsIsEmptyThoughEachSaveHasItsOwnId) {
   for (const char* name : {"one", "other"}) {
     storage::edit_manifest(
         save(name, some_files()), [&](Json& manifest) { manifest["meta"]["save_id"] = name; });

@@ -19,7 +19,7 @@ using storage::StoredCheckpoint;
 using Json = nlohmann::json;
 
 constexpr uint64_t kBytesPerUnit = 1'000'000;
-constexpr uint64_t kWorthABar = 100'000'000;  // Less is read in a fraction of a second.
+constexpr uint64_t kMinBytesForBar = 100'000'000;  // Less is read in a fraction of a second.
 
 uint64_t bytes_of(const StoredCheckpoint& stored) {
   uint64_t bytes = 0;
@@ -31,7 +31,7 @@ uint64_t bytes_of(const StoredCheckpoint& stored) {
 
 ProgressTerminal terminal_for(uint64_t bytes) {
   ProgressTerminal terminal = ProgressTerminal::standard_error();
-  terminal.on = terminal.on && bytes >= kWorthABar;
+  terminal.on = terminal.on && bytes >= kMinBytesForBar;
   return terminal;
 }
 
@@ -105,8 +105,8 @@ Report verify_report(const std::vector<fs::path>& paths) {
   uint64_t total_bytes = 0;
   for (const fs::path& path : paths) {
     Verified& verified = all.emplace_back(Verified{path, std::nullopt, {}});
-    if (storage::checkpoint_number(path) && storage::why_no_folder(path)) {
-      verified.damage.push_back({"", "", storage::no_checkpoint(path).what()});
+    if (storage::checkpoint_number(path) && storage::why_not_folder(path)) {
+      verified.damage.push_back({"", "", storage::not_a_checkpoint(path).what()});
       continue;
     }
     try {

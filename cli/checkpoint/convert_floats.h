@@ -22,16 +22,16 @@ T load(const char* data) {
 float value_of_half(uint16_t bits);
 float value_of_bfloat16(uint16_t bits);
 
-/// Rounds a float32 to the bits of fp16 or bf16, to nearest even like torch. Too large values
-/// become infinite.
+/// Converts a float32 to the bits of fp16 or bf16, rounded to nearest even as in torch. Values out
+/// of range become infinite.
 uint16_t half_of(float value);
 uint16_t bfloat16_of(float value);
 
 /// Returns whether convert_floats() supports the dtype: F32, F16 or BF16.
 bool is_narrow_float(storage::Dtype dtype);
 
-/// Converts the elements in `from` to another such dtype, and writes them to `to`. Any alignment;
-/// the ranges must not overlap. Returns the number of finite values that became infinite.
+/// Converts the elements in `from` to `to_dtype`, and writes them to `to`. The ranges may have any
+/// alignment and must not overlap. Returns the number of finite values that became infinite.
 int64_t convert_floats(
     storage::Dtype from_dtype, std::string_view from, storage::Dtype to_dtype, char* to);
 

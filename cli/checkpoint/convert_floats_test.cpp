@@ -36,7 +36,7 @@ TEST(ConvertFloats, OfEveryFp16AndBf16ThereAndBackGivesTheSameBits) {
   }
 }
 
-TEST(ConvertFloats, KnowsWhatBitsMean) {
+TEST(ConvertFloats, ReadsBitPatternsOfEachDtype) {
   EXPECT_EQ(value_of_half(0x3c00), 1);
   EXPECT_EQ(value_of_half(0xbe00), -1.5F);
   EXPECT_EQ(value_of_half(0x7bff), 65504);

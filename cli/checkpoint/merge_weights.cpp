@@ -27,19 +27,6 @@ using storage::StoredCheckpoint;
 using storage::TensorSet;
 using storage::TensorSlice;
 
-TensorSet open_model(const StoredCheckpoint& stored, int model) {
-  const std::string stem = model == 0 ? "model" : fmt::format("model_{}", model);
-  if (!TensorSet::exists(stored, stem)) {
-    throw ConfigError(
-        stored.path(),
-        fmt::format(
-            "has no tensors named {}; expected one of {}",
-            stem,
-            printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
-  }
-  return TensorSet(stored, stem);
-}
-
 bool is_checkpoint(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder / storage::kManifestName, error)) {
@@ -96,7 +83,8 @@ void check_output(const fs::path& output, bool force) {
   check_not_in_checkpoint(output);
   if (output.extension() == ".safetensors" ||
       (storage::name_exists(output) && !fs::is_directory(output, error))) {
-    throw ConfigError(output, "is no folder; weights may need several files; give a folder");
+    throw ConfigError(
+        output, "is not a folder; expected a folder, since weights may need several files");
   }
   for (const char* name : {storage::kModelFile, storage::kModelIndex}) {
     if (storage::name_exists(output / name) && !force) {
@@ -160,7 +148,8 @@ std::string_view assemble(
   return buffer;
 }
 
-/// Does the same; CheckpointError, naming the tensor, if there is not enough memory.
+/// Returns the bytes as assemble() does. Throws CheckpointError, naming the tensor, if there is not
+/// enough memory.
 std::string_view tensor_bytes(
     const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
   buffer = std::string();  // Frees the memory of the previous tensor first.
@@ -175,8 +164,7 @@ std::string_view tensor_bytes(
         set.file(tensor.slices.front().file).path(),
         fmt::format(
             "needs {} ({} bytes) of memory to be written as {}, and less is available; use a host "
-            "with "
-            "more memory, a higher ulimit -v{}",
+            "with more memory, a higher ulimit -v{}",
             storage::format_bytes(bytes),
             bytes,
             storage::dtype_name(dtype),
@@ -186,7 +174,7 @@ std::string_view tensor_bytes(
 }
 
 /// Returns the names of frozen parameters that the checkpoint does not have.
-std::vector<std::string> left_out(const StoredCheckpoint& stored, int model) {
+std::vector<std::string> absent_parameters(const StoredCheckpoint& stored, int model) {
   std::vector<std::string> names;
   const auto all = stored.meta().find("left_out");
   if (all == stored.meta().end() || !all->is_array() || all->size() <= static_cast<size_t>(model)) {
@@ -201,6 +189,19 @@ std::vector<std::string> left_out(const StoredCheckpoint& stored, int model) {
 }
 
 }  // namespace
+
+TensorSet open_model(const StoredCheckpoint& stored, int model) {
+  const std::string stem = model == 0 ? "model" : fmt::format("model_{}", model);
+  if (!TensorSet::exists(stored, stem)) {
+    throw ConfigError(
+        stored.path(),
+        fmt::format(
+            "has no tensors named {}; expected one of {}",
+            stem,
+            printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
+  }
+  return TensorSet(stored, stem);
+}
 
 MergeDtype parse_merge_dtype(const std::string& word) {
   const auto* const found = std::find(kMergeDtypes.begin(), kMergeDtypes.end(), word);
@@ -248,7 +249,7 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
       storage::format_bytes(bytes),
       converted == 0 ? ""
                      : fmt::format("; {} converted to {}", counted(converted, "tensor"), dtype));
-  const std::vector<std::string> absent = left_out(stored, options.model);
+  const std::vector<std::string> absent = absent_parameters(stored, options.model);
   if (!absent.empty()) {
     report.text += fmt::format(
         "without {}, which the checkpoint does not have: {}\n",

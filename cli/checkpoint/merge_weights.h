@@ -16,7 +16,7 @@ enum class MergeDtype : uint8_t { kKeep, kFloat32, kFloat16, kBFloat16 };
 
 /// The names of MergeDtype, in its order.
 constexpr std::array<const char*, 4> kMergeDtypes = {"keep", "float32", "float16", "bfloat16"};
-/// Parses one of these names; ConfigError, listing them, for another word.
+/// Parses one of these names. Throws ConfigError, listing them, for another word.
 MergeDtype parse_merge_dtype(const std::string& word);
 
 /// The options of merge_weights().
@@ -32,9 +32,9 @@ struct MergeOptions {
 /// Needs memory for the largest tensor that is assembled or converted. Frozen parameters that the
 /// checkpoint does not have are named in the report.
 ///
-/// Throws ConfigError if the checkpoint has no such model, if `output` has weights already, is no
-/// folder, or is in a checkpoint. CheckpointError, naming the tensor, for a value out of the range
-/// of `dtype`. If it fails, folders that it created are removed.
+/// Throws ConfigError if the checkpoint has no such model, if `output` has weights already, is not
+/// a folder, or is in a checkpoint. Throws CheckpointError, naming the tensor, for a value out of
+/// the range of `dtype`. If it fails, folders that it created are removed.
 Report merge_weights(
     const std::filesystem::path& path,
     const std::filesystem::path& output,

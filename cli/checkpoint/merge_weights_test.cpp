@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What dtype merged weights have, and in how many files they lie.
+// The dtype and the files of merged weights.
 #include "cli/checkpoint/merge_weights.h"
 
 #include <cstdint>
@@ -92,12 +92,12 @@ TEST_F(MergeWeights, AreOneFileOfFloat32WithTheSameValues) {
   EXPECT_THAT(report_.text, HasSubstr("; 4 tensors converted to float32\n"));
 }
 
-TEST_F(MergeWeights, AreOneFileHoweverLarge) {
+TEST_F(MergeWeights, AreOneFileOfAnySize) {
   const std::vector<uint64_t> sizes(3, uint64_t{1} << 40);
   EXPECT_EQ(storage::split_into_shards(sizes, MergeOptions().max_shard_bytes).size(), 1U);
 }
 
-TEST_F(MergeWeights, StayAsTheyWereSavedIfToldSo) {
+TEST_F(MergeWeights, KeepTheirSavedDtypeOnRequest) {
   const SafetensorsMap file = merged({.dtype = MergeDtype::kKeep});
   expect(file, "divided", Dtype::kBF16, raw_bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080}));
   expect(file, "frozen", Dtype::kBF16, raw_bytes(kFrozen));
@@ -106,7 +106,7 @@ TEST_F(MergeWeights, StayAsTheyWereSavedIfToldSo) {
   EXPECT_EQ(report_.json["converted"], 0);
 }
 
-TEST_F(MergeWeights, AreRoundedIfToldSo) {
+TEST_F(MergeWeights, AreRoundedOnRequest) {
   const SafetensorsMap file = merged({.dtype = MergeDtype::kBFloat16});
   expect(file, "frozen", Dtype::kBF16, raw_bytes(kFrozen));
   expect(file, "half", Dtype::kBF16, raw_bytes<uint16_t>({0x3eab, 0x3380}));
@@ -117,7 +117,7 @@ TEST_F(MergeWeights, AreRoundedIfToldSo) {
   expect(half, "master", Dtype::kF16, raw_bytes<uint16_t>({0x3c01}));
 }
 
-TEST_F(MergeWeights, AreNotWrittenAsWhatIsTooSmallForThem) {
+TEST_F(MergeWeights, AreNotWrittenInATooNarrowDtype) {
   const std::vector<float> large = {1, 1e6F};
   storage::commit_checkpoint(
       path_,

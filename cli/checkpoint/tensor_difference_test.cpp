@@ -46,12 +46,12 @@ class TensorDifferenceTest : public testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(TensorDifferenceTest, OfEqualTensorsIsNone) {
+TEST_F(TensorDifferenceTest, OfEqualTensorsIsEmpty) {
   EXPECT_FALSE(compare_values<float>(Dtype::kF32, {1, 2, NAN}, {1, 2, NAN}));
   EXPECT_FALSE(compare_values<float>(Dtype::kF32, {}, {}));
 }
 
-TEST_F(TensorDifferenceTest, OfFloatsSaysHowManyAndHowFar) {
+TEST_F(TensorDifferenceTest, OfFloatsReportsCountAndLargestDifference) {
   const auto f32 = compare_values<float>(Dtype::kF32, {1, 2, -3, 4}, {1, 2.5, 1, 4});
   ASSERT_TRUE(f32);
   EXPECT_EQ(f32->elements, 2);
@@ -66,7 +66,7 @@ TEST_F(TensorDifferenceTest, OfFloatsSaysHowManyAndHowFar) {
   EXPECT_EQ(compare_values<uint16_t>(Dtype::kBF16, {0x3f80}, {0xc000})->largest, 3.0);
 }
 
-TEST_F(TensorDifferenceTest, OfFloatsThatAreNoNumbersStaysNone) {
+TEST_F(TensorDifferenceTest, OfNaNsIsNaN) {
   const auto zeros = compare_values<float>(Dtype::kF32, {0.0F}, {-0.0F});
   EXPECT_EQ(zeros->elements, 1);
   EXPECT_EQ(zeros->largest, 0.0);
@@ -75,13 +75,13 @@ TEST_F(TensorDifferenceTest, OfFloatsThatAreNoNumbersStaysNone) {
   EXPECT_TRUE(std::isnan(*compare_values<uint16_t>(Dtype::kF16, {0x7c01}, {0})->largest));
 }
 
-TEST_F(TensorDifferenceTest, OfOtherDtypesSaysHowManyAlone) {
+TEST_F(TensorDifferenceTest, OfOtherDtypesReportsTheCountOnly) {
   const auto difference = compare_values<int64_t>(Dtype::kI64, {1, 2, 3}, {1, 9, 9});
   EXPECT_EQ(difference->elements, 2);
   EXPECT_FALSE(difference->largest);
 }
 
-TEST_F(TensorDifferenceTest, DoesNotDependOnHowATensorIsDivided) {
+TEST_F(TensorDifferenceTest, DoesNotDependOnTheSlicesOfATensor) {
   std::vector<float> values(5000);
   std::iota(values.begin(), values.end(), 0.0F);
   /// The tensor in as many files as there are ends.

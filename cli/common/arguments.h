@@ -17,11 +17,11 @@ struct Arguments {
 
 /// Splits `words` (without argv[0]) by the commands and options of `app`.
 ///
-/// In a command that takes a program (CLI::App::prefix_command), the first word that is no option,
-/// or the word after `--`, begins the program; later words are not parsed. In another command
-/// without subcommands, words that are no options are arguments, and so is every word after `--`.
-/// Options may be written with `_` for `-`, as torchrun's. ConfigError, with the closest name, for
-/// an unknown command or option, and for an option without its value.
+/// In a command that takes a program (CLI::App::prefix_command), the first word that is not an
+/// option, or the word after `--`, begins the program; later words are not parsed. In another
+/// command without subcommands, words that are not options are arguments, and so is every word
+/// after `--`. Options may be written with `_` for `-`, as torchrun's. Throws ConfigError, with the
+/// closest name, for an unknown command or option, and for an option without its value.
 Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& words);
 
 /// Throws ConfigError if a command without arguments, like "lockstep env", got some.

@@ -50,7 +50,7 @@ TEST_F(SplitArguments, NamesTheOptionForOneOfOtherLaunchers) {
       },
       refused("unknown option -num-ranks; did you mean '--num-ranks'?"));
   EXPECT_THAT([&] { split({"launch", "-quiet"}); }, refused("did you mean '--quiet'?"));
-  // Where nothing is called -n, there is no such advice.
+  // A command without -n gets no hint.
   EXPECT_THAT([&] { split({"env", "--np"}); }, refused("unknown option --np; tool env --help"));
 }
 
@@ -62,12 +62,12 @@ TEST_F(SplitArguments, NothingAfterTheProgramIsRead) {
       arguments.program, ElementsAre("train", "-n", "5", "--help", "--", "-q", "--nonsense"));
 }
 
-TEST_F(SplitArguments, TwoDashesBeginTheProgramWhateverItIsCalled) {
+TEST_F(SplitArguments, TwoDashesBeginTheProgramOfAnyName) {
   EXPECT_THAT(split({"launch", "-q", "--", "-n", "3"}).program, ElementsAre("-n", "3"));
   EXPECT_THAT(split({"launch", "-n2", "--"}).program, IsEmpty());
 }
 
-TEST_F(SplitArguments, ACommandWithoutAProgramIsGivenWordsWhereverTheyStand) {
+TEST_F(SplitArguments, ACommandWithoutAProgramGetsAllArguments) {
   const Arguments arguments = split({"show", "a", "-q", "launch", "--", "-b", "--"});
   EXPECT_THAT(arguments.own, ElementsAre("show", "-q"));
   EXPECT_THAT(arguments.words, ElementsAre("a", "launch", "-b", "--"));

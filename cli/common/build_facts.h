@@ -3,7 +3,7 @@
 
 namespace lockstep::cli {
 
-/// Facts about the build of this program, from CMake. Unknown ones are empty.
+/// Facts about the build of this program, from CMake. Unknown facts are empty.
 struct BuildFacts {
   const char* version;
   const char* commit;

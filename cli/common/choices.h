@@ -8,8 +8,8 @@
 
 namespace lockstep::cli {
 
-/// Checks that the value of an option is one of `words`. The message has the closest word; the help
-/// and the completion list all, as for CLI::IsMember.
+/// Checks that the value of an option is one of `words`. The message has the closest word. The help
+/// and the completion list all words, as for CLI::IsMember.
 CLI::Validator one_of(const std::vector<std::string>& words);
 
 }  // namespace lockstep::cli

@@ -28,7 +28,7 @@ TEST(Plot, AColumnOfManyValuesShowsThemAll) {
       "     0  7\n");
 }
 
-TEST(Plot, WhatNeverChangesIsALine) {
+TEST(Plot, AConstantIsALine) {
   EXPECT_EQ(
       render_plot({0.5}, 10, 2),
       "  0.5 |\n"

@@ -22,32 +22,32 @@ struct Report {
 
 /// Prints the report that `make` returns, and returns its exit code. With `json`, prints one object
 /// with "schema": `<name>/1`; an exception of `make` becomes its "error" and "exit_code". Without
-/// `json`, the exception is rethrown. Error if stdout cannot be written.
+/// `json`, the exception is rethrown. Throws Error if stdout cannot be written.
 int print_report(const std::string& name, bool json, const std::function<Report()>& make);
 
 /// Formats a table, with two spaces before each column. The first row has the headings. Columns
-/// with `right` are aligned to the right. No line ends with a space. If a line is wider than `most`
-/// (0: no limit), the middle of long cells is replaced by an ellipsis, except in columns aligned to
-/// the right and in the last column.
+/// with `right` are aligned to the right. No line ends with a space. A line wider than `most` (0:
+/// no limit) gets an ellipsis in the middle of long cells. Cells of the last column and of columns
+/// aligned to the right are not shortened.
 std::string render_table(
     const std::vector<std::vector<std::string>>& rows,
     const std::vector<bool>& right,
     size_t most = 0);
 
-/// Returns the width of the terminal at stdout; 0 if stdout is no terminal.
+/// Returns the width of the terminal at stdout; 0 if stdout is not a terminal.
 size_t terminal_columns();
 
 /// Shortens a text to `most` characters, with an ellipsis for its middle.
 std::string shortened(const std::string& text, size_t most);
 
-/// Flushes stdout. Error if any write to it has failed.
+/// Flushes stdout. Throws Error if any write to it has failed.
 void flush_stdout();
 
 /// Returns a text of unknown origin in a form that is safe for a terminal: control characters are
 /// escaped, invalid UTF-8 is replaced.
 std::string printable(const std::string& text);
 
-/// Formats "1,234,567".
+/// Formats a number as "1,234,567".
 std::string with_commas(int64_t number);
 
 /// Returns an error message about a file in `folder` without the folder's path.

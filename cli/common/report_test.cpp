@@ -81,7 +81,7 @@ TEST(WithCommas, GroupsByThree) {
   EXPECT_EQ(with_commas(-123456), "-123,456");
 }
 
-TEST(WithoutFolder, KeepsWhatIsWithinIt) {
+TEST(WithoutFolder, KeepsPathsWithinIt) {
   EXPECT_EQ(without_folder("[a/b] is none", "a/b"), "is none");
   EXPECT_EQ(without_folder("[a/b/c.json: x] is none", "a/b"), "[c.json: x] is none");
   EXPECT_EQ(without_folder("[a/bc] is none", "a/b"), "[a/bc] is none");

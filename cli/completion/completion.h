@@ -9,9 +9,9 @@
 
 namespace lockstep::cli {
 
-/// Returns the completion script of a shell: for commands, options, values with choices, files, and
-/// the program of `launch`. It is generated from the commands, so it has all of them. Names that it
-/// defines begin with _lockstep.
+/// Returns the completion script of a shell, generated from the commands: for commands, options,
+/// values with choices, files, and the program of `launch`. Names that it defines begin with
+/// _lockstep.
 std::string bash_completion(const CommandEntry& root);
 std::string zsh_completion(const CommandEntry& root);
 std::string fish_completion(const CommandEntry& root);
@@ -28,8 +28,8 @@ class ShellCommands {
   explicit ShellCommands(CLI::App& app);
 
   bool was_given() const { return completion_->parsed() || man_->parsed(); }
-  /// Prints the script or the page, and returns the exit code. ConfigError without a shell, or with
-  /// arguments.
+  /// Prints the script or the page, and returns the exit code. Throws ConfigError without a shell,
+  /// or with arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:

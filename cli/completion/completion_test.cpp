@@ -55,7 +55,7 @@ class Completion : public testing::Test {
     std::ofstream(folder_ / name) << text;
   }
 
-  /// What bash would offer for the last of `words`.
+  /// Returns the completions of bash for the last of `words`.
   std::vector<std::string> bash(const std::vector<std::string>& words) const {
     const std::string script = "cd " + shell_quoted({folder_.path()}) +
                                "; source ./bash; COMP_WORDS=(lockstep " + shell_quoted(words) +
@@ -64,7 +64,7 @@ class Completion : public testing::Test {
                                "\"${COMPREPLY[@]}\"; true";
     return lines_of({"bash", "--norc", "-c", script});
   }
-  /// What fish would offer behind `line`, without descriptions.
+  /// Returns the completions of fish after `line`, without descriptions.
   std::vector<std::string> fish(const std::string& line) const {
     const std::string script = "cd " + shell_quoted({folder_.path()}) +
                                "; source ./fish; complete -C " + shell_quoted({line});
@@ -105,7 +105,7 @@ TEST_F(Completion, BashOffersCommandsAndTheirOptions) {
   EXPECT_THAT(bash({"env", ""}), IsEmpty());
 }
 
-TEST_F(Completion, BashOffersValuesHoweverTheyAreWritten) {
+TEST_F(Completion, BashCompletesValuesInEverySpelling) {
   EXPECT_THAT(bash({"launch", "-n", ""}), ElementsAre("cpu", "auto"));
   EXPECT_THAT(bash({"launch", "--num_ranks", "a"}), ElementsAre("auto"));
   EXPECT_THAT(bash({"env", "--format", "t"}), ElementsAre("text", "tidy"));
@@ -121,7 +121,7 @@ TEST_F(Completion, BashOffersFilesWhereFilesAreMeant) {
   EXPECT_THAT(bash({"checkpoint", "prune", "a"}), ElementsAre("a file.txt"));
 }
 
-TEST_F(Completion, BashLeavesWhatFollowsAProgramToIt) {
+TEST_F(Completion, BashLeavesAProgramsArgumentsToTheProgram) {
   EXPECT_THAT(bash({"launch", "-n", "2", "./train", "--num"}), IsEmpty());
   EXPECT_THAT(bash({"launch", "./train", "a"}), ElementsAre("a file.txt"));
   EXPECT_THAT(bash({"launch", "--", "-n", "a"}), ElementsAre("a file.txt"));
@@ -143,7 +143,7 @@ TEST_F(Completion, FishOffersTheSame) {
 }
 
 /// _arguments stands in for zsh's own and says what it is given.
-TEST_F(Completion, ZshIsToldOfCommandsOptionsAndValues) {
+TEST_F(Completion, ZshListsCommandsOptionsAndValues) {
   if (!has("zsh")) {
     GTEST_SKIP() << "zsh is not installed";
   }

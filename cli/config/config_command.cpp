@@ -40,8 +40,8 @@ $XDG_CONFIG_HOME or ~/.config. It is written atomically, for this user only, wit
 for every setting; your own comments are not kept. A flag of lockstep launch overrides the
 environment, which overrides the file, which overrides the default.
 
-Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, value or file; 130 for
-Ctrl-C.)";
+Exit code: 0; 1 if the file cannot be written; 2 for a usage error or an invalid file;
+130 for Ctrl-C.)";
 
 constexpr const char* kDefaultFooter = R"(Examples:
   lockstep config default
@@ -50,7 +50,7 @@ constexpr const char* kDefaultFooter = R"(Examples:
 One process for each GPU, or for each core if there is no GPU. A program can call
 lockstep::config::write_basic_config instead.
 
-Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, or if the file exists.)";
+Exit code: 0; 1 if the file cannot be written; 2 for a usage error, or if the file exists.)";
 
 constexpr const char* kShowFooter = R"(Examples:
   lockstep config show
@@ -59,7 +59,7 @@ constexpr const char* kShowFooter = R"(Examples:
 
 Prints every setting, its value, and the variable, or the file and line, that sets it.
 
-Exit code: 0; 2 for a wrong call, value or file.)";
+Exit code: 0; 2 for a usage error, or an invalid value or file.)";
 
 constexpr const char* kValidateFooter = R"(Examples:
   lockstep config validate
@@ -68,7 +68,7 @@ constexpr const char* kValidateFooter = R"(Examples:
 Lists all errors: unknown keys, keys given twice, values of another type or out of range,
 each with file:line:column.
 
-Exit code: 0 if all files are valid; 2 if not, or for a wrong call.)";
+Exit code: 0 if all files are valid; 2 if not, or for a usage error.)";
 
 constexpr const char* kImportFooter = R"(Examples:
   lockstep config import                       Accelerate's own default_config.yaml
@@ -78,7 +78,7 @@ Reads the file of accelerate config, YAML or JSON, and the DeepSpeed JSON that i
 Lists ignored keys, and those that the program must set itself. A feature that Lockstep does
 not have is an error with the reason.
 
-Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, for a file that cannot be
+Exit code: 0; 1 if the file cannot be written; 2 for a usage error, for a file that cannot be
 imported, or if the target exists.)";
 
 void check_count(
@@ -107,7 +107,7 @@ void write(const ConfigLocation& location, const ConfigValues& values, bool forc
   }
 }
 
-/// Returns how to make a launch read the file.
+/// Returns the command that reads the file.
 std::string hint_of(const ConfigLocation& location) {
   return location.chosen_by == "--config-file"
              ? "lockstep launch --config-file " + printable(location.path.native()) + " reads it"
@@ -143,7 +143,7 @@ CLI::App* ConfigCommand::add(
   CLI::App* command = command_->add_subcommand(name, what);
   set_help(*command, "lockstep config " + usage, "");
   add_file_option(*command);
-  command->add_flag("--json", json_, "Print one object of JSON, errors too");
+  command->add_flag("--json", json_, "Print one JSON object, also for errors");
   return command;
 }
 
@@ -170,11 +170,11 @@ ConfigLocation ConfigCommand::location() const {
 
 int ConfigCommand::ask() const {
   const ConfigLocation target = location();
-  const bool is_there = std::filesystem::exists(target.path);
+  const bool exists = std::filesystem::exists(target.path);
   Menu menu(STDIN_FILENO, STDOUT_FILENO, Environment::process());
   try {
     ConfigValues present;
-    if (is_there) {
+    if (exists) {
       present = config::values_of(config::read_document(target.path));
     }
     const ConfigValues values = ask_settings(menu, std::move(present));
@@ -185,7 +185,7 @@ int ConfigCommand::ask() const {
   }
   menu.say(fmt::format(
       "{} {}; {}\n",
-      is_there ? "replaced" : "wrote",
+      exists ? "replaced" : "wrote",
       printable(target.path.native()),
       hint_of(target)));
   return kExitOk;

@@ -12,7 +12,7 @@
 
 namespace lockstep::cli {
 
-/// `lockstep config` and `lockstep config default|show|validate|import`.
+/// The commands `lockstep config` and `lockstep config default|show|validate|import`.
 class ConfigCommand {
  public:
   /// Adds the commands to `app`, which must not outlive this.

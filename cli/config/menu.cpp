@@ -71,7 +71,7 @@ struct KeyPress {
   size_t digit = 0;
 };
 
-/// Reads the bytes after ESC of a key: `[A`, `OA`, `[1~` and the like.
+/// Reads the bytes after ESC of a key, for example `[A`, `OA` or `[1~`.
 Key read_escape(int fd) {
   std::string rest;
   while (has_more(fd)) {
@@ -164,7 +164,9 @@ void Menu::say(const std::string& text) const {
   for (size_t at = 0; at < text.size();) {
     const ssize_t size = ::write(out_, text.data() + at, text.size() - at);
     if (size < 0 && errno != EINTR) {
-      throw Error("lockstep config", fmt::format("cannot ask; {}", std::strerror(errno)));
+      throw Error(
+          "lockstep config",
+          fmt::format("the question cannot be written; {}", std::strerror(errno)));
     }
     at += size > 0 ? static_cast<size_t>(size) : 0;
   }
@@ -201,7 +203,7 @@ size_t Menu::choose_by_keys(
         chosen = press.digit <= choices.size() ? press.digit - 1 : chosen;
         break;
       case Key::kEnter:
-        // Leaves the question and its answer, in one line.
+        // The question and its answer remain, in one line.
         say(fmt::format("\x1b[{}A\r\x1b[J", choices.size() + 1));
         say(fmt::format("{} {}\n", title, choices[chosen].name));
         return chosen;

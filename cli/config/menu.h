@@ -18,16 +18,16 @@ class Interrupted : public std::exception {
 };
 
 struct Choice {
-  std::string name;         ///< The answer without arrow keys; its number is one, too.
+  std::string name;         ///< The answer without arrow keys, as is the choice's number.
   std::string description;  ///< Printed in the same line.
 };
 
-/// Asks questions: with arrow keys on a terminal; with numbered lines if input or output is no
-/// terminal, TERM is dumb or not set, or the window is too small. Obeys NO_COLOR.
+/// Asks questions with arrow keys on a terminal, else with numbered lines.
 ///
-/// While a question waits, Ctrl-C throws Interrupted, Ctrl-Z stops the process, and a signal that
-/// ends the process restores the terminal first. If the input ends, a ConfigError names the
-/// question. Not thread-safe; one at a time in a process.
+/// Lines are used if input or output is not a terminal, TERM is dumb or not set, or the window is
+/// too small. Obeys NO_COLOR. While a question waits, Ctrl-C throws Interrupted, Ctrl-Z stops the
+/// process, and a signal that ends the process restores the terminal first. Throws ConfigError that
+/// names the question if the input ends. Not thread-safe; one at a time in a process.
 class Menu {
  public:
   /// `in`, `out`: descriptors, which the caller closes.
@@ -37,7 +37,7 @@ class Menu {
   size_t choose(const std::string& question, const std::vector<Choice>& choices, size_t preset);
 
   /// Returns a line of text; `preset` if the line is empty. `check` returns the error of an answer,
-  /// after which the question is asked again; "" for a valid one.
+  /// after which the question is asked again; "" for a valid answer.
   std::string ask(
       const std::string& question,
       const std::string& preset,

@@ -56,7 +56,7 @@ TEST(MenuOnATerminal, ArrowsMoveAndEnterTakes) {
   EXPECT_THAT(pty.shown(), testing::EndsWith("Which colour? blue\r\n"));
 }
 
-TEST(MenuOnATerminal, GoesAroundAndKnowsOtherKeys) {
+TEST(MenuOnATerminal, WrapsAroundAndAcceptsOtherKeys) {
   const std::vector<std::pair<std::string, int>> cases = {
       {"\r", 41},
       {kUp + kUp + "\r", 42},
@@ -126,7 +126,7 @@ TEST(MenuOnATerminal, ASignalThatEndsItRestoresTheTerminal) {
   }
 }
 
-TEST(MenuOnATerminal, CtrlZStopsItAndItGoesOn) {
+TEST(MenuOnATerminal, CtrlZStopsItAndItContinues) {
   TestPty pty = colours();
   pty.await("  blue: cold");
   // A process group without a shell cannot be stopped by SIGTSTP; what counts is that it goes on.
@@ -197,7 +197,7 @@ TEST(MenuOnATerminal, LongLinesAreCutToTheWindow) {
   EXPECT_THAT(pty.shown(), HasSubstr("> aaaaaaaaaaaaa…aaaaaaaaaaaaa\x1b"));
 }
 
-/// What lines of input make of questions, and what is printed.
+/// Checks answers and output for input that is not a terminal.
 class MenuOnAPipe : public testing::Test {
  protected:
   Menu menu(const std::string& input) {
@@ -265,7 +265,7 @@ TEST_F(MenuOnAPipe, AQuestionnaireOfEmptyLinesSaysAlmostNothing) {
   EXPECT_THAT(values.variables, IsEmpty());
 }
 
-TEST_F(MenuOnAPipe, AQuestionnaireAsksForWhatTheAnswersNeed) {
+TEST_F(MenuOnAPipe, AQuestionnaireAsksForDependentSettings) {
   Menu menu = this->menu(
       "2\n"      // machines
       "local\n"  // launcher
@@ -300,7 +300,7 @@ TEST_F(MenuOnAPipe, AQuestionnaireAsksForWhatTheAnswersNeed) {
           "1000"));
 }
 
-TEST_F(MenuOnAPipe, AQuestionnaireKeepsWhatItDoesNotAskFor) {
+TEST_F(MenuOnAPipe, AQuestionnaireKeepsOtherSettings) {
   const config::ConfigValues present = {
       .settings =
           {{"grace_seconds", "5"},

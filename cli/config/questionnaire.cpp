@@ -55,7 +55,7 @@ class Questionnaire {
   }
 
  private:
-  /// Asks for a setting in the way of its type.
+  /// Asks for a setting in the form of its type.
   void ask(const SettingSpec& spec) {
     if (!spec.choices.empty()) {
       choose(spec);
@@ -105,7 +105,7 @@ class Questionnaire {
       preset = present == choice.value ? choices.size() : preset;
       choices.push_back({choice.value, choice.description});
     }
-    choices.push_back({"a number", "of all machines together"});
+    choices.push_back({"a number", "the total of all machines"});
     const size_t chosen = menu_.choose(spec.question, choices, preset);
     if (chosen < spec.choices.size()) {
       values_.settings[spec.name] = spec.choices[chosen].value;
@@ -148,8 +148,8 @@ class Questionnaire {
 
   using Check = std::function<std::string(const std::string&)>;
 
-  /// `check`: returns what is wrong with an answer that the table accepts. `question`: empty for
-  /// that of the table.
+  /// Asks for a setting as text. `check` returns the fault of an answer that the table accepts.
+  /// `question` replaces that of the table, unless it is empty.
   void ask_text(
       const std::string& name, const Check& check = {}, const std::string& question = {}) {
     const std::string& asked = question.empty() ? spec_of(name).question : question;
@@ -159,7 +159,7 @@ class Questionnaire {
     }));
   }
 
-  /// For a setting that may be unset, which the answer "none" says.
+  /// Asks for a setting that the answer "none" unsets.
   void ask_optional(const SettingSpec& spec) {
     const std::string present = value(spec.name).empty() ? "none" : value(spec.name);
     const std::string answer =
@@ -167,7 +167,7 @@ class Questionnaire {
     set(spec.name, answer == "none" ? "" : answer);
   }
 
-  /// For a setting with choices that may be unset: the program decides.
+  /// Asks for a setting with choices, or none: the program decides.
   void choose(const SettingSpec& spec) {
     std::vector<Choice> choices = {{spec.unset, ""}};
     std::vector<std::string> texts = {""};
@@ -178,7 +178,7 @@ class Questionnaire {
     choose(spec.name, spec.question, choices, texts);
   }
 
-  /// `texts`: the value of each choice.
+  /// Asks for one of `choices`, whose values are `texts`.
   void choose(
       const std::string& name,
       const std::string& question,

@@ -6,8 +6,8 @@
 
 namespace lockstep::cli {
 
-/// Asks for each setting whose row has a question. `present`: the values that Enter alone keeps;
-/// settings without a question keep theirs. Errors as Menu.
+/// Asks for each setting whose row has a question. Enter alone keeps the value in `present`;
+/// settings without a question keep theirs. Throws as Menu does.
 config::ConfigValues ask_settings(Menu& menu, config::ConfigValues present);
 
 }  // namespace lockstep::cli

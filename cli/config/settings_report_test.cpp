@@ -26,7 +26,7 @@ Report report() {
       "/c.yaml");
 }
 
-TEST(SettingsReport, SaysWhoSaidWhat) {
+TEST(SettingsReport, NamesTheOriginOfEachSetting) {
   const std::string text = report().text;
   EXPECT_THAT(
       text,

@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::array<int, 4> kTerminationSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
-/// What a signal handler must know.
+/// The state that the signal handler needs.
 struct Terminal {
-  std::atomic<int> fd = -1;  ///< -1: nothing to put back.
+  std::atomic<int> fd = -1;  ///< -1: nothing to restore.
   termios before{};
   std::array<struct sigaction, kTerminationSignals.size()> handlers{};
 };
@@ -22,12 +22,12 @@ Terminal& terminal() {
   return instance;
 }
 
-void put_back_and_end(int signal) {
+void restore_and_end(int signal) {
   const int fd = terminal().fd.load();
   if (fd >= 0) {
     ::tcsetattr(fd, TCSANOW, &terminal().before);
   }
-  // SA_RESETHAND has restored what the signal does by itself; it comes once this returns.
+  // SA_RESETHAND has restored the default action, which takes effect after this handler returns.
   ::raise(signal);
 }
 
@@ -56,7 +56,7 @@ void TerminalMode::enter() {
   shared.before = before_;
   shared.fd.store(fd_);
   struct sigaction action {};
-  action.sa_handler = put_back_and_end;
+  action.sa_handler = restore_and_end;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   for (size_t i = 0; i < kTerminationSignals.size(); ++i) {
     ::sigaction(kTerminationSignals[i], nullptr, &shared.handlers[i]);

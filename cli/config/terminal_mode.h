@@ -17,7 +17,7 @@ class TerminalMode {
   static constexpr char kCtrlD = 4;
   static constexpr char kCtrlZ = 26;
 
-  /// Does nothing if `fd` is no terminal.
+  /// Does nothing if `fd` is not a terminal.
   TerminalMode(int fd, Input input);
   ~TerminalMode();
   TerminalMode(const TerminalMode&) = delete;

@@ -21,7 +21,7 @@ constexpr const char* kFooter = R"(Examples:
 
 lockstep ds-config COMMAND --help describes one command.
 
-Exit code: 0; 2 for a file with errors, or a wrong call.)";
+Exit code: 0; 2 for a file with errors, or a usage error.)";
 
 constexpr const char* kCheckFooter = R"(Examples:
   lockstep ds-config check ds_config.json --world 8
@@ -32,7 +32,7 @@ unsupported option are errors. Prints all errors, each with file:line:column; wi
 every value with its origin: a place in the file, a default, or its derivation; then notes on
 old names and on ignored keys. Comments (#, //, /* */) and trailing commas are accepted.
 
-Exit code: 0; 2 for a file with errors, or a wrong call.)";
+Exit code: 0; 2 for a file with errors, or a usage error.)";
 
 constexpr const char* kKeysFooter = R"(Examples:
   lockstep ds-config keys
@@ -52,7 +52,7 @@ Prints the learning rates (and momenta) of the scheduler section: at constructio
 0, and after each step. The n-th update of a run uses the rate of step n - 1. A long table shows
 some of the steps, always those where a phase begins or ends; --json has all.
 
-Exit code: 0; 2 for a file with errors or without a scheduler, or a wrong call.)";
+Exit code: 0; 2 for a file with errors or without a scheduler, or a usage error.)";
 
 std::string file_among(const std::string& command, const std::vector<std::string>& words) {
   if (words.size() != 1 || words[0].empty()) {
@@ -74,7 +74,7 @@ DsConfigCommand::DsConfigCommand(CLI::App& app)
   check_->add_option("--world", world_size_, "Number of ranks that share a batch")
       ->type_name("N")
       ->check(integer_between(1, kMostRanks));
-  check_->add_flag("--json", json_, "Print one object of JSON, errors too");
+  check_->add_flag("--json", json_, "Print one JSON object, also for errors");
   keys_ = command_->add_subcommand("keys", "Show the status of each key");
   set_help(*keys_, "lockstep ds-config keys", kKeysFooter);
 }
@@ -108,7 +108,7 @@ ScheduleCommand::ScheduleCommand(CLI::App& app)
   command_->add_option("--lr", lr_, "The optimizer's rate, instead of the file's")
       ->type_name("RATE")
       ->check(number_between(0, kMostRate));
-  command_->add_flag("--json", json_, "Print one object of JSON, errors too");
+  command_->add_flag("--json", json_, "Print one JSON object, also for errors");
   command_->add_flag("--plot", plot_, "Draw a plot");
 }
 

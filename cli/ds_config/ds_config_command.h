@@ -10,7 +10,7 @@
 
 namespace lockstep::cli {
 
-/// `lockstep ds-config check|keys`: checks a ds_config.json of DeepSpeed, and lists all keys.
+/// The commands `lockstep ds-config check|keys`: check a ds_config.json, and list all keys.
 class DsConfigCommand {
  public:
   /// Adds the commands to `app`, which must not outlive this.
@@ -29,7 +29,7 @@ class DsConfigCommand {
   bool json_ = false;
 };
 
-/// `lockstep schedule`: prints the learning rates of a ds_config.json.
+/// The command `lockstep schedule`: prints the learning rates of a ds_config.json.
 class ScheduleCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.

@@ -48,7 +48,7 @@ Curves curves_of(const Schedule& schedule, const std::vector<GroupRate>& groups,
   return curves;
 }
 
-/// Whether the schedule depends on the optimizer's rate.
+/// Returns whether the schedule depends on the optimizer's rate.
 bool depends_on_base(const Schedule& schedule, int64_t steps) {
   const size_t groups = schedule.groups().value_or(1);
   const auto rates = [&](double lr) {
@@ -78,7 +78,7 @@ std::vector<GroupRate> groups_of(
   return groups;
 }
 
-/// The momentum of an optimizer without betas is constant.
+/// Returns the schedule to print: the momentum of an optimizer without betas is constant.
 Schedule shown_schedule(const ds_config::DsConfig& config) {
   const Schedule& schedule = config.scheduler->schedule.value();
   const bool keeps =
@@ -86,7 +86,8 @@ Schedule shown_schedule(const ds_config::DsConfig& config) {
   return keeps ? schedule.without_momentum() : schedule;
 }
 
-/// Returns the steps of a table: all of a short one, else equidistant ones and those with a mark.
+/// Returns the steps of a table: all steps of a short schedule, else equidistant ones and those
+/// with a mark.
 std::map<int64_t, std::string> rows_of(const Schedule& schedule, int64_t last) {
   std::map<int64_t, std::string> rows;
   const int64_t stride = last < kMostRows ? 1 : (last + kMostRows - 2) / (kMostRows - 1);
@@ -143,7 +144,7 @@ std::string table_of(
 std::string plots_of(const std::vector<GroupRate>& groups, const Curves& curves) {
   constexpr size_t kHeight = 16;
   constexpr size_t kLabels = 16;  // At the left of a plot, at most.
-  constexpr size_t kWidth = 80;   // Of what is no terminal.
+  constexpr size_t kWidth = 80;   // Without a terminal.
   const size_t terminal = terminal_columns();
   const size_t width = std::max<size_t>(kLabels, terminal == 0 ? kWidth : terminal) - kLabels + 8;
   std::string text;
@@ -183,7 +184,7 @@ std::string legend_of(const std::vector<GroupRate>& groups) {
     if (groups.size() > 1 && !groups[group].what.empty()) {
       text += fmt::format("{}group {}: {}", text.empty() ? "" : "; ", group, groups[group].what);
     } else if (!groups[group].what.empty()) {
-      text += fmt::format("shows one group of several: {}", groups[group].what);
+      text += fmt::format("one group of several: {}", groups[group].what);
     }
   }
   return text.empty() ? "" : text + "\n";

@@ -27,7 +27,7 @@ struct ScheduleRequest {
 /// groups. muP's optimizers have several, of which one is shown, since the others depend on the
 /// model.
 ///
-/// As JSON: {"file", "type", "base_lr", "groups", "steps", "ends_at": step or null, "lr": [...],
+/// JSON: {"file", "type", "base_lr", "groups", "steps", "ends_at": step or null, "lr": [...],
 /// "momentum": [...] or null, "beta2": number or null, "marks": [{"step", "what"}]}. "groups" is
 /// the description of the parameters; "" means all, or unknown. With several groups it is a list,
 /// as "base_lr" is; "lr" and "momentum" then have a list for each step.

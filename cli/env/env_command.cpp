@@ -20,8 +20,8 @@ constexpr const char* kFooter = R"(Examples:
   lockstep env --explain                every setting with its value and origin
 
 Runs ssh, mpirun, srun, nvidia-smi and python3 ($LOCKSTEP_PYTHON) for their versions, for a
-few seconds at most. Shows the environment variables that affect a job; values of variables
-with a name like a secret are hidden.
+few seconds at most. Shows the environment variables that affect a job; the value of a
+variable whose name suggests a secret is hidden.
 
 Exit code: 0; with --explain 2 if the configuration is invalid; 2 for a usage error.)";
 

@@ -48,7 +48,7 @@ struct Configured {
   std::string fault;  ///< The fault of an invalid configuration; empty if it is valid.
 };
 
-/// The data of the report, which tests make up.
+/// The data of the report.
 struct EnvFacts {
   Machine machine;
   std::vector<ProgramFound> programs;

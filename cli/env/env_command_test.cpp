@@ -21,7 +21,7 @@ using testing::Pair;
 
 constexpr int kPatienceMs = 20000;
 
-TEST(AskProgram, GivesBackWhatItWroteAndItsCode) {
+TEST(AskProgram, ReturnsOutputAndExitCode) {
   const auto answer = ask_program({"sh", "-c", "echo one; echo two >&2; exit 3"}, kPatienceMs);
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->exit_code, 3);
@@ -30,11 +30,11 @@ TEST(AskProgram, GivesBackWhatItWroteAndItsCode) {
   EXPECT_FALSE(ask_program({"/no/such/program"}, kPatienceMs));
 }
 
-TEST(AskProgram, GivesUpOnWhatDoesNotEnd) {
+TEST(AskProgram, GivesUpOnAProgramThatDoesNotEnd) {
   EXPECT_FALSE(ask_program({"sh", "-c", "sleep 600 & sleep 600"}, 50));
 }
 
-TEST(AskProgram, DoesNotWaitForWhatIsLeftBehind) {
+TEST(AskProgram, DoesNotWaitForOrphans) {
   const auto answer = ask_program({"sh", "-c", "sleep 600 & echo done"}, kPatienceMs);
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->text, "done\n");
@@ -46,7 +46,7 @@ TEST(AskProgram, KeepsNoMoreThanItSays) {
   EXPECT_EQ(answer->text.size(), 65536U);
 }
 
-TEST(FindInPath, IsWhatAShellWouldRun) {
+TEST(FindInPath, FindsTheProgramThatAShellWouldRun) {
   const TestFolder folder;
   std::filesystem::create_directories(folder / "a" / "tool");
   std::filesystem::create_directories(folder / "b");
@@ -131,7 +131,7 @@ TEST(EnvReport, SaysTheSameAsJson) {
   EXPECT_NE(json["lockstep"]["compiler"], "");
 }
 
-TEST(ConfiguredValues, AreThoseThatSomebodyHasSet) {
+TEST(ConfiguredValues, ListOnlySettingsThatAreSet) {
   const TestFolder folder;
   std::ofstream(folder / "c.yaml") << "mixed_precision: bf16\nenv:\n  MY_TOKEN: abc\n";
   const std::string file = (folder / "c.yaml").string();
@@ -151,7 +151,7 @@ TEST(ConfiguredValues, AreThoseThatSomebodyHasSet) {
           Pair("mixed_precision", "bf16")));
 }
 
-TEST(ConfiguredValues, ThatAreNotValidAreSaidNotThrown) {
+TEST(ConfiguredValues, ReportInvalidSettingsWithoutThrowing) {
   const Configured configured =
       configured_values(Environment::of({{"LOCKSTEP_CONFIG_FILE", "/no/such/file.yaml"}}));
   EXPECT_THAT(configured.fault, HasSubstr("/no/such/file.yaml"));

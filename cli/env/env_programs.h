@@ -16,8 +16,8 @@ struct Answer {
 };
 
 /// Runs the command `words`, whose program is searched in PATH, without stdin, and returns its
-/// output. Nothing if it cannot be started, or has not ended after `timeout_ms`, in which case its
-/// process group is killed. Used to read versions.
+/// output. Returns nothing if it cannot be started, or has not ended after `timeout_ms`; then its
+/// process group is killed.
 std::optional<Answer> ask_program(const std::vector<std::string>& words, int timeout_ms);
 
 /// Returns the file that a shell would run for `name`; empty if there is none.

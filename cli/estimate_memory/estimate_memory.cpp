@@ -33,8 +33,9 @@ int64_t share(int64_t bytes, int64_t ranks) {
 
 constexpr double kDeepSpeedBuffers = 1.5;
 
-/// Computes Python's int(18 * parameters / ranks); both operands are exact as doubles.
-int64_t eighteen_over(int64_t parameters, int64_t ranks) {
+/// Returns 18 bytes per parameter, divided by the ranks: Python's int(18 * parameters / ranks),
+/// whose operands are exact as doubles.
+int64_t sharded_state_bytes(int64_t parameters, int64_t ranks) {
   return static_cast<int64_t>(static_cast<double>(18 * parameters) / static_cast<double>(ranks));
 }
 
@@ -150,7 +151,7 @@ ZeroEstimate deepspeed_zero2(const DeepSpeedSetup& setup, bool offload_optimizer
   }
   const int64_t host = setup.parameters * 4 * setup.ranks_per_host;
   return {
-      .device = 2 * setup.parameters + eighteen_over(setup.parameters, ranks),
+      .device = 2 * setup.parameters + sharded_state_bytes(setup.parameters, ranks),
       .host = static_cast<int64_t>(static_cast<double>(host) * kDeepSpeedBuffers)};
 }
 
@@ -164,7 +165,7 @@ ZeroEstimate deepspeed_zero3(const DeepSpeedSetup& setup, Offload offload, bool 
     const int64_t built = zero_init ? setup.largest_layer_parameters : setup.parameters;
     const int64_t host = built * 4 * setup.ranks_per_host;
     return {
-        .device = layer + eighteen_over(setup.parameters, ranks),
+        .device = layer + sharded_state_bytes(setup.parameters, ranks),
         .host = static_cast<int64_t>(static_cast<double>(host) * kDeepSpeedBuffers)};
   }
   const bool with_parameters = offload == Offload::kOptimizerAndParameters;

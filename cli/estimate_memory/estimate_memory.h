@@ -34,9 +34,10 @@ struct DtypeEstimate {
 constexpr std::array<const char*, 5> kEstimateDtypes = {
     "float32", "float16", "bfloat16", "int8", "int4"};
 
-/// Computes as gather_data and estimate_training_usage of Accelerate 1.15 do. `float32_bytes` and
-/// `layer_bytes`: the size of the model and of its largest layer in float32. `state_numbers`: the
-/// numbers that the optimizer keeps for each parameter; 2 (Adam) gives Accelerate's result.
+/// Computes the estimate of gather_data and estimate_training_usage of Accelerate 1.15.
+/// `float32_bytes` and `layer_bytes` are the size of the model and of its largest layer in float32.
+/// `state_numbers` is the count of numbers that the optimizer keeps for each parameter; 2 (Adam)
+/// gives Accelerate's result.
 DtypeEstimate estimate_dtype(
     const std::string& dtype, double float32_bytes, double layer_bytes, double state_numbers);
 
@@ -74,10 +75,11 @@ ZeroEstimate estimate_lockstep(
 /// not included.
 ZeroEstimate estimate_zero(const TrainingState& state, int stage, Offload offload, int64_t ranks);
 
-/// Input of deepspeed_zero2() and deepspeed_zero3(), which compute as DeepSpeed 0.19.8 does:
-/// estimate_zero2_model_states_mem_needs and its counterpart for stage 3, with their default factor
-/// of 1.5 for buffers, for 16-bit training with Adam. `host` of the result is for all ranks of a
-/// host.
+/// The input of deepspeed_zero2() and deepspeed_zero3(), for 16-bit training with Adam.
+///
+/// They are modelled on estimate_zero2_model_states_mem_needs of DeepSpeed 0.19.8 and its
+/// counterpart for stage 3, with their default factor of 1.5 for buffers. `host` of the result is
+/// for all ranks of a host.
 struct DeepSpeedSetup {
   int64_t parameters = 0;
   int64_t largest_layer_parameters = 0;  ///< Used in stage 3.
@@ -87,16 +89,16 @@ struct DeepSpeedSetup {
 ZeroEstimate deepspeed_zero2(const DeepSpeedSetup& setup, bool offload_optimizer);
 ZeroEstimate deepspeed_zero3(const DeepSpeedSetup& setup, Offload offload, bool zero_init);
 
-/// Returns the numbers that an optimizer keeps for each parameter: adam, adamw, lamb, adadelta,
-/// adamax, nadam, radam, rprop 2; sgd-momentum, lion, adagrad, rmsprop, asgd 1; sgd 0. Nothing for
-/// others.
+/// Returns how many numbers an optimizer keeps for each parameter; nothing if it is unknown. 2:
+/// adam, adamw, lamb, adadelta, adamax, nadam, radam, rprop. 1: sgd-momentum, lion, adagrad,
+/// rmsprop, asgd. 0: sgd.
 std::optional<int64_t> state_numbers_of(const std::string& optimizer);
 /// Returns the values of --optimizer: those, and adafactor, whose state depends on shapes.
 std::vector<std::string> estimate_optimizers();
 
 /// Parses a number of parameters, with the decimal units K, M, B (or G) and T in any case: "7b",
-/// "350M", "1.3e9", "1_000". ConfigError, with `where`, for other texts, fractions, and numbers
-/// outside 1 to kMostParameters.
+/// "350M", "1.3e9", "1_000". Throws ConfigError, with `where`, for other texts, fractions, and
+/// numbers outside 1 to kMostParameters.
 int64_t parse_count(const std::string& where, const std::string& text);
 
 }  // namespace lockstep::cli

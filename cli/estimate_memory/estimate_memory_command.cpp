@@ -79,8 +79,7 @@ int64_t optimizer_numbers(const std::string& optimizer, const ModelSize& size) {
     throw ConfigError(
         kWhere,
         "adafactor's state depends on the shapes of tensors, which --parameters does not have; "
-        "give "
-        "a file or folder instead");
+        "give a file or folder instead");
   }
   return size.layers->adafactor_numbers;
 }

@@ -6,7 +6,6 @@
 #include <system_error>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "cli/checkpoint/checkpoint_reports.h"
 #include "lockstep/storage/catalog/catalog.h"
@@ -112,8 +111,8 @@ Module& owner_of(Module& root, const std::string& name) {
 bool is_checkpoint(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder / storage::kManifestName, error)) {
-    return storage::find_newest(folder)
-        .path.has_value();  // A folder of checkpoints, which is refused.
+    // A folder of checkpoints counts, too: the caller refuses it.
+    return storage::find_newest(folder).path.has_value();
   }
   try {
     storage::read_manifest(folder);
@@ -127,17 +126,8 @@ bool is_checkpoint(const fs::path& folder) {
 
 std::vector<ModelTensor> tensors_of_checkpoint(const fs::path& path, int model) {
   const StoredCheckpoint stored = open_checkpoint(path);
-  const std::string stem = model == 0 ? "model" : fmt::format("model_{}", model);
-  if (!TensorSet::exists(stored, stem)) {
-    throw ConfigError(
-        path,
-        fmt::format(
-            "has no tensors named {}; expected one of {}",
-            stem,
-            printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
-  }
+  const TensorSet set = open_model(stored, model);
   std::vector<ModelTensor> tensors;
-  const TensorSet set(stored, stem);
   for (const storage::SetTensor& tensor : set.tensors()) {
     tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
@@ -188,7 +178,7 @@ std::vector<ModelTensor> tensors_of_model(const fs::path& path, int model) {
   }
   if (model != 0) {
     throw ConfigError(
-        path, "is no checkpoint and has one model; use --model with checkpoints only");
+        path, "is not a checkpoint, so it has one model; use --model with checkpoints only");
   }
   std::vector<ModelTensor> tensors;
   for (const storage::SafetensorsMap& file : storage::open_model_files(path)) {

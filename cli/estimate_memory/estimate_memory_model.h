@@ -38,17 +38,16 @@ struct ModelSize {
 /// module a.
 ///
 /// - The largest layer is defined as in Accelerate: the largest of the modules without submodules
-/// and
-///   of the tensors of the model itself. Other tensors of modules with submodules are ignored.
+///   and of the tensors of the model itself. Other tensors of modules with submodules are ignored.
 /// - Files do not mark buffers. Integer tensors, running_mean and running_var count as buffers.
 ModelSize size_of_model(const std::vector<ModelTensor>& tensors);
 
-/// Returns the size of a model of which only the number of parameters is known.
+/// Returns the size of a model if only its number of parameters is known.
 ModelSize size_of_parameters(int64_t parameters);
 
-/// Reads the tensors of a model on disk, from headers only: a .safetensors file, a folder or an
-/// index of them (open_model_files), or model number `model` of a checkpoint. Throws ConfigError if
-/// the path or the model does not exist; throws CheckpointError for unreadable data.
+/// Reads the tensors of a model on disk, from headers only. `path` is a .safetensors file, a folder
+/// or an index of such files (open_model_files), or a checkpoint with model number `model`. Throws
+/// ConfigError if the path or the model does not exist; throws CheckpointError for unreadable data.
 std::vector<ModelTensor> tensors_of_model(const std::filesystem::path& path, int model);
 
 }  // namespace lockstep::cli

@@ -114,8 +114,8 @@ TEST(EstimateZero, OffloadingMovesSharesToTheHost) {
   EXPECT_EQ(three.host, 450);
 }
 
-/// What ZeroMemory and ZeroOffload of accelerator_test, and Device.* of accelerator_device_test
-/// count in real trainings.
+/// ZeroMemory and ZeroOffload of accelerator_test, and Device.* of accelerator_device_test, measure
+/// the same in real trainings.
 TEST(EstimateLockstep, IsFloat32OnceAndOffloadingMovesItAsItIs) {
   for (const bool mixed : {false, true}) {
     const TrainingState state{

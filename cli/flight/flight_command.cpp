@@ -34,7 +34,7 @@ Examples:
 `lockstep launch` writes a dump if a job whose ranks use Lockstep fails or stalls: to its
 --log-dir, else to ~/.local/state/lockstep/flights, which keeps the latest 20.
 
-Exit code: 0; 2 if there is no dump, or the file is no dump.)";
+Exit code: 0; 2 if no dump exists, or the file is not a dump.)";
 
 std::string duration_of(const Operation& operation, int64_t now) {
   const int64_t end = operation.is_over() ? operation.ended_ns : now;

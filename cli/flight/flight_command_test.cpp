@@ -31,7 +31,7 @@ watch::FlightDump dump() {
   return dump;
 }
 
-TEST(ShowFlight, SaysWhatEachRankWasDoing) {
+TEST(ShowFlight, ShowsTheLastOperationOfEachRank) {
   const Report report = show_flight(dump(), "x.json", {});
   EXPECT_THAT(report.text, HasSubstr("rank 1 has not come"));
   EXPECT_THAT(

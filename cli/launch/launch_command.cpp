@@ -30,22 +30,30 @@ constexpr const char* kFooter = R"(Examples:
   lockstep launch -n 4 --rank-prefix -- ./train -n 5
                                                later arguments belong to the program
 
-Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest
+Each rank has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest
 of torchrun's variables. A name without a slash is looked up in PATH; a .py file is
 run by $LOCKSTEP_PYTHON, else python3. Rank 0 reads this command's stdin, unless that
 is a terminal. Options may be written with _ for -. With a hostfile, variables are also
-read from .lockstep_env in the home folder and in the current one; --env wins.
+read from .lockstep_env in the home folder and in the current one; --env overrides them.
 
 torchrun's PET_* variables, which Kubeflow sets, count as options: PET_NNODES=2 is
---nnodes 2. One that contradicts an option is an error.
+--nnodes 2. A variable that contradicts an option is an error.
 
 Exit code: 0 if every rank ended with 0; else the code of the rank that failed first,
 128 + N if signal N ended it; 75 if the ranks saved their state and exited; 124 at the
---timeout; 2 for a wrong call. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are
+--timeout; 2 for a usage error. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are
 forwarded to the ranks; a second SIGINT or SIGTERM kills them at once. A program whose
 Accelerator has a project_dir handles SIGTERM and SIGUSR1: it saves its state and exits
-with 75; --resume continues. A job is not restarted after a signal, a wrong call (2), or
+with 75; --resume continues. A job is not restarted after a signal, a usage error (2), or
 at its --timeout.)";
+
+void check_has_program(const std::vector<std::string>& program) {
+  if (program.empty()) {
+    throw ConfigError(
+        "lockstep launch",
+        "the program is missing; expected it after the options, like -n 2 ./train");
+  }
+}
 
 }  // namespace
 
@@ -74,10 +82,7 @@ int LaunchCommand::run(const std::vector<std::string>& program) const {
   }
   const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
   const launcher::JobOptions options = job_options(flags, machine(), launcher::own_environment());
-  if (program.empty()) {
-    throw ConfigError(
-        "lockstep launch", "no program to run; expected one after the options, like -n 2 ./train");
-  }
+  check_has_program(program);
   launcher::JobPlan plan = launcher::plan_job(options, launcher::own_environment());
   name_allocated_hosts(flags, Environment::process(), plan);
   if (const auto starter = starter_of(flags, plan)) {
@@ -105,11 +110,7 @@ int LaunchCommand::print_plan(const std::vector<std::string>& program) const {
     const launcher::JobOptions options = job_options(flags, machine(), inherited);
     launcher::JobPlan plan = launcher::plan_job(options, inherited);
     name_allocated_hosts(flags, Environment::process(), plan);
-    if (program.empty()) {
-      throw ConfigError(
-          "lockstep launch",
-          "no program to run; expected one after the options, like -n 2 ./train");
-    }
+    check_has_program(program);
     const launcher::Program found =
         launcher::find_program(program, Environment::process(), program_kind(flags_));
     return Report{

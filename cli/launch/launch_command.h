@@ -11,7 +11,7 @@
 
 namespace lockstep::cli {
 
-/// `lockstep launch`: runs a program as several ranks.
+/// The command `lockstep launch`: runs a program as several ranks.
 class LaunchCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
@@ -19,7 +19,7 @@ class LaunchCommand {
 
   bool was_given() const { return command_->parsed(); }
   /// Appends torchrun's PET_* variables as options to `words`, the input of CLI::App::parse, if the
-  /// words call this command. ConfigError as add_torchrun_variables().
+  /// words call this command. Throws ConfigError as add_torchrun_variables() does.
   std::vector<VariableOption> add_variables(std::vector<std::string>& words) const;
   /// Runs `program`, its name and arguments, or prints the plan for --dry-run; returns the job's
   /// exit code. Throws ConfigError for invalid or contradictory options.

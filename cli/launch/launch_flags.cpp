@@ -61,7 +61,7 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
             if constexpr (kIsFlagValue<decltype(member)>) {
               add_option(command, spec, flags.options.*member);
             } else {
-              LOCKSTEP_ASSERT(false, "a flag that no member holds: " + spec.flags);
+              LOCKSTEP_ASSERT(false, "a flag without a member of JobOptions: " + spec.flags);
             }
           },
           spec.member);

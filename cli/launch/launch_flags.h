@@ -17,15 +17,16 @@ namespace lockstep::cli {
 using config::LaunchFlags;
 
 /// Adds an option to `command` for each row of config/settings/setting_table.h, in groups. `flags`
-/// must outlive it.
+/// must outlive `command`.
 void add_launch_flags(CLI::App& command, LaunchFlags& flags);
 
-/// Adds, without a line in the help, options of torchrun, Accelerate and DeepSpeed that Lockstep
-/// does not support: giving one is a ConfigError with the reason and an alternative.
+/// Adds hidden options of torchrun, Accelerate and DeepSpeed that Lockstep does not support. Each
+/// throws ConfigError with the reason and an alternative.
 void add_refused_flags(CLI::App& command);
 
 /// Returns `flags` of the parsed `command`, with missing values taken from the environment, then
-/// from the configuration file (see config/config_file.h). ConfigError as config::resolve.
+/// from the configuration file (see config/config_file.h). Throws ConfigError as config::resolve
+/// does.
 LaunchFlags with_settings(
     const CLI::App& command, const LaunchFlags& flags, const Environment& environment);
 

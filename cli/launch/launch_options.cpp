@@ -49,7 +49,7 @@ int parse_node_count(const std::string& text) {
   return static_cast<int>(*most);
 }
 
-/// HOST:PORT, HOST, or with IPv6 [HOST]:PORT.
+/// Reads HOST:PORT, HOST, or [HOST]:PORT for IPv6.
 void read_endpoint(const std::string& text, JobOptions& options) {
   constexpr int kLastPort = 65535;
   const size_t bracket = text.rfind(']');
@@ -128,8 +128,8 @@ void read_rendezvous(const LaunchFlags& flags, JobOptions& options) {
   if (flags.standalone && (options.nodes > 1 || options.node_rank > 0 || options.master_port != 0 ||
                            !options.master_addr.empty() || !options.hostfile.empty())) {
     refuse(
-        "--standalone is one host and any free port; omit it, or the options for several hosts and "
-        "the rendezvous");
+        "--standalone means one host and any free port; omit it, or the options for several hosts "
+        "and the rendezvous");
   }
 }
 
@@ -145,8 +145,7 @@ CpuBind read_binding(const LaunchFlags& flags) {
     if (flags.numa_binding != "node") {
       refuse(fmt::format(
           "--numa-binding {} is not supported: it follows a rank's GPU, and Lockstep binds ranks "
-          "by "
-          "their number; expected node, or try --cpu-bind cores",
+          "by their number; expected node, or try --cpu-bind cores",
           flags.numa_binding));
     }
     given.push_back(CpuBind::kNuma);
@@ -181,7 +180,7 @@ void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobO
     options.ranks = 0;
   } else {
     refuse(
-        "the number of ranks is missing; give -n N, for instance -n 2, or -n auto for one for each "
+        "the number of ranks is missing; give -n N, for instance -n 2, or -n auto for one rank per "
         "GPU or core");
   }
 }
@@ -200,7 +199,7 @@ std::string read_devices(const std::string& text) {
   return text;
 }
 
-/// Adds the variables that the ranks get from texts without a member of JobOptions.
+/// Adds the variables of the ranks that come from flags without a member of JobOptions.
 void add_text_variables(const LaunchFlags& flags, JobOptions& options) {
   for (const config::SettingSpec& spec : config::all_flags()) {
     const auto* const text = std::get_if<std::string LaunchFlags::*>(&spec.text);

@@ -11,7 +11,7 @@
 namespace lockstep::cli {
 namespace {
 
-/// Options refused for one reason, each with `=` after it if it takes a value.
+/// Options that are refused for one reason. A name ends with `=` if the option takes a value.
 struct Refusal {
   const char* names;
   const char* reason;
@@ -28,9 +28,10 @@ constexpr const char* kDeepSpeed =
     "the program configures this when it constructs its Accelerator, or use --zero-stage and "
     "--deepspeed-config-file; omit it";
 constexpr const char* kParallelism = "ranks share the data, not layers or sequences; omit it";
-constexpr const char* kMany = "the number of ranks decides that; omit it";
+constexpr const char* kByRankCount =
+    "Lockstep derives this from the number of ranks and hosts; omit it";
 constexpr const char* kNoImport = "ranks are separate programs, and nothing is imported; omit it";
-constexpr const char* kOutside =
+constexpr const char* kUseTaskset =
     "Lockstep has no such option; try taskset -c LIST lockstep launch ...";
 
 constexpr std::array kRefusals = {
@@ -50,7 +51,7 @@ constexpr std::array kRefusals = {
         "--local-addr=", "a host needs no address for itself; only --master-addr is sent to all"},
     Refusal{"--print-completion=", "try lockstep completion bash, zsh or fish"},
     // Accelerate's
-    Refusal{"--multi-gpu --same-network", kMany},
+    Refusal{"--multi-gpu --same-network", kByRankCount},
     Refusal{
         "--enable-cpu-affinity",
         "ranks are bound to cores, or memory nodes, by their number; try --cpu-bind numa"},
@@ -102,13 +103,13 @@ constexpr std::array kRefusals = {
         "mpirun reads it itself: mpirun --hostfile FILE -n N PROGRAM; or try --hostfile FILE"},
     // DeepSpeed's
     Refusal{"--enable-each-rank-log=", "try --log-dir DIR --redirects 3"},
-    Refusal{"--bind-core-list=", kOutside},
+    Refusal{"--bind-core-list=", kUseTaskset},
     Refusal{"--no-local-rank", "PROGRAM gets no additional argument; omit it"},
-    Refusal{"--force-multi --no-ssh", kMany},
+    Refusal{"--force-multi --no-ssh", kByRankCount},
     Refusal{"--autotuning=", "Lockstep has no autotuning; omit it"},
     Refusal{
         "--venv-script=",
-        "no script is sourced; activate it before, or set its variables with --env"},
+        "no script is sourced; activate the environment before, or set its variables with --env"},
 };
 
 }  // namespace

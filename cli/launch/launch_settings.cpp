@@ -27,14 +27,14 @@ bool is_overridden(const CLI::App& command, const SettingSpec& spec) {
              [&command](const std::string& flag) { return is_given(command, flag); });
 }
 
-/// Whether the environment or the file sets it.
+/// Returns whether the environment or the file sets `name`.
 bool is_configured(const Settings& settings, const std::string& name) {
   return settings.is_set(name) && settings.at(name).origin != "default" &&
          !settings.at(name).origin.starts_with("--");
 }
 
-/// The number of hosts and the index of this one by the flags. They are checked together with the
-/// values of the other sources.
+/// Returns the number of hosts and the index of this host, as the flags give them. They are checked
+/// together with the values of the other sources.
 std::vector<config::FlagValue> given_hosts(const CLI::App& command, const LaunchFlags& flags) {
   if (is_given(command, "--standalone") || flags.nnodes == "1") {
     const char* const flag = is_given(command, "--standalone") ? "--standalone" : "--nnodes";
@@ -51,7 +51,7 @@ std::vector<config::FlagValue> given_hosts(const CLI::App& command, const Launch
   return given;
 }
 
-/// Whether another setting makes the configured value of this one meaningless.
+/// Returns whether another setting makes the configured value of `name` meaningless.
 bool is_unused(const CLI::App& command, const Settings& settings, const std::string& name) {
   const bool of_machines = name == "num_machines" || name == "machine_rank";
   if (of_machines && is_configured(settings, "hostfile")) {

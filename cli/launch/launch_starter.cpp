@@ -17,7 +17,7 @@ using launcher::Starter;
 
 constexpr const char* kLocal = "local";
 
-/// The launchers by DeepSpeed's name, and by that of the program.
+/// Returns the launchers by DeepSpeed's name, and by that of the program.
 const std::map<std::string, Starter>& starters() {
   static const std::map<std::string, Starter> known = {
       {"ssh", Starter::kSsh},
@@ -37,7 +37,7 @@ std::optional<Starter> chosen_starter(const LaunchFlags& flags) {
   throw ConfigError("lockstep launch", what);
 }
 
-/// The nodes of this process's SLURM allocation, one at least.
+/// Returns the nodes of this process's SLURM allocation; at least one.
 std::vector<std::string> allocated_hosts(const Environment& environment) {
   const auto list = environment.text("SLURM_JOB_NODELIST");
   if (!list) {
@@ -82,8 +82,7 @@ void prepare_starter(
     if (options.nodes > allocated) {
       refuse(fmt::format(
           "--nnodes {} is more than the {} nodes of the allocation; request more with -N of salloc "
-          "or "
-          "sbatch",
+          "or sbatch",
           options.nodes,
           allocated));
     }

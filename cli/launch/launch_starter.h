@@ -10,9 +10,9 @@
 
 namespace lockstep::cli {
 
-/// Adds to `options` what --launcher implies: under SLURM the number of hosts, and the first node
-/// of the allocation as the rendezvous address. Throws ConfigError for an unknown launcher, for ssh
-/// and mpirun without a hostfile, and for srun without an allocation.
+/// Checks --launcher and adds the options that it implies. Under SLURM these are the number of
+/// hosts, and the first node of the allocation as the rendezvous address. Throws ConfigError for an
+/// unknown launcher, for ssh and mpirun without a hostfile, and for srun without an allocation.
 void prepare_starter(
     const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options);
 
@@ -22,7 +22,7 @@ void name_allocated_hosts(
     const LaunchFlags& flags, const Environment& environment, launcher::JobPlan& plan);
 
 /// Returns the program that starts the launchers of `plan`'s hosts; nothing if this process is one
-/// of them itself.
+/// of these launchers.
 std::optional<launcher::Starter> starter_of(
     const LaunchFlags& flags, const launcher::JobPlan& plan);
 

@@ -77,12 +77,12 @@ bool is_same(const std::string& a, const std::string& b) {
   return a == b || (number_of(a) && number_of(a) == number_of(b));
 }
 
-/// Whether `all` is the product of `each`, the ranks of a host, and `hosts`.
+/// Returns whether `all` is the product of `each`, the ranks of a host, and `hosts`.
 bool is_product(const std::string& all, const std::string& each, const std::string& hosts) {
   const auto total = number_of(all);
   const auto per_host = number_of(each);
   const auto count = number_of(hosts);
-  // Larger ones are refused elsewhere.
+  // Larger numbers are refused elsewhere.
   constexpr int64_t kMost = 1 << 20;
   return total && per_host && count && *per_host <= kMost && *count <= kMost &&
          *total == *per_host * *count;
@@ -139,7 +139,7 @@ std::optional<std::string> given_value(
   return std::nullopt;
 }
 
-/// Whether --num-processes is given and equals PET_NPROC_PER_NODE times the hosts.
+/// Returns whether --num-processes is given and equals PET_NPROC_PER_NODE times the hosts.
 bool is_same_in_total(const Environment& environment, const std::vector<std::string>& words) {
   const auto all = given_value(words, "--num-processes");
   const auto hosts = given_value(words, "--nnodes");
@@ -149,7 +149,7 @@ bool is_same_in_total(const Environment& environment, const std::vector<std::str
                     hosts ? *hosts : environment.text("PET_NNODES").value_or("1"));
 }
 
-/// Whether `text` contains `option` as a complete word.
+/// Returns whether `text` contains `option` as a complete word.
 bool mentions(const std::string& text, const std::string& option) {
   const auto is_part_of_name = [&text](size_t at) {
     return at < text.size() &&

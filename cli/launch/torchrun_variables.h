@@ -19,7 +19,7 @@ struct VariableOption {
 
 /// Appends an option to `words` for each PET_* variable of `environment`, as torchrun reads them.
 ///
-/// `launch`: the command that knows the options. `words`: its options as split_arguments() writes
+/// `launch` is the command with the options; `words` are its options as split_arguments() writes
 /// them. PET_<OPTION> gives torchrun's --<option>; Kubeflow Trainer sets PET_NNODES,
 /// PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT. A variable that is set
 /// but empty counts as not set.

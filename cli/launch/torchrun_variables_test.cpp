@@ -83,7 +83,7 @@ TEST_F(TorchrunVariables, OneThatContradictsAnOptionIsAnError) {
       ThrowsMessage<ConfigError>(HasSubstr("PET_SHUTDOWN_TIMEOUT=5 and --grace-seconds 6")));
 }
 
-TEST_F(TorchrunVariables, OneThatSaysTheSameInOtherWordsIsNone) {
+TEST_F(TorchrunVariables, AnEquivalentValueAddsNothing) {
   EXPECT_THAT(
       words({{"PET_NNODES", "2:2"}}, {"launch", "--nnodes=2"}),
       ElementsAre("launch", "--nnodes=2"));

@@ -38,7 +38,7 @@ std::string shown(const at::Tensor& tensor) {
       count < flat.numel() ? ", ..." : "");
 }
 
-bool alike(const at::Tensor& got, const at::Tensor& expected) {
+bool same_type_and_shape(const at::Tensor& got, const at::Tensor& expected) {
   return got.defined() && expected.defined() && got.scalar_type() == expected.scalar_type() &&
          got.sizes() == expected.sizes();
 }
@@ -91,7 +91,7 @@ Result run_check(Rank& rank, const Check& check) {
 }  // namespace
 
 void Expect::equal(const std::string& what, const at::Tensor& got, const at::Tensor& expected) {
-  if (!alike(got, expected) || !at::equal(got, expected)) {
+  if (!same_type_and_shape(got, expected) || !at::equal(got, expected)) {
     fail(what, shown(got), shown(expected));
   }
 }
@@ -103,7 +103,7 @@ void Expect::near(
     const at::Tensor allowed = expected.to(at::kDouble).abs().clamp_min(1) * tolerance;
     return (difference <= allowed).all().item<bool>();  // False for a NaN.
   };
-  if (!alike(got, expected) || !close()) {
+  if (!same_type_and_shape(got, expected) || !close()) {
     fail(what, shown(got), shown(expected));
   }
 }

@@ -17,7 +17,7 @@ namespace lockstep::selftest {
 /// waits for it in vain.
 class Expect {
  public:
-  /// `what`: "all_reduce(sum) of Float".
+  /// Records a failure of `what`, like "all_reduce(sum) of Float", unless both values are equal.
   void equal(const std::string& what, const at::Tensor& got, const at::Tensor& expected);
   /// Allows a difference of `tolerance` times the larger of 1 and the expected number.
   void near(
@@ -25,7 +25,7 @@ class Expect {
   void equal(const std::string& what, const std::string& got, const std::string& expected);
   void is_true(const std::string& what, bool got);
 
-  /// "all_reduce(sum) of Float: got [1, 2], expected [1, 3]"; empty without a failure.
+  /// Returns "all_reduce(sum) of Float: got [1, 2], expected [1, 3]"; empty without a failure.
   const std::string& failure() const { return failure_; }
 
  private:

@@ -69,13 +69,13 @@ TEST(SelfTest, TheNamesOfChecksDiffer) {
   }
 }
 
-TEST(SelfTest, AFailureIsToldToAllWithRankGotAndExpected) {
+TEST(SelfTest, AFailureIsReportedToAllRanksWithRankGotAndExpected) {
   const std::vector<Check> checks = {
       {"broken",
        "",
        [](Rank& rank, Expect& expect) {
          at::Tensor sum = rank.group.all_reduce(at::ones({2}, at::kLong)).wait();
-         sum[1] += rank.group.rank();  // What a faulty transport might do to rank 1.
+         sum[1] += rank.group.rank();  // Simulates a transport that is faulty on rank 1.
          expect.equal("all_reduce(sum) of Long", sum, at::full({2}, 2, at::kLong));
        }},
       {"thrown",
@@ -104,7 +104,7 @@ TEST(SelfTest, AFailureIsToldToAllWithRankGotAndExpected) {
   }
 }
 
-TEST(SelfTest, ARankThatLosesTheOthersLeavesWord) {
+TEST(SelfTest, ARankThatLosesTheOthersWritesAReport) {
   const TestFolder folder;
   const std::vector<Check> checks = {{"lost", "", [](Rank& rank, Expect&) {
                                         if (rank.group.rank() == 0) {

@@ -52,7 +52,7 @@ int run(const std::vector<std::string>& words) {
   if (words.empty() || (words.size() > 1 && !silent)) {
     throw lockstep::ConfigError(
         "lockstep_selftest",
-        "this program is for `lockstep test`; expected a folder, and optionally --silent");
+        "only `lockstep test` runs this program; expected a folder, and optionally --silent");
   }
   const lockstep::Environment environment = lockstep::Environment::process();
   const lockstep::WorldSpec world = lockstep::world_from_environment(environment);

@@ -31,7 +31,8 @@ class TestCommand {
 };
 
 /// Returns the path of lockstep_selftest, the program with the checks, which links libtorch. It is
-/// next to `self`, or in ../libexec/lockstep. ConfigError, naming both paths, if it is missing.
+/// next to `self`, or in ../libexec/lockstep. Throws ConfigError, naming both paths, if it is
+/// missing.
 std::filesystem::path find_selftest(const std::filesystem::path& self);
 
 /// Formats the results in `folder` of a job that ended with `job_code`: the lines of

@@ -56,14 +56,14 @@ TEST_F(SelfTestReport, AllThatHoldsIsZero) {
   EXPECT_EQ(report.json["ok"], true);
 }
 
-TEST_F(SelfTestReport, OneThatDoesNotHoldIsOne) {
+TEST_F(SelfTestReport, FailedChecksAreCounted) {
   write("checks.jsonl", "{\"name\":\"a\",\"ok\":true}\n{\"name\":\"b\",\"ok\":false}\n");
   const Report report = selftest_report(folder_.path(), 2, 0);
   EXPECT_EQ(report.exit_code, 1);
   EXPECT_THAT(report.text, HasSubstr("1 of 2 checks failed"));
 }
 
-TEST_F(SelfTestReport, AJobThatDiesIsOneAndSaysWhatRanksLeft) {
+TEST_F(SelfTestReport, ADeadJobIsReportedWithTheRanksMessages) {
   write("checks.jsonl", "{\"name\":\"a\",\"ok\":true}\n{\"name\":\"b\",\"o");
   write("lost_1.jsonl", "{\"rank\":1,\"check\":\"b\",\"message\":\"[all_reduce] reset\"}\n");
   const Report report = selftest_report(folder_.path(), 2, 139);

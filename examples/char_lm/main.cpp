@@ -7,8 +7,8 @@
 //   build/release/bin/lockstep launch -n 2 build/release/bin/char_lm
 //
 // Shows accumulation, bf16 (where the CPU has instructions for it), a cosine schedule, clipping,
-// evaluation and checkpoints, and prints generated text at the end. Expected output of the second
-// command, in under four minutes on 2 cores: "step 400: 3.09 bits a character on held-out text"
+// evaluation and checkpoints, and prints generated text at the end. The second command takes less
+// than four minutes on 2 cores. It prints "step 400: 3.09 bits a character on held-out text"
 // (within 0.05; uniform guessing has 6.5), and text in the form of a play.
 #include <chrono>
 #include <cmath>
@@ -200,7 +200,7 @@ int train(const Options& options) {
     held_out_loss = evaluate(accelerator, model, held_out);
   }
 
-  // On all processes, since with --zero 3 no process has all weights.
+  // All processes generate, since with --zero 3 no process has all weights.
   const std::string written =
       options.sample_length > 0 ? generate_text(model, text, options.prompt, options.sample_length)
                                 : "";
@@ -287,7 +287,7 @@ int main(int argc, char** argv) {
     }
     if (options.model.width % options.model.heads != 0) {
       throw lockstep::ConfigError(
-          "char_lm", "--width is no multiple of --heads; expected a multiple");
+          "char_lm", "--width is not a multiple of --heads; expected a multiple");
     }
     return train(options);
   });

@@ -10,7 +10,7 @@
 
 namespace examples {
 
-/// The size of the model.
+/// Sets the size of the model.
 struct ModelOptions {
   int64_t vocabulary = 0;
   int64_t context = 128;  ///< Context length in characters.
@@ -20,7 +20,8 @@ struct ModelOptions {
   double dropout = 0.1;
 };
 
-/// A transformer block: causal attention, then a two-layer MLP, each with a residual connection.
+/// Implements a transformer block: causal attention, then a two-layer MLP, each with a residual
+/// connection.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const ModelOptions& options)
       : heads(options.heads),
@@ -62,7 +63,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// A decoder-only transformer over characters, after GPT-2 (Radford et al., 2019): plain torch::nn.
+/// Implements a decoder-only transformer over characters in plain torch::nn. Modelled on GPT-2
+/// (Radford et al., 2019).
 struct CharModelImpl : torch::nn::Module {
   explicit CharModelImpl(const ModelOptions& chosen)
       : options(chosen),

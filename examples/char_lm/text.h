@@ -12,19 +12,19 @@
 
 namespace examples {
 
-/// A text, encoded with one number for each character.
+/// Holds a text, encoded with one number for each character.
 class Text {
  public:
   /// Reads a text file, or all *_gut.txt files of a folder in the order of their names (the package
-  /// `shakespeare`). Throws ConfigError if there is no text.
+  /// `shakespeare`). Throws ConfigError if it finds no text.
   explicit Text(const std::filesystem::path& path);
 
-  /// The number of different characters (bytes), at most 256.
+  /// Returns the number of different characters (bytes), at most 256.
   int64_t vocabulary() const { return static_cast<int64_t>(alphabet_.size()); }
-  /// The encoded text: uint8, shape (characters).
+  /// Returns the encoded text: uint8, shape (characters).
   const at::Tensor& tokens() const { return tokens_; }
-  /// Encodes `text` as uint8 (characters). Throws ConfigError for a character that the text does
-  /// not have.
+  /// Encodes `text` as uint8 (characters). Throws ConfigError for a character that is not in this
+  /// text.
   at::Tensor encode(const std::string& text) const;
   std::string decode(const at::Tensor& tokens) const;
 
@@ -33,7 +33,7 @@ class Text {
   at::Tensor tokens_;
 };
 
-/// A dataset of chunks of `length` characters, whose targets are the chunks shifted by one
+/// Provides a dataset of chunks of `length` characters. Targets are the chunks shifted by one
 /// character. Chunks do not overlap.
 class TextChunks {
  public:

@@ -34,7 +34,7 @@ CLI::Validator number_check(const std::function<bool(double)>& fits, const std::
 }
 
 bool is_integer(double number) {
-  constexpr double kMost = 1e15;  // Smaller whole numbers are exact as doubles.
+  constexpr double kMost = 1e15;  // Smaller integers are exact as doubles.
   return std::trunc(number) == number && std::abs(number) <= kMost;
 }
 

@@ -13,10 +13,10 @@ class Validator;
 
 namespace examples {
 
-/// The options of every example.
+/// Holds the options of every example.
 struct CommonOptions {
   int64_t epochs = 1;
-  int64_t steps = 0;  ///< Updates after which training stops; 0: at the end of the epochs.
+  int64_t steps = 0;  ///< Updates after which training stops; 0: no limit.
   int64_t batch_size = 64;
   uint64_t seed = 42;
   int64_t accumulation_steps = 1;
@@ -30,8 +30,8 @@ struct CommonOptions {
 /// --json, with `options`' values as defaults.
 void add_common_options(CLI::App& app, CommonOptions& options);
 
-/// Checks of an option's value. Their messages describe the allowed numbers in words; CLI11's have
-/// the limits of the type.
+/// Returns a check of an option's value. Its message describes the allowed numbers in words;
+/// CLI11's messages have the limits of the type.
 CLI::Validator positive_integer();
 CLI::Validator non_negative_integer();
 CLI::Validator positive_number();
@@ -41,7 +41,7 @@ CLI::Validator number_between(double least, double most);
 /// the main process of a job prints.
 std::optional<int> parse(CLI::App& app, int argc, char** argv);
 
-/// Throws ConfigError if `output` has an earlier run and `resume` is false: two runs in one folder
+/// Throws ConfigError if `output` has an earlier run and `resume` is false. Two runs in one folder
 /// would mix their logs.
 void check_output(const std::filesystem::path& output, bool resume);
 

@@ -7,7 +7,7 @@
 
 namespace examples {
 
-/// A picture of red, green and blue bytes, row by row.
+/// Holds a picture of red, green and blue bytes, row by row.
 struct Picture {
   int width = 0;
   int height = 0;
@@ -18,7 +18,7 @@ struct Picture {
   void fill(int x, int y, int width_px, int height_px, uint8_t red, uint8_t green, uint8_t blue);
 };
 
-/// Writes `picture` as PNG; throws ConfigError, naming the path, if it cannot.
+/// Writes `picture` as PNG. Throws ConfigError, naming the path, if it cannot.
 void write_png(const std::string& path, const Picture& picture);
 
 }  // namespace examples

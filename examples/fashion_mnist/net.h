@@ -10,8 +10,9 @@
 
 namespace examples {
 
-/// Two convolutions and two linear layers: 28 x 28 grey pictures in, 10 class scores out. A plain
-/// torch::nn module, without Lockstep. Shapes: x is (B, 1, 28, 28), the result (B, 10).
+/// Classifies 28 x 28 grey pictures by two convolutions and two linear layers. It is a plain
+/// torch::nn module, without Lockstep. Shapes: x is (B, 1, 28, 28), the result, 10 class scores, is
+/// (B, 10).
 struct NetImpl : torch::nn::Module {
   NetImpl()
       : conv1(register_module(

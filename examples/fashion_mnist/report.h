@@ -9,7 +9,7 @@
 
 namespace examples {
 
-/// The predictions of a model for N test pictures.
+/// Holds the predictions of a model for N test pictures.
 struct Evaluation {
   at::Tensor probabilities;  ///< (N, 10)
   at::Tensor targets;        ///< (N)
@@ -18,7 +18,7 @@ struct Evaluation {
   double loss() const;
 };
 
-/// The facts of a finished run.
+/// Holds the facts of a finished run.
 struct Summary {
   int64_t parameters = 0;
   int64_t epochs = 0;
@@ -32,8 +32,8 @@ struct Summary {
 /// Formats the summary of a run: model, speed, accuracy and files.
 std::string summary_text(const Summary& summary, const Evaluation& result);
 
-/// Writes a picture of wrongly classified test pictures, the most confident first, one row for each
-/// predicted class. `data_root` has the test pictures.
+/// Writes a picture of wrongly classified test pictures. It has one row for each predicted class,
+/// the most confident picture first. `data_root` has the test pictures.
 void write_mistakes(
     const std::filesystem::path& path, const Evaluation& result, const std::string& data_root);
 

@@ -68,25 +68,26 @@ class Accelerator {
   bool is_local_main_process() const;
   bool is_last_process() const;
   bool use_distributed() const;
-  /// "NO", "MULTI_CPU" or "MULTI_GPU", in Accelerate's words.
+  /// Returns "NO", "MULTI_CPU" or "MULTI_GPU", as Accelerate does.
   std::string distributed_type() const;
-  /// The device of prepared models: this process's GPU, or the CPU without one or with
+  /// Returns the device of prepared models: this process's GPU, or the CPU without one or with
   /// AcceleratorOptions::cpu.
   at::Device device() const;
   const WorldSpec& world() const;
-  /// The group of all processes, for the program's own collectives.
+  /// Returns the group of all processes, for the program's own collectives.
   Group& group();
 
   // --- prepare and step
   /// Prepares models, optimizers, schedules and loaders, in any order and number. Returns them in
   /// that order (a single one directly). Collective. Preparing an object again does nothing.
   ///
-  /// - A model (a module holder or shared_ptr) keeps its type and stays the same module: moved to
-  ///   device(), with rank 0's weights on all processes, and gradients averaged during backward.
+  /// - A model (a module holder or shared_ptr) keeps its type and stays the same module. It is
+  ///   moved to device(), and gets rank 0's weights on all processes. Its gradients are averaged
+  ///   during backward.
   /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. An lvalue is
   ///   referred to and must outlive the result; an rvalue is moved in, a shared_ptr shared. An
-  ///   optimizer class of the program is saved if it is Checkpointable; if not, and there is a
-  ///   project_dir, ConfigError.
+  ///   optimizer class of the program is saved if it is Checkpointable; if not, prepare() throws
+  ///   ConfigError with a project_dir.
   /// - A schedule (schedule::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
   ///   the same call, or of all prepared ones if the call has none.
   /// - A data::Loader stays the same loader. It delivers this process's share, on device() or on
@@ -110,8 +111,8 @@ class Accelerator {
 
   // --- accumulation
   /// Begins the scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the
-  /// top of the loop's body. If it does not end its accumulation group, the gradients of the models
-  /// (of all prepared ones, if none is given) stay on this process, and optimizers and schedulers
+  /// top of the loop's body. Unless the micro-step ends its accumulation group, the models'
+  /// gradients (all models', if none is given) stay on this process, and optimizers and schedulers
   /// do nothing. A group ends after gradient_accumulation_steps, and with the last batch of the
   /// innermost loader.
   template <ModuleHandle... Models>
@@ -124,12 +125,13 @@ class Accelerator {
   GradientScope no_sync(const Models&... models) {
     return begin_no_sync({static_cast<const void*>(models.get())...});
   }
-  /// Within no_sync: lets the next backwards average. ConfigError outside.
+  /// Lets the next backwards within no_sync average. Throws ConfigError outside it.
   template <ModuleHandle... Models>
   void trigger_sync_in_backward(const Models&... models) {
     trigger_sync({static_cast<const void*>(models.get())...});
   }
-  /// Whether the current micro-step ends its accumulation group. Always true without accumulate().
+  /// Returns whether the current micro-step ends its accumulation group. Always true without
+  /// accumulate().
   bool sync_gradients() const;
   int64_t gradient_accumulation_steps() const;
 
@@ -138,10 +140,10 @@ class Accelerator {
   /// Also works if this process's loss does not reach the (single) prepared model. With several
   /// prepared models, a backward must reach the same ones on every process.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  /// Computes the gradient of the mean over all counted items: `loss_sum` is a sum over `count`
-  /// tokens (or samples), and it is divided by the counts of all processes and all micro-steps of
-  /// the accumulation group, so that the update does not depend on the distribution of tokens.
-  /// Collective where sync_gradients(). One call a micro-step.
+  /// Computes the gradient of the mean over all counted items. `loss_sum` is a sum over `count`
+  /// tokens (or samples). It is divided by the counts of all processes and all micro-steps of the
+  /// accumulation group. So the update does not depend on the distribution of tokens. Collective
+  /// where sync_gradients(). One call a micro-step.
   void backward(const at::Tensor& loss_sum, double count);
   /// Returns the loss that backward(loss) would differentiate, for a program that calls .backward()
   /// on it. Its hooks do the rest of backward(loss); several scaled losses may be in one backward.
@@ -153,9 +155,9 @@ class Accelerator {
   /// Begins a scope of the accelerator's mixed precision: `auto cast = accelerator.autocast();`.
   /// Does nothing without mixed precision.
   Autocast autocast(std::optional<AutocastOptions> options = std::nullopt) const;
-  /// The loss scaler with fp16, else null.
+  /// Returns the loss scaler with fp16, else null.
   GradScaler* scaler();
-  /// Whether an optimizer skipped its last update because gradients had overflowed.
+  /// Returns whether an optimizer skipped its last update because gradients had overflowed.
   bool optimizer_step_was_skipped() const;
   /// Removes the loss scale from the gradients (of one optimizer), at most once an update. clip_*
   /// and Optimizer::step call it.
@@ -167,12 +169,13 @@ class Accelerator {
   /// accumulates it does nothing, and returns the last norm.
   at::Tensor clip_grad_norm_(
       const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2);
-  /// Limits every element to +-clip_value; not in a micro-step that only accumulates.
+  /// Limits every gradient element to +-clip_value. Does nothing in a micro-step that only
+  /// accumulates.
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
-  /// The norms before and after the last clip_grad_norm_.
+  /// Returns the norms before and after the last clip_grad_norm_.
   const GradientNorms& gradient_norms() const;
   /// Averages the gradients of backwards within no_sync, as a later backward would. Collective.
-  /// ConfigError within no_sync.
+  /// Throws ConfigError within no_sync.
   void average_gradients();
   /// Returns the names of trained parameters without a gradient on any process since gradients were
   /// dropped. After a backward that averages, equal on all processes.
@@ -191,13 +194,13 @@ class Accelerator {
   void local_main_process_first(const std::function<void()>& body);
   /// Writes a line to stdout, once on each host.
   void print(const std::string& line) const;
-  /// Returns when every process has called it. Collective.
+  /// Blocks until every process has called it. Collective.
   void wait_for_everyone();
 
   /// Returns this process's inputs: a contiguous share of `inputs`; the first processes get one
   /// more if the number is not divisible. With `apply_padding` every share has that length, with
-  /// its last element repeated. Tensors are split along dimension 0, maps value by value
-  /// (ConfigError unless equally long). In one process: all inputs.
+  /// its last element repeated. Tensors are split along dimension 0, maps value by value (throws
+  /// ConfigError unless equally long). In one process: all inputs.
   template <typename Inputs>
   Inputs split_between_processes(const Inputs& inputs, bool apply_padding = false) const {
     return lockstep::split_between_processes(
@@ -219,8 +222,8 @@ class Accelerator {
   }
   /// Works as `gather` for tensors with a row for each sample of the current batch, and drops
   /// samples that were repeated to fill the last global batch. A tensor with another number of rows
-  /// is gathered unchanged; for one that has that number by chance, such as a 2 x 2 matrix next to
-  /// a batch of 2, use gather().
+  /// is gathered unchanged. Use gather() for one that has that number by chance, such as a 2 x 2
+  /// matrix next to a batch of 2.
   template <NestedTensors T>
   T gather_for_metrics(const T& value) {
     return collectives().gather_for_metrics(value);
@@ -274,18 +277,17 @@ class Accelerator {
 
   // --- inputs of different lengths
   /// Runs `body`, a loop over prepared loaders in which processes may have different numbers of
-  /// batches: one without further batches takes part in the averaging with zero gradients until all
-  /// have finished. Afterwards every process has the weights and optimizer state of one that was
-  /// last. Works on every transport. Collective; `body` must use no other collectives than
-  /// backward(loss). ConfigError with LocalSgd, with counts in backward, and with a
-  /// NonFinitePolicy.
+  /// batches. A process without further batches contributes zero gradients until all have finished.
+  /// Afterwards every process has the weights and optimizer state of one that was last. Works on
+  /// every transport. Collective; `body` must use no other collectives than backward(loss). Throws
+  /// ConfigError with LocalSgd, with counts in backward, and with a NonFinitePolicy.
   void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
   void join_uneven_inputs(const std::function<void()>& body);
 
   // --- sharded models, and memory
   /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
   /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is sharded when the next
-  /// one is created, with rank 0's values, on this process's device; other parameters and buffers
+  /// one is created, with rank 0's values, on this process's device. Other parameters and buffers
   /// are moved there at the end. Otherwise it only calls `build`.
   ///
   /// prepare() takes over the shards, and unshards permanently the tensors that it does not shard:
@@ -311,9 +313,9 @@ class Accelerator {
       std::optional<int> modifier_rank = std::nullopt);
   /// Moves training states from the device to host memory, for instance for a model that generates
   /// between two phases of training. On the CPU nothing moves. Until reload_states() there is no
-  /// update, save or load (ConfigError), and using an offloaded value throws c10::Error. Under ZeRO
-  /// on all processes. Throws ConfigError for optimizers of torch::optim, with kOptimStates, and
-  /// with offload_param.
+  /// update, save or load (ConfigError), and using an offloaded value throws c10::Error. Collective
+  /// under ZeRO. Throws ConfigError for optimizers of torch::optim, with kOptimStates, and with
+  /// offload_param.
   void offload_states(const OffloadStatesOptions& options = {});
   /// Moves the states back. Does nothing if none is offloaded.
   void reload_states(bool non_blocking = false);
@@ -349,14 +351,14 @@ class Accelerator {
     save_model_tensors(
         tensors_of_module(*model, !options.exclude_frozen_parameters), folder, options);
   }
-  /// The costs of the last save, including the time that training was blocked.
+  /// Returns the costs of the last save, including the time that training was blocked.
   const SaveTimings& last_save() const;
 
   /// Restores a state of save_state into the objects that were prepared in the same order, with any
-  /// number of processes: loaders continue after the samples that all processes had consumed;
-  /// additional processes get their own random numbers, derived from the saved state. Collective.
-  /// Checks everything before it changes anything; CheckpointError names file and tensor, or
-  /// processes that would load different saves.
+  /// number of processes. Loaders continue after the samples that all processes had consumed.
+  /// Additional processes get their own random numbers, derived from the saved state. Collective.
+  /// Checks everything before it changes anything. Throws CheckpointError, which names file and
+  /// tensor, or the processes that would load different saves.
   void load_state(const std::filesystem::path& folder, const LoadStateOptions& options = {});
   /// Loads the newest complete checkpoint of `<project_dir>/checkpoints`. Incomplete folders are
   /// skipped, with a warning. Throws CheckpointError if there is none, or one of a newer Lockstep.

@@ -30,7 +30,7 @@ data::Loader<data::TensorDataset> numbers(int64_t count, data::LoaderOptions opt
   return data::Loader(data::TensorDataset(rows, at::arange(count)), options);
 }
 
-TEST(Prepare, TakesObjectsInAnyOrderAndGivesBackTheirTypes) {
+TEST(Prepare, AcceptsObjectsInAnyOrderAndReturnsTheirTypes) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net(3, 1);
     auto loader = numbers(8, {.batch_size = 2});
@@ -135,7 +135,7 @@ TEST(Prepare, RefusesAParameterOfTwoModels) {
   });
 }
 
-TEST(Prepare, AnOptimizerMayComeBeforeItsModel) {
+TEST(Prepare, AnOptimizerMayPrecedeItsModel) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net(2, 1);
     auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
@@ -169,7 +169,7 @@ TEST(Training, ZeroGradAloneFreesGradientsAsTorchDoes) {
   EXPECT_FALSE(net->weight.grad().defined());
 }
 
-TEST(Backward, RefusesALossThatIsNoNumber) {
+TEST(Backward, RefusesALossThatIsNotOneNumber) {
   Accelerator alone({}, WorldSpec{}, Group());
   EXPECT_THROW(alone.backward(at::ones({3})), ConfigError);
   EXPECT_THROW(alone.backward(at::Tensor()), ConfigError);
@@ -292,7 +292,7 @@ TEST(Epochs, CountFromTheFirstLoadersEpoch) {
   EXPECT_EQ(alone.epochs(5).front(), 3);
 }
 
-TEST(Progress, GoesOverTheWholeLoader) {
+TEST(Progress, CoversTheFullLoader) {
   Accelerator alone({}, WorldSpec{}, Group());
   auto loader = alone.prepare(numbers(7, {.batch_size = 2}));
   int64_t rows = 0;

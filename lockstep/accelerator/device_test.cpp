@@ -161,7 +161,7 @@ TEST(Device, BatchesThatAreCopiedAheadAreThereWhenTheLoopHasThem) {
   hold_test_device_streams(false);
 }
 
-TEST(Device, StateThatAnOptimizerHasFromTheStartComesAlong) {
+TEST(Device, InitialOptimizerStateMovesWithTheModel) {
   expect_as_on_the_cpu(
       [](const auto& parameters) { return optim::Adagrad(parameters, {.lr = 0.01}); });
   expect_as_on_the_cpu([](const auto& parameters) {
@@ -222,7 +222,7 @@ TEST(Device, ALoaderKeepsTheDeviceItWasGiven) {
   }
 }
 
-TEST(Device, TheMemoryOnTheHostIsGivenBackAndThatOfTheDeviceToo) {
+TEST(Device, TheMemoryOfHostAndDeviceIsFreed) {
   test_device();
   const int64_t before = test_device_bytes();
   {
@@ -240,7 +240,7 @@ TEST(Device, TheMemoryOnTheHostIsGivenBackAndThatOfTheDeviceToo) {
   EXPECT_EQ(test_device_bytes(), before);
 }
 
-TEST(Device, ACheckpointGoesFromDeviceToDeviceAndToTheCpu) {
+TEST(Device, ACheckpointLoadsOnAnotherDeviceAndOnTheCpu) {
   test_device();
   const TestFolder folder;
   std::vector<Left> unbroken(2);
@@ -353,7 +353,7 @@ bool fits(const ZeroPlugin& plugin, int64_t bytes) {
   return fitted;
 }
 
-TEST(Device, WhatIsOffloadedNeedsNoRoomThere) {
+TEST(Device, OffloadedStatesUseNoDeviceMemory) {
   test_device();
   const TestFolder folder;
   const int64_t parameters = int64_t{16} * 256 * 257 * 4;
@@ -381,7 +381,7 @@ TEST(Device, ParametersInMemoryOfTheHostAreRefused) {
   test_device();
   EXPECT_THAT(
       [] { Accelerator({.shared_parameters = true}); },
-      ::testing::ThrowsMessage<ConfigError>(HasSubstr("shared_parameters is for processes")));
+      ::testing::ThrowsMessage<ConfigError>(HasSubstr("shared_parameters needs processes")));
 }
 
 /// Parameters large enough to be built in parts, others, and small buffers, one filled through a
@@ -404,7 +404,7 @@ struct MixedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mixed);
 
-TEST(DeviceZero, AModelBuiltInPartsIsAllOnTheDeviceThoughNeverPrepared) {
+TEST(DeviceZero, AnUnpreparedModelBuiltInShardsIsOnTheDevice) {
   two_ranks({.zero = ZeroPlugin{.stage = 3}}, [](Accelerator& accelerator) {
     auto teacher = accelerator.zero_init([] { return Mixed(); });
     for (const at::Tensor& tensor : teacher->parameters()) {

@@ -27,7 +27,7 @@ bool is_out_of_memory(const std::exception& failure) {
       dynamic_cast<const c10::OutOfMemoryError*>(&failure) != nullptr) {
     return true;
   }
-  // The host allocator throws a plain c10::Error, which only its text tells from any other.
+  // The host allocator throws a plain c10::Error, which only its text distinguishes.
   const auto* error = dynamic_cast<const c10::Error*>(&failure);
   return error != nullptr &&
          std::string_view(error->what_without_backtrace()).find("DefaultCPUAllocator: ") !=
@@ -51,9 +51,8 @@ BatchSizeAttempt::BatchSizeAttempt(Accelerator* accelerator) : accelerator_(acce
   if (!context.transport) {
     throw ConfigError(
         "find_executable_batch_size",
-        "processes that agree on a size reconnect before each attempt; got an Accelerator over "
-        "a group that the program gave it, expected one that has connected itself; construct it "
-        "without a group");
+        "the Accelerator was constructed with a group, so its processes cannot reconnect before "
+        "each attempt; construct it without a group");
   }
   context.transport->renew(context.options.connect.join_timeout);
 }
@@ -105,8 +104,8 @@ namespace detail {
 void attempt_lost_elsewhere() {
   throw CommError(
       "find_executable_batch_size",
-      "the attempt succeeded here, and another rank lost the group in it, without running out "
-      "of memory; see its error");
+      "the attempt succeeded on this rank, but another rank lost the connection without running "
+      "out of memory; see that rank's error");
 }
 
 void no_executable_batch_size() {
@@ -128,8 +127,8 @@ void report_smaller_batch_size(int64_t was, int64_t next, bool agreed) {
   log_info(fmt::format("out of memory with a batch of {}; trying {}", was, next));
   if (!agreed && current_rank().size > 1) {
     log_warning(
-        "only this rank tries a smaller batch, unless the others run out of memory, too; pass the "
-        "accelerator, find_executable_batch_size(accelerator, body), for all ranks to agree",
+        "only this rank tries a smaller batch, unless the others run out of memory, too; call "
+        "find_executable_batch_size(accelerator, body), so that all ranks agree",
         LogAudience::kEveryRank);
   }
 }

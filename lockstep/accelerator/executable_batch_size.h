@@ -36,7 +36,7 @@ class BatchSizeAttempt {
   /// Reconnects the processes of `accelerator`; null: there is only one process. Collective.
   explicit BatchSizeAttempt(Accelerator* accelerator);
 
-  /// Classifies the `failure` of this process; nothing if it is no out-of-memory error.
+  /// Classifies the `failure` of this process; nothing if it is not an out-of-memory error.
   std::optional<End> end_of(const std::exception& failure) const;
   /// Returns the result over all processes. After a failure it forgets the prepared objects; after
   /// a failure of this process it closes the connection, so that operations of other processes that
@@ -150,10 +150,10 @@ inline int64_t nine_tenths(int64_t batch_size) {
 ///   auto train = lockstep::find_executable_batch_size([&](int64_t batch_size) { ... }, 256);
 ///   train();
 ///
-/// `body` must build everything that depends on the size. Any other exception propagates. Error
-/// when the size reaches 0. For one process, or several that run out of memory at the same point: a
-/// process that fails while the others do not leaves them waiting, which ends the job. Use the
-/// overload with an accelerator for that.
+/// `body` must build everything that depends on the size. Any other exception propagates. Throws
+/// Error when the size reaches 0. For one process, or several that run out of memory at the same
+/// point: a process that fails while the others do not leaves them waiting, which ends the job. Use
+/// the overload with an accelerator for that.
 template <typename Body>
 ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
     Body&& body,
@@ -173,7 +173,7 @@ ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
 /// there and are tried again with the smaller size. Then the accelerator forgets the prepared
 /// objects (free_memory). `reduce` must be the same on all processes. Nothing created in an attempt
 /// may outlive it, since it would hold the connection. Throws ConfigError if the accelerator was
-/// constructed over a group of the program's own with several processes.
+/// constructed with a group of several processes.
 template <typename Body>
 ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
     Accelerator& accelerator,

@@ -52,7 +52,7 @@ class NotedCalls : public tracking::Tracker {
   std::mutex mutex_;
 };
 
-TEST(OwnTrackers, StandBesideLockstepSOwnByName) {
+TEST(OwnTrackers, AreUsedTogetherWithLockstepsByName) {
   const TestFolder folder;
   const auto mine = std::make_shared<NotedCalls>();
   const AcceleratorOptions options = {

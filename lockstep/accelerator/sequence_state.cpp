@@ -42,7 +42,7 @@ void SequenceState::set(const std::vector<at::Tensor>& tensors) {
 ObjectState SequenceState::state_dict() const {
   ObjectState state;
   state.values["tensors"] = tensors_.size();
-  Group group = group_;  // A handle of the same one.
+  Group group = group_;  // A handle of the same group.
   for (size_t i = 0; i < tensors_.size(); ++i) {
     // Rows first, as a gather puts one rank's behind the other's.
     const at::Tensor rows_first = tensors_[i].transpose(0, dim_).contiguous();
@@ -58,8 +58,8 @@ void SequenceState::load_state_dict(const ObjectState& state) {
     throw ConfigError(
         "SequenceState",
         fmt::format(
-            "the checkpoint holds no state of a sequence model here; got {} with {} tensors; "
-            "register the same objects in the same order as when it was saved",
+            "the saved state is not one of a SequenceState; got {} with {} tensors; register the "
+            "same objects in the same order as when it was saved",
             state.values.dump(),
             state.tensors.size()));
   }

@@ -148,7 +148,7 @@ TEST(SequenceState, AnLstmOnAnyNumberOfRanksEqualsOneProcess) {
   }
 }
 
-TEST(SequenceState, AResumedLstmGoesOnExactlyAndOnOtherNumbersOfRanks) {
+TEST(SequenceState, AResumedLstmContinuesExactlyAlsoOnOtherNumbersOfRanks) {
   const TestFolder folder;
   const std::vector<at::Tensor> unbroken = train_on(2);
   train_on(2, 3, {}, folder.path() / "at_3");
@@ -174,7 +174,7 @@ TEST(SequenceState, RefusesRowsThatRanksCannotShare) {
         ThrowsMessage<ConfigError>(HasSubstr("got a tensor of 1 dimensions")));
     EXPECT_THAT(
         [&] { state.load_state_dict(ObjectState()); },
-        ThrowsMessage<ConfigError>(HasSubstr("holds no state of a sequence model")));
+        ThrowsMessage<ConfigError>(HasSubstr("is not one of a SequenceState")));
   });
 }
 

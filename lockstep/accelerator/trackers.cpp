@@ -11,7 +11,8 @@ namespace lockstep {
 void Trackers::init(const nlohmann::json& config) {
   if (open_) {
     throw ConfigError(
-        "init_trackers", "the trackers are open already; call it once, before the first log()");
+        "init_trackers",
+        "the trackers are already open; call init_trackers() once, before the first log()");
   }
   const AcceleratorOptions& options = context_.options;
   for (const tracking::TrackerChoice& choice : options.log_with) {

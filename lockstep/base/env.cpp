@@ -46,7 +46,7 @@ std::optional<int64_t> Environment::integer(
     throw ConfigError(
         "environment",
         fmt::format(
-            "invalid value '{}' for {}; expected a whole number from {} to {}; set it to one, or "
+            "invalid value '{}' for {}; expected a whole number from {} to {}; correct it, or "
             "unset "
             "it",
             *value,

@@ -9,23 +9,23 @@
 
 namespace lockstep {
 
-/// Reads environment variables strictly. An invalid value is a ConfigError that names the variable,
-/// its value and the expected values. A variable that is set but empty counts as not set.
+/// Reads environment variables strictly. Throws ConfigError for an invalid value; it names the
+/// variable, its value and the expected values. A variable that is set but empty counts as not set.
 ///
 /// Thread safety: reading is safe as long as no thread calls setenv.
 class Environment {
  public:
   using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
 
-  /// The variables of this process.
+  /// Reads the variables of this process.
   static Environment process();
-  /// Made-up variables, for tests.
+  /// Reads from `values` instead, for tests.
   static Environment of(std::map<std::string, std::string> values);
 
   std::optional<std::string> text(const std::string& name) const;
-  /// A decimal integer from `min` to `max`.
+  /// Returns a decimal integer from `min` to `max`.
   std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max) const;
-  /// 1/0, true/false, yes/no, on/off, in any case.
+  /// Returns the truth of 1/0, true/false, yes/no, on/off, in any case.
   std::optional<bool> boolean(const std::string& name) const;
 
  private:

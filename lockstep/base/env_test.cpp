@@ -84,7 +84,7 @@ TEST(Environment, ReadsTheProcess) {
   EXPECT_EQ(Environment::process().text("LOCKSTEP_ENV_TEST"), std::nullopt);
 }
 
-TEST(ParseInteger, TakesWholeDecimalNumbersAndNothingElse) {
+TEST(ParseInteger, AcceptsOnlyDecimalIntegers) {
   EXPECT_EQ(parse_integer("0"), 0);
   EXPECT_EQ(parse_integer("007"), 7);
   EXPECT_EQ(parse_integer("-12"), -12);

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// The base class of all exceptions that Lockstep throws.
+/// Is the base class of all exceptions that Lockstep throws.
 ///
 /// A message reads `[where] what happened; got X, expected Y; try Z (rank r of n)`. The constructor
 /// adds the brackets and the rank; the caller writes the rest. There are exactly three subclasses,
@@ -16,15 +16,15 @@ class [[nodiscard]] Error : public std::runtime_error {
   Error(const std::string& where, const std::string& what);
 };
 
-/// An error that the user can fix: a value, a file, a call out of order. The job should end with
-/// exit code 2.
+/// Reports an error that the user can fix: a value, a file, a call out of order. The job should
+/// end with exit code 2.
 class [[nodiscard]] ConfigError : public Error {
  public:
   using Error::Error;
 };
 
-/// A collective failed or timed out, or the ranks disagree on the operation. The group cannot be
-/// used any more: create a new one, which in practice means restart the job.
+/// Reports that a collective failed or timed out, or that the ranks disagree on the operation. The
+/// group cannot be used any more: create a new one, which in practice means restart the job.
 class [[nodiscard]] CommError : public Error {
  public:
   /// `op`: the operation's name. `peer`: the rank it failed on, -1 if unknown. `seconds`: how long
@@ -40,11 +40,11 @@ class [[nodiscard]] CommError : public Error {
   double seconds_;
 };
 
-/// A checkpoint cannot be written, or must not be trusted.
+/// Reports that a checkpoint cannot be written, or must not be trusted.
 class [[nodiscard]] CheckpointError : public Error {
  public:
-  /// `path`: the file or folder; `tensor`: the tensor's name, empty if the error concerns the whole
-  /// file.
+  /// `path`: the file or folder; `tensor`: the tensor's name, empty if the error concerns all of
+  /// the file.
   CheckpointError(const std::string& path, const std::string& what, const std::string& tensor = "");
   const std::string& path() const { return path_; }
   const std::string& tensor() const { return tensor_; }
@@ -54,7 +54,8 @@ class [[nodiscard]] CheckpointError : public Error {
   std::string tensor_;
 };
 
-/// Exit codes of all Lockstep programs. Any other failure ends with the failing rank's exit code.
+/// Lists the exit codes of all Lockstep programs. Any other failure ends with the failing rank's
+/// exit code.
 enum ExitCode : int {
   kExitOk = 0,
   kExitFailure = 1,

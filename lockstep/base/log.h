@@ -9,16 +9,16 @@ namespace lockstep {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-/// The ranks of a job that write a line.
+/// Selects the ranks that write a line.
 enum class LogAudience { kMainOnly, kEveryRank };
 
-/// The format of log lines. Read once from the environment, or set by the program.
+/// Holds the format of log lines. Read once from the environment, or set by the program.
 struct LogOptions {
   LogLevel level = LogLevel::kInfo;
   bool json = false;
 
-  /// LOCKSTEP_LOG_LEVEL = debug|info|warning|error and LOCKSTEP_LOG_FORMAT = text|json; throws
-  /// ConfigError for anything else.
+  /// Reads LOCKSTEP_LOG_LEVEL = debug|info|warning|error and LOCKSTEP_LOG_FORMAT = text|json.
+  /// Throws ConfigError for another value.
   static LogOptions from_environment();
 };
 
@@ -41,8 +41,8 @@ void set_log_options(LogOptions options);
 /// The sink must not log.
 void set_log_sink(std::function<void(const std::string& line)> sink);
 
-/// A line at the bottom of the terminal, such as a progress bar, that is hidden while a log line is
-/// written. Only the newest of several is shown.
+/// Draws a line at the bottom of the terminal, such as a progress bar. It is hidden while a log
+/// line is written. Only the newest of several is shown.
 class StatusLine {
  public:
   virtual ~StatusLine() = default;
@@ -58,8 +58,8 @@ class StatusLine {
 void add_status_line(StatusLine& line);
 void remove_status_line(StatusLine& line);
 
-/// Runs `write`, which writes complete lines to the terminal by other means (stdout), with the
-/// status line hidden and no log line in between. `write` must not log. Thread-safe.
+/// Runs `write` with the status line hidden and no log line in between. `write` writes complete
+/// lines to the terminal by other means (stdout), and must not log. Thread-safe.
 void around_status_line(const std::function<void()>& write);
 
 }  // namespace lockstep

@@ -46,7 +46,7 @@ TEST_F(Log, WritesTheLevelInFrontUnlessItIsInfo) {
   EXPECT_THAT(lines_, ElementsAre("debug: d\n", "i\n", "warning: w\n", "error: e\n"));
 }
 
-TEST_F(Log, LeavesOutWhatIsBelowItsLevel) {
+TEST_F(Log, SkipsLinesBelowItsLevel) {
   log_debug("hidden");
   log_info("shown");
   set_log_options({.level = LogLevel::kError});
@@ -61,7 +61,7 @@ TEST_F(Log, NamesTheRankInAWorldOfSeveral) {
   EXPECT_THAT(lines_, ElementsAre("[rank 0] step 1\n"));
 }
 
-TEST_F(Log, OtherRanksSayOnlyWhatEveryRankSays) {
+TEST_F(Log, OtherRanksLogOnlyEveryRankLines) {
   set_log_options({.level = LogLevel::kDebug});
   const ThreadRankScope scope({1, 2});
   log_info("hidden");
@@ -93,7 +93,7 @@ TEST_F(Log, JsonLinesHoldTimeLevelRankAndMessage) {
   EXPECT_FALSE(second.contains("rank"));
 }
 
-TEST_F(Log, JsonSurvivesBytesThatAreNoUtf8) {
+TEST_F(Log, JsonSurvivesInvalidUtf8) {
   set_log_options({.json = true});
   log_info("bad \xff byte");
   EXPECT_EQ(nlohmann::json::parse(lines_.at(0)).at("message"), "bad \xef\xbf\xbd byte");
@@ -114,7 +114,7 @@ TEST_F(Log, LinesOfManyThreadsDoNotMix) {
   EXPECT_THAT(lines_, testing::AllOf(testing::SizeIs(1000), testing::Each("a line\n")));
 }
 
-/// Writes down what happens to it.
+/// Records the calls that it gets.
 class Recorder final : public StatusLine {
  public:
   Recorder(std::string name, std::vector<std::string>& events)
@@ -185,7 +185,7 @@ TEST_F(LogVariables, SetLevelAndFormat) {
   EXPECT_TRUE(LogOptions::from_environment().json);
 }
 
-TEST_F(LogVariables, RefuseWhatTheyDoNotKnow) {
+TEST_F(LogVariables, RefuseUnknownValues) {
   ::setenv("LOCKSTEP_LOG_LEVEL", "loud", 1);
   EXPECT_THAT(
       [] { LogOptions::from_environment(); },
@@ -198,7 +198,7 @@ TEST_F(LogVariables, RefuseWhatTheyDoNotKnow) {
 }
 
 TEST(LogToStderr, EveryLineIsOneWrite) {
-  // A pipe keeps the writes of one packet mode reader apart: what one read returns was one write.
+  // A pipe in packet mode keeps writes apart: each read returns one write.
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_DIRECT), 0);
   const pid_t child = ::fork();

@@ -8,22 +8,22 @@
 
 namespace lockstep {
 
-/// A small file that is written atomically: under a temporary name first, then renamed. The
-/// destructor removes a file that was not renamed. Mode 0600. Large checkpoint files, which are
-/// committed together, use storage/file/output_file.h.
+/// Writes a small file atomically: under a temporary name first, then renamed. The destructor
+/// removes a file that was not renamed. Mode 0600. Large checkpoint files, which are committed
+/// together, use storage/file/output_file.h.
 ///
 /// Not thread-safe.
 class NewFile {
  public:
-  /// Creates a temporary file next to `target`. Error, naming the folder, if that fails.
+  /// Creates a temporary file next to `target`. Throws Error, naming `target`, if that fails.
   explicit NewFile(const std::filesystem::path& target);
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
-  /// Writes and flushes `text`; returns when it is on disk. Error, naming the file, if that fails.
+  /// Blocks until `text` is on disk. Throws Error, naming the file, if that fails.
   void write(const std::string& text) const;
-  /// Returns false if the name exists and `replace` is false. Error if the rename fails.
+  /// Returns false if the name exists and `replace` is false. Throws Error if the rename fails.
   bool rename_to(const std::filesystem::path& target, bool replace);
 
  private:

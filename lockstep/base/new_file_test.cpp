@@ -48,7 +48,7 @@ TEST(NewFile, LeavesNothingIfItWasNotRenamed) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(NewFile, NamesWhatCannotBeWritten) {
+TEST(NewFile, NamesAFileThatCannotBeWritten) {
   EXPECT_THAT(
       [] { NewFile("/proc/none/a"); },
       testing::ThrowsMessage<Error>(HasSubstr("/proc/none/a] cannot be written")));

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// The rank that log lines and error messages name. It has no other effect.
+/// Holds the rank that log lines and error messages name. It has no other effect.
 ///
 /// A process has one label, set once when its world is known. A thread may have its own, which
 /// takes precedence: tests run ranks as threads. `rank` is -1 while it is unknown.
@@ -18,7 +18,7 @@ struct RankLabel {
 /// Sets the label of this process. Thread-safe.
 void set_process_rank(RankLabel label);
 
-/// The calling thread's label if it has one, else the process's.
+/// Returns the calling thread's label if it has one, else the process's.
 RankLabel current_rank();
 
 /// Returns " (rank 1 of 2)", or "" in a world of one.

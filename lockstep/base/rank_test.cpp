@@ -13,7 +13,7 @@ class Rank : public testing::Test {
   ~Rank() override { set_process_rank({}); }
 };
 
-TEST_F(Rank, IsUnknownAndMainUntilSomebodyKnowsBetter) {
+TEST_F(Rank, IsUnknownAndMainByDefault) {
   EXPECT_EQ(current_rank().rank, -1);
   EXPECT_TRUE(current_rank().is_main());
   EXPECT_EQ(rank_suffix(), "");
@@ -29,7 +29,7 @@ TEST_F(Rank, OfTheProcessIsSeenByEveryThread) {
   EXPECT_EQ(rank_suffix(), " (rank 1 of 4)");
 }
 
-TEST_F(Rank, OfAThreadWinsThereAndNowhereElse) {
+TEST_F(Rank, OfAThreadAppliesToThatThreadOnly) {
   set_process_rank({1, 4});
   const ThreadRankScope scope({0, 2});
   EXPECT_EQ(current_rank().rank, 0);

@@ -5,9 +5,8 @@
 
 namespace lockstep {
 
-/// Returns the text of an errno value. If a limit of this process is the cause, the text has the
-/// limit and the command that raises it: "Too many open files; the limit of this process is 8;
-/// raise it with `ulimit -n`". Thread-safe.
+/// Returns the text of an errno value. If a limit of this process is the cause, the text names the
+/// limit and the command that raises it. Thread-safe.
 std::string system_error_text(int error);
 
 }  // namespace lockstep

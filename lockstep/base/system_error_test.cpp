@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// Sets the soft limit of a resource, and sets it back.
+/// RAII scope: sets the soft limit of a resource.
 class SoftLimit {
  public:
   SoftLimit(decltype(RLIMIT_NOFILE) resource, rlim_t value) : resource_(resource) {

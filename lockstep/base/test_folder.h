@@ -16,7 +16,7 @@ inline std::string contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// An empty folder for one test; the destructor removes it with its content.
+/// Creates an empty folder for one test. The destructor removes it with its content.
 class TestFolder {
  public:
   TestFolder() {

@@ -20,7 +20,7 @@ class BackgroundSave {
 
   /// Calls wait(), then begins `save`.
   void start(std::function<void()> save);
-  /// Blocks until no save is running; throws the last one's exception, once.
+  /// Blocks until no save is running. Throws the exception of the last save, once.
   void wait();
 
  private:
@@ -28,9 +28,9 @@ class BackgroundSave {
   std::exception_ptr failure_;
 };
 
-/// Runs `save`, which returns its folder, even if an earlier save has failed, and returns that
-/// folder. `wait` throws the earlier failure. CheckpointError, after `save` has returned, if `wait`
-/// threw: it names both. An exception of `save` propagates; the earlier failure is logged then.
+/// Calls `wait`, which throws the failure of an earlier save, and then `save` in any case. Returns
+/// the folder that `save` returns. Throws CheckpointError, naming both saves, if only `wait` threw.
+/// If both threw, logs the earlier failure and throws that of `save`.
 std::filesystem::path save_despite_failure(
     const std::function<void()>& wait, const std::function<std::filesystem::path()>& save);
 

@@ -12,7 +12,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-TEST(BackgroundSave, GoesOnBesideTheCallerAndIsWaitedFor) {
+TEST(BackgroundSave, RunsInParallelAndIsAwaited) {
   std::promise<void> go_on;
   bool saved = false;
   BackgroundSave save;
@@ -36,7 +36,7 @@ TEST(BackgroundSave, ThrowsAFailureAtTheNextCallAndOnlyThen) {
   EXPECT_TRUE(saved);
 }
 
-TEST(BackgroundSave, ThatFailedDoesNotKeepTheNextSaveFromBeingDone) {
+TEST(BackgroundSave, ThatFailedDoesNotPreventTheNextSave) {
   int saved = 0;
   const auto save = [&] {
     ++saved;
@@ -58,7 +58,7 @@ TEST(BackgroundSave, ThatFailedDoesNotKeepTheNextSaveFromBeingDone) {
       testing::ThrowsMessage<std::runtime_error>(testing::HasSubstr("own")));
 }
 
-TEST(BackgroundSave, EndsBeforeItGoes) {
+TEST(BackgroundSave, EndsBeforeItsDestruction) {
   bool saved = false;
   {
     BackgroundSave save;

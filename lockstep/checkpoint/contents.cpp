@@ -20,13 +20,14 @@
 namespace lockstep::checkpoint {
 namespace {
 
-/// Returns the tensors, or slices of them, in [begin, end) of the concatenated bytes of a set.
+/// Tensors, and slices of tensors, that one writer saves.
 struct Share {
   NamedTensors tensors;
   storage::Slices slices;
 };
 
-Share cut(const NamedTensors& tensors, int64_t begin, int64_t end) {
+/// Returns the elements in [begin, end) of the concatenated bytes of a set.
+Share share_of(const NamedTensors& tensors, int64_t begin, int64_t end) {
   Share share;
   int64_t at = 0;
   for (const NamedTensor& item : tensors) {
@@ -112,7 +113,7 @@ void Contents::add_shared(
     if (!is_own(writers[part])) {
       continue;
     }
-    Share share = cut(tensors, ranges[writers[part]].first, ranges[writers[part]].second);
+    Share share = share_of(tensors, ranges[writers[part]].first, ranges[writers[part]].second);
     std::map<std::string, std::string> metadata;
     if (!share.slices.empty()) {
       metadata[storage::kSlicesKey] = storage::render_slices(stem, share.slices);

@@ -33,8 +33,8 @@ class Contents {
       NamedTensors tensors,
       std::map<std::string, std::string> metadata = {});
   void add_json(std::string file_name, nlohmann::json value);
-  /// A set of tensors that all ranks hold alike (a TensorSet when read). This rank adds the part
-  /// that `shares` assigns to its writers, `writers_per_rank` of them from rank * writers_per_rank
+  /// Adds tensors that are equal on all ranks, to be read as a TensorSet. This rank adds the part
+  /// that `shares` assigns to its writers: `writers_per_rank` of them from rank * writers_per_rank
   /// on. All ranks must call it in the same order.
   void add_shared(
       const std::string& stem,
@@ -44,7 +44,7 @@ class Contents {
       EvenShares& shares);
   /// Appends the files of `other`.
   void append(Contents other);
-  /// A value that must be equal on every rank, or the save is refused.
+  /// Makes the save fail unless `value` is equal on every rank.
   void must_agree(const std::string& what, const std::string& value);
   /// Makes the save fail on every rank with `why`. The first call counts.
   void fail(const std::string& why);
@@ -52,11 +52,11 @@ class Contents {
   const std::vector<FileContents>& files() const { return files_; }
   const std::map<std::string, std::string>& agreed() const { return agreed_; }
   const std::string& failure() const { return failure_; }
-  /// Bytes of all tensors.
+  /// Returns the bytes of all tensors.
   int64_t tensor_bytes() const;
 
   /// Replaces the tensors by copies in host memory. Reuses the memory of `former`, an earlier copy
-  /// that is not needed any more, where shape and dtype match.
+  /// that is no longer needed, where shape and dtype match.
   void copy_to_host(const Contents& former);
 
  private:

@@ -44,7 +44,7 @@ void expect_equal(const NamedTensors& expected, const NamedTensors& got) {
   }
 }
 
-TEST(Contents, ASharedSetComesBackWholeHoweverManyRanksAndThreadsWriteIt) {
+TEST(Contents, ASharedSetIsReadBackInFullForAnyNumberOfRanksAndThreads) {
   const TestFolder folder;
   for (int size = 1; size <= 4; ++size) {
     for (int threads = 1; threads <= 2; ++threads) {

@@ -10,27 +10,27 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
-TEST(EvenShares, LevelWhatSomeWritersHaveAnyway) {
+TEST(EvenShares, BalanceTheFixedLoads) {
   EvenShares shares(3, 1);
   shares.claim(0, 100);
   EXPECT_THAT(shares.divide(200), ElementsAre(Pair(0, 0), Pair(0, 100), Pair(100, 200)));
   EXPECT_THAT(shares.divide(30), ElementsAre(Pair(0, 10), Pair(10, 20), Pair(20, 30)));
 }
 
-TEST(EvenShares, FillUpTheLeastLoadedWhereThereIsTooLittleForAll) {
+TEST(EvenShares, FillTheLeastLoadedFirst) {
   EvenShares shares(3, 1);
   shares.claim(0, 100);
   shares.claim(1, 30);
   EXPECT_THAT(shares.divide(50), ElementsAre(Pair(0, 0), Pair(0, 10), Pair(10, 50)));
 }
 
-TEST(EvenShares, LeaveALittleWhole) {
+TEST(EvenShares, DoNotSplitSmallTensors) {
   EvenShares shares(2, 51);
   shares.claim(0, 100);
   EXPECT_THAT(shares.divide(50), ElementsAre(Pair(0, 50), Pair(50, 50)));
 }
 
-TEST(EvenShares, CoverEveryByteOnceWhateverTheLoads) {
+TEST(EvenShares, CoverEveryByteOnceForAllLoads) {
   for (size_t writers = 1; writers <= 5; ++writers) {
     for (int64_t load = 0; load < 40; load += 7) {
       for (int64_t bytes = 0; bytes < 60; ++bytes) {

@@ -40,16 +40,17 @@ std::vector<storage::TensorSlice> slices_of(const storage::TensorSet& set) {
 
 /// Returns the slices whose middle is in the share's range of their concatenated bytes.
 std::vector<storage::TensorSlice> slices_of_share(
-    const storage::TensorSet& set, const ProofShare& share) {
+    const storage::TensorSet& set, const VerificationShare& share) {
   LOCKSTEP_ASSERT(
-      share.index >= 0 && share.index < share.of, "the index of a share is less than their number");
+      share.index >= 0 && share.index < share.count,
+      "the index of a share is less than their number");
   std::vector<storage::TensorSlice> slices = slices_of(set);
   uint64_t all_bytes = 0;
   for (const storage::TensorSlice& slice : slices) {
     all_bytes += unverified_bytes(set, slice).size();
   }
   const auto bound = [&](int index) {
-    return all_bytes / static_cast<uint64_t>(share.of) * static_cast<uint64_t>(index);
+    return all_bytes / static_cast<uint64_t>(share.count) * static_cast<uint64_t>(index);
   };
   uint64_t at = 0;
   std::erase_if(slices, [&](const storage::TensorSlice& slice) {
@@ -57,7 +58,7 @@ std::vector<storage::TensorSlice> slices_of_share(
     const uint64_t middle = at + bytes / 2;
     at += bytes;
     return middle < bound(share.index) ||
-           (share.index + 1 < share.of && middle >= bound(share.index + 1));
+           (share.index + 1 < share.count && middle >= bound(share.index + 1));
   });
   return slices;
 }
@@ -65,7 +66,7 @@ std::vector<storage::TensorSlice> slices_of_share(
 /// Returns all slices, those of the share first. So the processes of a host read different parts of
 /// the disk, and find the other parts in memory.
 std::vector<storage::TensorSlice> slices_from_share(
-    const storage::TensorSet& set, const ProofShare& share) {
+    const storage::TensorSet& set, const VerificationShare& share) {
   std::vector<storage::TensorSlice> slices = slices_of(set);
   const std::vector<storage::TensorSlice> own = slices_of_share(set, share);
   if (!own.empty()) {
@@ -116,13 +117,13 @@ class ReadAhead {
 };
 
 /// Reads and verifies the slices of this process's share; without verification, reads all slices.
-void prove(const storage::TensorSet& set, const ProofShare& share, int threads) {
+void verify(const storage::TensorSet& set, const VerificationShare& share, int threads) {
   const std::vector<storage::TensorSlice> slices =
-      share.nothing ? slices_from_share(set, share) : slices_of_share(set, share);
+      share.unverified ? slices_from_share(set, share) : slices_of_share(set, share);
   ReadAhead ahead(set, slices);
   for_each_index(slices.size(), threads, [&](size_t i) {
     ahead.before(i);
-    if (share.nothing) {
+    if (share.unverified) {
       const storage::SafetensorsMap& file = set.file(slices[i].file);
       file.fetch(file.entries()[slices[i].entry]);
     } else {
@@ -131,7 +132,7 @@ void prove(const storage::TensorSet& set, const ProofShare& share, int threads) 
   });
 }
 
-at::Tensor put_together(const storage::TensorSet& set, const storage::SetTensor& wanted) {
+at::Tensor assembled(const storage::TensorSet& set, const storage::SetTensor& wanted) {
   if (wanted.slices.size() == 1) {
     const storage::TensorSlice& slice = wanted.slices.front();
     const storage::SafetensorsMap& file = set.file(slice.file);
@@ -161,13 +162,13 @@ NamedTensors Reader::tensors(const std::string& file_name) const {
 }
 
 NamedTensors Reader::tensor_set(
-    const std::string& stem, int threads, const ProofShare& share) const {
+    const std::string& stem, int threads, const VerificationShare& share) const {
   const storage::TensorSet set(*this, stem);
-  prove(set, share, threads);
+  verify(set, share, threads);
   NamedTensors tensors(set.tensors().size());
   for_each_index(tensors.size(), threads, [&](size_t i) {
     const storage::SetTensor& wanted = set.tensors()[i];
-    tensors[i] = {wanted.name, put_together(set, wanted)};
+    tensors[i] = {wanted.name, assembled(set, wanted)};
   });
   return tensors;
 }

@@ -20,7 +20,6 @@
 namespace lockstep::checkpoint {
 namespace {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
@@ -48,7 +47,7 @@ class ReaderTest : public testing::Test {
   at::Tensor weight_ = at::arange(6, at::kFloat).reshape({2, 3});
 };
 
-TEST_F(ReaderTest, HandsOutWhatWasSaved) {
+TEST_F(ReaderTest, ReturnsSavedContents) {
   const Reader reader(path_, storage::Verify::kFull);
   EXPECT_EQ(reader.path(), path_);
   EXPECT_EQ(reader.meta(), Json({{"step", 12}}));
@@ -78,7 +77,7 @@ TEST_F(ReaderTest, SharesOfAProofSeeEachDamagedTensorOnceBetweenThem) {
   writer.add_tensors("many.safetensors", written);
   writer.commit(Json::object());
   const fs::path file = path / "many.safetensors";
-  const auto seen_by = [&](const ProofShare& share) {
+  const auto seen_by = [&](const VerificationShare& share) {
     try {
       Reader(path).tensor_set("many", 2, share);
       return 0;
@@ -93,14 +92,14 @@ TEST_F(ReaderTest, SharesOfAProofSeeEachDamagedTensorOnceBetweenThem) {
     for (const int of : {1, 2, 4, 20}) {
       int seen = 0;
       for (int index = 0; index < of; ++index) {
-        seen += seen_by({.index = index, .of = of});
+        seen += seen_by({.index = index, .count = of});
       }
       EXPECT_EQ(seen, 1) << damaged << " among " << of;
     }
     storage::flip_bit(file, last_byte - 1);
     last_byte -= static_cast<size_t>(1 + damaged * damaged);
   }
-  const NamedTensors read = Reader(path).tensor_set("many", 1, {.index = 1, .of = 3});
+  const NamedTensors read = Reader(path).tensor_set("many", 1, {.index = 1, .count = 3});
   ASSERT_EQ(read.size(), written.size());
   for (size_t i = 0; i < read.size(); ++i) {
     EXPECT_TRUE(at::equal(read[i].tensor, written[i].tensor)) << i;
@@ -167,7 +166,7 @@ TEST_F(ReaderTest, DoesNotOpenWithAFileReplacedByALinkOrAPipe) {
   does_not_open("state.json] is not a regular file");
 }
 
-TEST_F(ReaderTest, KnowsNothingOfFilesTheManifestDoesNotList) {
+TEST_F(ReaderTest, IgnoresFilesOutsideTheManifest) {
   storage::write_bytes(folder_ / "outside.json", "{}");
   fs::create_symlink(folder_ / "outside.json", path_ / "extra.json");
   const Reader reader(path_, storage::Verify::kFull);
@@ -176,7 +175,7 @@ TEST_F(ReaderTest, KnowsNothingOfFilesTheManifestDoesNotList) {
   refuses([&] { reader.json("../outside.json"); }, "has no file");
 }
 
-TEST_F(ReaderTest, DoesNotOpenWhatIsNoCheckpoint) {
+TEST_F(ReaderTest, RefusesOtherFolders) {
   refuses([&] { Reader reader(folder_.path()); }, "is not a checkpoint");
   refuses([&] { Reader reader(folder_ / "absent"); }, "is not a checkpoint");
   fs::remove(path_ / "manifest.json");

@@ -29,11 +29,11 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 // The first character of a rank's report.
-constexpr char kGood = '+';
-constexpr char kBad = '-';
+constexpr char kSucceeded = '+';
+constexpr char kFailed = '-';
 
 /// Returns an absolute path, since the program may change its working folder before the commit.
-fs::path plain_target(const fs::path& target) {
+fs::path absolute_target(const fs::path& target) {
   const fs::path absolute = fs::absolute(target);
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
@@ -46,7 +46,7 @@ bool may_be_replaced(const fs::path& target) {
 
 /// Gives the finished folder the permissions of the process's umask. They are read from a file,
 /// since reading the umask itself would change it for other threads.
-void open_like(const fs::path& folder, const fs::path& file) {
+void copy_permissions(const fs::path& folder, const fs::path& file) {
   struct stat status {};
   if (stat(file.c_str(), &status) != 0) {
     storage::throw_errno(file, "cannot be examined");
@@ -66,7 +66,7 @@ storage::FileSummary write_text(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
-Group patient(const Group& group) {
+Group with_saving_timeout(const Group& group) {
   constexpr comm::Milliseconds kSavingTimeout = std::chrono::hours(6);
   return group.with_timeout(std::max(group.timeout(), kSavingTimeout));
 }
@@ -76,7 +76,7 @@ Writer::Writer(const Group& group, const fs::path& target, WriterOptions options
     : Writer(group, target, Unstarted()) {
   overwrite_ = options.overwrite;
   threads_ = std::max(1, options.threads);
-  attempt([&] { target_ = plain_target(target); });
+  attempt([&] { target_ = absolute_target(target); });
   if (group_.rank() == 0) {
     attempt([&] { make_folder(); });
   }
@@ -98,11 +98,12 @@ Writer::Writer(const Group& group, const fs::path& target, WriterOptions options
       }
     });
   }
-  throw_first(all_gather_bytes(group_, failure_.empty() ? std::string(1, kGood) : kBad + failure_));
+  throw_first(
+      all_gather_bytes(group_, failure_.empty() ? std::string(1, kSucceeded) : kFailed + failure_));
 }
 
 Writer::Writer(const Group& group, const fs::path& target, Unstarted /*unstarted*/)
-    : group_(patient(group)), target_(target) {}
+    : group_(with_saving_timeout(group)), target_(target) {}
 
 Writer::~Writer() {
   abandon();
@@ -159,7 +160,7 @@ void Writer::fail(const std::string& why) {
 
 void Writer::throw_first(const std::vector<std::string>& reports) {
   for (size_t rank = 0; rank < reports.size(); ++rank) {
-    if (reports[rank].front() == kBad) {
+    if (reports[rank].front() == kFailed) {
       abandon();
       throw CheckpointError(
           target_, fmt::format("is not saved; rank {} failed: {}", rank, reports[rank].substr(1)));
@@ -169,7 +170,7 @@ void Writer::throw_first(const std::vector<std::string>& reports) {
 
 void Writer::add(const std::string& file_name, const std::function<storage::FileSummary()>& write) {
   if (folder_.empty()) {
-    throw ConfigError("Writer", "the file was added after commit; add all files before it");
+    throw ConfigError("Writer", "the file was added after commit; add all files before commit");
   }
   attempt([&] {
     storage::check_file_name(target_, file_name);
@@ -225,7 +226,7 @@ std::string Writer::own_report() const {
   for (const storage::FileRecord& record : files_) {
     records.push_back(storage::to_json(record));
   }
-  return kGood + Json{{"agreed", agreed_}, {"files", records}}.dump();
+  return kSucceeded + Json{{"agreed", agreed_}, {"files", records}}.dump();
 }
 
 void Writer::check_agreement(const std::vector<std::string>& reports) const {
@@ -256,7 +257,7 @@ void Writer::commit(const Json& meta) {
   std::string report;
   attempt([&] { report = own_report(); });
   const std::vector<std::string> reports =
-      all_gather_bytes(group_, failure_.empty() ? report : kBad + failure_);
+      all_gather_bytes(group_, failure_.empty() ? report : kFailed + failure_);
   throw_first(reports);
   if (group_.rank() == 0) {
     attempt([&] {
@@ -266,7 +267,7 @@ void Writer::commit(const Json& meta) {
   }
   const std::string failure = broadcast_bytes(group_, failure_);
   if (!failure.empty()) {
-    throw_first({kBad + failure});  // As the report of rank 0.
+    throw_first({kFailed + failure});  // As the report of rank 0.
   }
   folder_.clear();
 }
@@ -288,7 +289,7 @@ void Writer::commit_on_disk(const Json& meta, const std::vector<std::string>& re
   });
   const fs::path path = folder_ / storage::kManifestName;
   write_text(path, storage::render_manifest(path, manifest));
-  open_like(folder_, path);
+  copy_permissions(folder_, path);
   storage::sync_folder(folder_);
   storage::publish(folder_, target_, check_target());
   folder_.clear();
@@ -310,7 +311,7 @@ void Writer::abandon() noexcept {
       for (const storage::FileRecord& record : files_) {
         fs::remove(folder_ / record.name, ignored);
       }
-      // Rank 0 fails if it is faster than this rank. Fails while the folder is not empty.
+      // Fails while the folder is not empty. Needed if rank 0 removed it too early to succeed.
       fs::remove(folder_, ignored);
     }
   } catch (const std::exception&) {

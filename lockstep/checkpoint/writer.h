@@ -20,15 +20,15 @@ namespace lockstep::checkpoint {
 
 class Contents;
 
-/// Returns a group for operations that wait for other ranks' disks, with a timeout of 6 hours, or
-/// the group's if that is longer. The group's timeout is for a training step; `lockstep launch`,
+/// Returns a group for operations that wait for other ranks' disks. Its timeout is 6 hours, or that
+/// of `group` if that is longer. The timeout of `group` is for a training step; `lockstep launch`,
 /// which sees the progress of bytes, ends a stuck save after its --stall-timeout. Other launchers
 /// do not.
-Group patient(const Group& group);
+Group with_saving_timeout(const Group& group);
 
 struct WriterOptions {
   /// Replaces an earlier checkpoint at the target. It stays until the new one is complete, then is
-  /// removed with all files in its folder. A target that is no checkpoint is never replaced.
+  /// removed with all files in its folder. A target that is not a checkpoint is never replaced.
   bool overwrite = false;
   /// Threads that write one rank's files, see Writer::write.
   int threads = 1;
@@ -37,21 +37,21 @@ struct WriterOptions {
 /// Saves one checkpoint atomically: it is complete or absent.
 ///
 /// All ranks write into `<target>.tmp-<host>-<pid>-<random>` next to the target. `commit` collects
-/// the list of files, writes the manifest, flushes everything to disk, and renames the folder:
-/// before the rename the target is unchanged after any crash; after it, it is the new checkpoint.
-/// With `overwrite` the two folders are exchanged in one step (on file systems without
-/// RENAME_EXCHANGE in two, and remove_stale, which every Writer calls first, repairs the state
-/// between).
+/// the list of files, writes the manifest, flushes everything to disk, and renames the folder. A
+/// crash before the rename leaves the target unchanged; afterwards it is the new checkpoint. With
+/// `overwrite` the two folders are exchanged in one step. File systems without RENAME_EXCHANGE need
+/// two; remove_stale, which every Writer calls first, repairs the state between them.
 ///
-/// Every rank of the group constructs one, adds any number of files, and calls `commit`; only these
-/// two communicate. `add_` functions do not throw for a failure of one rank: it is kept, later
-/// files are skipped, and `commit` then throws the same CheckpointError on every rank, naming the
-/// first failed rank and its reason, with nothing left on disk. So no rank waits for a failed one.
+/// Every rank of the group constructs a Writer, adds any number of files, and calls `commit`; only
+/// the constructor and `commit` communicate. `add_` functions do not throw if a rank fails: the
+/// failure is kept, and later files are skipped. `commit` then throws the same CheckpointError on
+/// every rank, naming the first failed rank and its reason. Nothing is left on disk, and no rank
+/// waits for a failed one.
 ///
 /// The ranks must see one file system. Cost besides writing: three small all-gathers and two
 /// broadcasts.
 ///
-/// Not thread-safe. After: Orbax's atomic directories and DCP's metadata-last commit.
+/// Not thread-safe. Modelled on Orbax's atomic directories and DCP's metadata-last commit.
 class Writer {
  public:
   /// Collective. Throws CheckpointError on every rank if the target exists (see `overwrite`),
@@ -77,11 +77,11 @@ class Writer {
   /// The first failure of a rank counts.
   void fail(const std::string& why);
 
-  /// Collective. `meta`, an object, is the caller's; rank 0's is written. Returns on every rank
-  /// after the checkpoint is on disk and visible at the target.
+  /// Completes the checkpoint. Collective. `meta` is an object of the caller; that of rank 0 is
+  /// written. Returns on every rank after the checkpoint is on disk and visible at the target.
   void commit(const nlohmann::json& meta);
 
-  /// Absolute.
+  /// Returns the absolute path.
   const std::filesystem::path& target() const { return target_; }
 
  private:
@@ -93,7 +93,7 @@ class Writer {
   /// Returns whether there is a checkpoint to replace; throws if it must not be replaced.
   bool check_target() const;
   void add(const std::string& file_name, const std::function<storage::FileSummary()>& write);
-  /// Each rank's report to the others at the end.
+  /// Returns this rank's report to the others: its files, and the values that must agree.
   std::string own_report() const;
   void check_agreement(const std::vector<std::string>& reports) const;
   /// Throws if a rank reports a failure; `reports` are the same on every rank.

@@ -84,7 +84,7 @@ TEST_P(WriterTest, SavesTheFilesOfAllRanks) {
   expect_saved(target_, 5, GetParam());
 }
 
-TEST_P(WriterTest, DoesNotOverwriteUnlessToldTo) {
+TEST_P(WriterTest, OverwritesOnlyOnRequest) {
   ranks(GetParam(), [&](const Group& group) { save(group, target_, 1); });
   everyone_refuses([&](const Group& group) { save(group, target_, 2); }, "already exists");
   expect_saved(target_, 1, GetParam());
@@ -135,7 +135,7 @@ TEST_P(WriterTest, MetaThatCannotBeStoredFailsAll) {
   EXPECT_THAT(storage::names_in(folder_.path()), IsEmpty());
 }
 
-TEST_P(WriterTest, ATargetThatAppearsMeanwhileIsLeftAlone) {
+TEST_P(WriterTest, ATargetThatAppearsMeanwhileIsNotReplaced) {
   everyone_refuses(
       [&](const Group& group) {
         Writer writer(group, target_);

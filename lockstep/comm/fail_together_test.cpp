@@ -30,11 +30,11 @@ TEST(FailTogether, AnErrorOfOneRankIsThrownOnAll) {
           });
         },
         ThrowsMessage<ConfigError>(HasSubstr("[offload] no room on rank 1: disk 1 is full")));
-    group.barrier();  // It goes on.
+    group.barrier();  // The group stays usable.
   });
 }
 
-TEST(FailTogether, AloneThrowsWhatWasThrown) {
+TEST(FailTogether, OneRankThrowsItsOwnException) {
   Group alone;
   EXPECT_THROW(
       fail_together(alone, "offload", "no room", [] { throw std::out_of_range("there"); }),

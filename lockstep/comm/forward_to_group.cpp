@@ -4,29 +4,28 @@
 namespace lockstep::comm {
 
 Pending forward_to_group(const Collective& collective, Group group) {
-  const Collective& it = collective;
-  switch (it.op) {
+  switch (collective.op) {
     case Op::kAllReduce:
-      return group.all_reduce(it.output, it.reduce);
+      return group.all_reduce(collective.output, collective.reduce);
     case Op::kReduceScatter:
-      return group.reduce_scatter_into(it.output, it.input, it.reduce);
+      return group.reduce_scatter_into(collective.output, collective.input, collective.reduce);
     case Op::kAllGather:
-      return group.all_gather_into(it.output, it.input);
+      return group.all_gather_into(collective.output, collective.input);
     case Op::kAllToAll:
-      return group.all_to_all_into(it.output, it.input);
+      return group.all_to_all_into(collective.output, collective.input);
     case Op::kBroadcast:
-      return group.broadcast(it.output, it.root);
+      return group.broadcast(collective.output, collective.root);
     case Op::kGather:
-      return group.gather(it.input, it.root);
+      return group.gather(collective.input, collective.root);
     case Op::kScatter:
-      return group.scatter(it.output, it.input, it.root);
+      return group.scatter(collective.output, collective.input, collective.root);
     case Op::kSend:
-      return group.send(it.input, it.root);
+      return group.send(collective.input, collective.root);
     case Op::kRecv:
-      return group.recv(it.output, it.root);
+      return group.recv(collective.output, collective.root);
     case Op::kBarrier:
-      if (const auto refused = refused_op(it)) {
-        group.refuse(*refused, it.input);
+      if (const auto refused = refused_op(collective)) {
+        group.refuse(*refused, collective.input);
       } else {
         group.barrier();
       }

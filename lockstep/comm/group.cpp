@@ -50,6 +50,15 @@ at::Tensor view_as(
   return bytes.view(c10::typeMetaToScalarType(options.dtype())).view(sizes);
 }
 
+/// Checks the arguments of send and recv on `rank` of a group of `size`.
+void check_message(Op op, const at::Tensor& tensor, int peer, int rank, int size) {
+  check_tensor(op, tensor);
+  check_rank(op, peer, size, "peer");
+  if (peer == rank) {
+    throw ConfigError(comm::name_of(op), "peer is this rank itself; expected another rank");
+  }
+}
+
 }  // namespace
 
 at::Tensor Pending::wait() {
@@ -98,7 +107,7 @@ void Group::refuse(Op op, const at::Tensor& argument) {
   try {
     start(comm::refusal_of(op, argument), {}).wait();
   } catch (const CommError&) {
-    // The other ranks know, or are lost; this rank throws its own error.
+    // The other ranks have the refusal, or are lost. This rank throws its own error.
   }
 }
 
@@ -228,20 +237,12 @@ Pending Group::scatter(at::Tensor output, const at::Tensor& input, int root) {
 }
 
 Pending Group::send(const at::Tensor& tensor, int peer) {
-  check_tensor(Op::kSend, tensor);
-  check_rank(Op::kSend, peer, size(), "peer");
-  if (peer == rank()) {
-    throw ConfigError("send", "peer is this rank itself; expected another rank");
-  }
+  check_message(Op::kSend, tensor, peer, rank(), size());
   return start({.op = Op::kSend, .input = plain(tensor), .root = peer}, tensor);
 }
 
 Pending Group::recv(const at::Tensor& tensor, int peer) {
-  check_tensor(Op::kRecv, tensor);
-  check_rank(Op::kRecv, peer, size(), "peer");
-  if (peer == rank()) {
-    throw ConfigError("recv", "peer is this rank itself; expected another rank");
-  }
+  check_message(Op::kRecv, tensor, peer, rank(), size());
   return start({.op = Op::kRecv, .output = plain(tensor), .root = peer}, tensor);
 }
 

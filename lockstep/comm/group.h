@@ -35,7 +35,7 @@ class Pending {
   comm::Milliseconds timeout_{0};
 };
 
-/// A set of ranks that communicate; MPI's communicator.
+/// Connects a set of ranks that communicate, like MPI's communicator.
 ///
 /// Every rank of the group must start the same operations in the same order with the same shapes
 /// and dtypes. The ranks compare these before data is sent: a mismatch is a CommError on every rank
@@ -47,17 +47,17 @@ class Pending {
 /// handle: copies refer to the same group. Destroying the last one never communicates; a running
 /// operation is left to the peers' timeout.
 ///
-/// Not thread-safe. After mlx's `Group` and MPI's communicator.
+/// Not thread-safe. Modelled on mlx's `Group` and MPI's communicator.
 class Group {
  public:
-  /// A group of one.
+  /// Creates a group of one.
   Group();
-  /// `timeout`: the time after which an operation is a CommError.
+  /// `timeout`: the time after which an operation throws CommError.
   explicit Group(std::shared_ptr<comm::Transport> transport, comm::Milliseconds timeout);
 
   int rank() const;
   int size() const;
-  /// "shm", "gloo", "shm+gloo", "thread", or "none" for a group of one.
+  /// Returns "shm", "gloo", "shm+gloo", "thread", or "none" for a group of one.
   const char* transport_name() const;
   comm::Milliseconds timeout() const { return timeout_; }
   /// Returns a handle of the same group with another timeout.
@@ -79,23 +79,24 @@ class Group {
   Pending all_to_all(const at::Tensor& input);
   /// Does the same into an `output` of the shape of `input`.
   Pending all_to_all_into(at::Tensor output, const at::Tensor& input);
-  /// Overwrites `tensor` with root's. Result: `tensor`.
+  /// Overwrites `tensor` with that of `root`. Result: `tensor`.
   Pending broadcast(at::Tensor tensor, int root = 0);
   /// Gathers only on `root`; the result is undefined on other ranks.
   Pending gather(const at::Tensor& input, int root = 0);
   /// Fills `output` (k, ...) with this rank's part of root's `input` (N*k, ...), ignored on other
   /// ranks.
   Pending scatter(at::Tensor output, const at::Tensor& input, int root = 0);
-  /// Point-to-point messages; a missing counterpart (both send, for instance) is a timeout. Both
-  /// sides must pass the same shape and dtype. A send is done when the peer has received
-  /// everything.
+  /// Sends a message to `peer`, which must receive the same shape and dtype. It is done when the
+  /// peer has received everything. Without a recv of the peer (both send, for instance) it times
+  /// out.
   Pending send(const at::Tensor& tensor, int peer);
+  /// Receives a message of `peer` into `tensor`.
   Pending recv(const at::Tensor& tensor, int peer);
-  /// Returns when every rank has called it.
+  /// Blocks until every rank has called it.
   void barrier();
-  /// Informs the other ranks that this one refuses its `argument` of `op`, before it throws: their
-  /// operations fail with a message that names this rank and the argument's shape. Waits for them,
-  /// at most for the timeout, and throws nothing. Replaces `op`. If all ranks refuse in the same
+  /// Informs the other ranks, in place of `op`, that this rank refuses its `argument`. Their
+  /// operations fail with a message that names this rank and the argument's shape. Blocks until
+  /// they have failed, at most for the timeout, and throws nothing. If all ranks refuse in the same
   /// way, the group stays usable.
   void refuse(comm::Op op, const at::Tensor& argument = {});
   /// Throws CommError if an operation on a device has failed. The next operation would report it;
@@ -108,12 +109,13 @@ class Group {
   /// so it is for large ones. Local: ranks need not call it together, but an operation saves its
   /// copies only if the tensors of all ranks come from here.
   at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) const;
-  /// Allocates one CPU tensor of zeros that all ranks share: a write is visible to other ranks
-  /// after the next operation of both. Undefined, on every rank, if the ranks have no shared
-  /// memory. Its memory is freed with the group. Collective.
+  /// Allocates one CPU tensor of zeros that all ranks share. A write is visible to other ranks
+  /// after the next operation of both. Returns an undefined tensor, on every rank, if the ranks
+  /// have no shared memory. The memory is freed with the group. Collective.
   at::Tensor shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
 
-  /// Ranks with equal `color` form a new group, ordered by `key`, then by rank. Collective.
+  /// Splits the group: ranks with equal `color` form a new one, ordered by `key`, then by rank.
+  /// Collective.
   Group split(int color, int key = 0);
 
  private:

@@ -36,7 +36,7 @@ void check_tensor(Op op, const at::Tensor& tensor) {
         fmt::format(
             "the parameter {} is sharded (ZeRO stage 3, zero_init): its memory exists only during "
             "torch operations on it; pass tensor.detach().clone() and copy_ the result back, or "
-            "give all ranks the values of one by Accelerator::with_gathered_parameters",
+            "copy one rank's values to all ranks by Accelerator::with_gathered_parameters",
             shape_text(tensor)));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
@@ -82,8 +82,7 @@ void check_reducible(Op op, const at::Tensor& tensor, ReduceOp reduce) {
           name_of(op),
           fmt::format(
               "the dtype cannot be reduced; got {}, expected float32, float64, float16, bfloat16, "
-              "uint8, int8, int32 "
-              "or int64",
+              "uint8, int8, int32 or int64",
               shape_text(tensor)));
   }
 }
@@ -118,8 +117,8 @@ void check_output(Op op, const at::Tensor& output, const at::Tensor& input, int 
     throw ConfigError(
         name_of(op),
         fmt::format(
-            "the output does not fit the input; got output {}, input {}, expected {}/{} of its "
-            "rows",
+            "the output does not fit the input; got output {}, input {}, expected {}/{} of the "
+            "input's rows",
             shape_text(output),
             shape_text(input),
             times,

@@ -21,7 +21,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Every transport must pass the same tests.
+/// Runs the same tests on every transport.
 struct Runner {
   const char* name;
   void (*run)(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout);
@@ -37,7 +37,7 @@ class GroupTest : public ::testing::TestWithParam<std::tuple<Runner, int>> {
   }
 };
 
-/// A group whose operations are logged is still that group.
+/// Runs the ranks of a group whose operations are logged.
 void logged_ranks(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout) {
   shm_ranks(
       size, [&](Group group) { body(logged(group, std::make_shared<CommsLog>())); }, timeout);
@@ -145,7 +145,7 @@ TEST_P(GroupTest, MovesRowsBetweenRanks) {
   });
 }
 
-TEST_P(GroupTest, ResultsGoWhereTheyAreTold) {
+TEST_P(GroupTest, ResultsAreWrittenToTheGivenOutput) {
   run([&](Group group) {
     const int n = group.size();
     const int me = group.rank();
@@ -173,19 +173,19 @@ TEST_P(GroupTest, AnArgumentThatOneRankRefusesIsAnErrorOnAll) {
     group.barrier();
     const bool refuses = group.rank() == group.size() - 1;
     const int64_t rows = 2 * group.size() + (refuses ? 1 : 0);
-    std::string told;
+    std::string message;
     try {
       group.reduce_scatter(at::ones({rows})).wait();
     } catch (const ConfigError& error) {
       EXPECT_TRUE(refuses) << error.what();
-      told = error.what();
+      message = error.what();
     } catch (const CommError& error) {
       EXPECT_FALSE(refuses) << error.what();
-      told = error.what();
+      message = error.what();
     }
     const std::string shape = std::to_string(2 * group.size() + 1);
     EXPECT_THAT(
-        told,
+        message,
         refuses ? HasSubstr("does not divide into")
                 : HasSubstr(
                       "rank " + std::to_string(group.size() - 1) +
@@ -214,7 +214,7 @@ TEST_P(GroupTest, TensorsFromTheGroupAreReducedLikeOthers) {
   });
 }
 
-TEST_P(GroupTest, EmptyTensorsTravel) {
+TEST_P(GroupTest, EmptyTensorsAreSent) {
   run([&](Group group) {
     EXPECT_EQ(group.all_gather(at::empty({0, 4})).wait().sizes(), (std::vector<int64_t>{0, 4}));
     EXPECT_EQ(group.all_reduce(at::empty({0})).wait().numel(), 0);
@@ -255,9 +255,9 @@ TEST_P(GroupTest, SplitMakesGroupsByColorOrderedByKey) {
     for (int i = 0; i < members; ++i) {
       EXPECT_EQ(all[i].item<int64_t>() % 2, color);
     }
-    Group whole = group.split(0);
-    EXPECT_EQ(whole.size(), group.size());
-    EXPECT_EQ(whole.rank(), group.rank());
+    Group full = group.split(0);
+    EXPECT_EQ(full.size(), group.size());
+    EXPECT_EQ(full.rank(), group.rank());
   });
 }
 
@@ -272,7 +272,7 @@ TEST_P(GroupTest, StringsOfDifferentLengthAreGatheredAndBroadcast) {
   });
 }
 
-/// What one rank does against what the others do; every rank must get a CommError naming both.
+/// Holds the calls of one rank and of the others. Every rank must get a CommError naming both.
 struct Disagreement {
   const char* name;
   std::function<void(Group&)> odd, others;
@@ -335,7 +335,7 @@ TEST_P(GroupTest, AMismatchIsAnErrorOnEveryRankThatNamesBothSides) {
   }
 }
 
-TEST_P(GroupTest, BothEndsOfAMessageLearnOfAMismatch) {
+TEST_P(GroupTest, BothEndsOfAMessageGetTheErrorOfAMismatch) {
   std::atomic<int> errors{0};
   run([&](Group group) {
     try {
@@ -354,7 +354,7 @@ TEST_P(GroupTest, BothEndsOfAMessageLearnOfAMismatch) {
   EXPECT_EQ(errors, 2);
 }
 
-TEST_P(GroupTest, ARankThatDoesNotComeIsATimeout) {
+TEST_P(GroupTest, AMissingRankIsATimeout) {
   std::atomic<int> errors{0};
   run(
       [&](Group group) {

@@ -35,7 +35,7 @@ void make_folder(const fs::path& folder) {
 }
 
 /// Returns the target of a symbolic link, which is the file to replace; else `path`.
-fs::path behind_links(const fs::path& path) {
+fs::path resolve_links(const fs::path& path) {
   std::error_code error;
   if (!fs::is_symlink(path, error)) {
     return path;
@@ -112,7 +112,7 @@ std::optional<Document> read_config(
     throw ConfigError(
         location->path.native(),
         fmt::format(
-            "no such file, which {} names; create it with lockstep config --config-file {}",
+            "no such file, named by {}; create it with lockstep config --config-file {}",
             location->chosen_by,
             location->path.native()));
   }
@@ -143,7 +143,7 @@ std::string render_config(const ConfigValues& values) {
 
 bool write_config(const fs::path& path, const std::string& text, bool replace) {
   std::error_code error;
-  const fs::path target = behind_links(path);
+  const fs::path target = resolve_links(path);
   const fs::file_type type = fs::symlink_status(target, error).type();
   if (type != fs::file_type::not_found && type != fs::file_type::none) {
     if (!replace) {

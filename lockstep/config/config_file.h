@@ -17,14 +17,14 @@ struct ConfigLocation {
   std::string chosen_by;  ///< "--config-file" or LOCKSTEP_CONFIG_FILE; empty: the default location.
 };
 
-/// Returns `flag`, a --config-file, if given; else LOCKSTEP_CONFIG_FILE; else
-/// $XDG_CONFIG_HOME/lockstep/config.yaml (~/.config/lockstep/config.yaml if that variable is unset
-/// or no absolute path). Nothing if HOME is not set either.
+/// Returns the first that is set: `flag`, which is --config-file; LOCKSTEP_CONFIG_FILE; the file
+/// lockstep/config.yaml in $XDG_CONFIG_HOME, if that is an absolute path, or in ~/.config. Returns
+/// nothing if HOME is not set either.
 std::optional<ConfigLocation> find_config(
     const std::optional<std::string>& flag, const Environment& environment);
 
-/// Reads the file; nothing if the default location has none. ConfigError, naming the flag or
-/// variable, if a chosen file does not exist, and for errors of read_document.
+/// Reads the file. Returns nothing if the default location has no file. Throws ConfigError, naming
+/// the flag or variable, if a chosen file does not exist, and as read_document.
 std::optional<Document> read_config(
     const std::optional<std::string>& flag, const Environment& environment);
 
@@ -33,14 +33,14 @@ std::optional<Document> read_config(
 std::string render_config(const ConfigValues& values);
 
 /// Writes a file with mode 0600, atomically, and its missing folders. Follows a symbolic link.
-/// Returns false and changes nothing if there is a file and `replace` is not set. Error for a disk
-/// error.
+/// Returns false and changes nothing if the file exists and `replace` is not set. Throws Error for
+/// a disk error.
 bool write_config(const std::filesystem::path& path, const std::string& text, bool replace);
 
 /// Writes the configuration that suits most machines, as Accelerate's function of this name does: a
-/// process for each GPU, or for each core without GPUs, in the given precision: no, fp16 or bf16.
-/// `path`: empty for the default of `lockstep launch`. Returns false and changes nothing if there
-/// is a file. Throws ConfigError for another precision.
+/// process for each GPU, or for each core without GPUs. The precision is no, fp16 or bf16.
+/// `path`: empty for the default of `lockstep launch`. Returns false and changes nothing if the
+/// file exists. Throws ConfigError for another precision.
 bool write_basic_config(
     const std::string& mixed_precision = "no", const std::filesystem::path& path = {});
 

@@ -64,7 +64,7 @@ TEST(ReadConfig, OnlyAChosenFileMustBeThere) {
   EXPECT_TRUE(read_config(std::nullopt, home)->root.find("debug") != nullptr);
 }
 
-TEST(RenderConfig, ComesBackAsItWent) {
+TEST(RenderConfig, IsReadBackUnchanged) {
   const ConfigValues values = {
       .settings =
           {{"num_processes", "8"},
@@ -137,7 +137,7 @@ TEST(WriteConfig, AFullOrForbiddenDiskIsAnError) {
   EXPECT_THROW(write_config("/dev/null/config.yaml", "x\n", true), Error);
 }
 
-TEST(WriteBasicConfig, WritesOnceAndLeavesWhatIsThere) {
+TEST(WriteBasicConfig, WritesOnceAndKeepsAnExistingFile) {
   const TestFolder folder;
   const fs::path path = folder / "config.yaml";
   EXPECT_TRUE(write_basic_config("bf16", path));

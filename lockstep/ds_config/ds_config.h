@@ -109,10 +109,10 @@ struct MonitorSection {
 
 struct FlopsProfilerSection {
   Resolved<bool> enabled{false};
-  /// How much of forward the backward recomputes by activation checkpointing; 1: all.
+  /// Part of forward that backward recomputes by activation checkpointing; 1: all.
   Resolved<double> recompute_fwd_factor{0};
   Resolved<int64_t> profile_step{1};  ///< Updates before the one that is profiled.
-  /// The depth down to which modules are summed up; 0: the model only; -1: all.
+  /// Largest depth of modules that are summed by class; 0: the model only; -1: all.
   Resolved<int64_t> module_depth{-1};
   Resolved<int64_t> top_modules{1};                  ///< Module classes shown at each depth.
   Resolved<bool> detailed{true};                     ///< Show every module, and every operation.
@@ -128,7 +128,7 @@ struct CommsLoggerSection {
   Resolved<std::vector<std::string>> prof_ops;
 };
 
-/// How the checkpoints of the engine's model store their inputs until backward.
+/// Storage of the inputs of activation checkpoints until backward.
 struct ActivationCheckpointingSection {
   /// Shards inputs over model-parallel ranks, of which there is one: no effect.
   Resolved<bool> partition_activations{false};
@@ -198,8 +198,8 @@ struct Reading {
 /// the batch sizes are not resolved, and stay 0.
 Reading read_ds_config(const config::Document& document, std::optional<int64_t> world_size);
 
-/// Reads a file as a document: JSON with comments and trailing commas, whatever its name. Throws
-/// ConfigError if it cannot be read or is malformed.
+/// Reads a file of any name as JSON with comments and trailing commas. Throws ConfigError if it
+/// cannot be read or is malformed.
 config::Document read_ds_document(const std::filesystem::path& path);
 
 /// Returns the configuration, or throws one ConfigError with all errors, one on each line. Notes

@@ -21,7 +21,7 @@ using testing::Not;
 using testing::StartsWith;
 using testing::ThrowsMessage;
 
-TEST(DsConfig, TheSeedsFileMeansWhatDeepSpeedMakesOfIt) {
+TEST(DsConfig, TheSeedsFileHasDeepSpeedsMeaning) {
   const Reading reading = reading_of(R"({
     "train_batch_size": 8,
     "gradient_accumulation_steps": 1,
@@ -41,7 +41,7 @@ TEST(DsConfig, TheSeedsFileMeansWhatDeepSpeedMakesOfIt) {
   EXPECT_EQ(config.optimizer->parameters.number("lr"), 0.00015);
 }
 
-TEST(DsConfig, EachValueKnowsWhoSaidIt) {
+TEST(DsConfig, EachValueHasItsOrigin) {
   const DsConfig config = reading_with(R"("gradient_clipping": 0.5,
     "zero_optimization": {"stage": 3, "max_live_parameters": 9},
     "fp16": {"enabled": true, "loss_scale_window": "auto"})")
@@ -59,7 +59,7 @@ TEST(DsConfig, EachValueKnowsWhoSaidIt) {
       "derived: train_micro_batch_size_per_gpu * gradient_accumulation_steps * 1 rank");
 }
 
-TEST(DsConfig, ClipsToOneUnlessToldOtherwiseAndSaysSo) {
+TEST(DsConfig, ClipsToOneByDefaultAndSaysSo) {
   EXPECT_EQ(reading_with("").config.gradient_clipping.value, 1.0);
   EXPECT_THAT(notes_of(""), HasSubstr("clipped to a norm of 1.0, as in DeepSpeed 0.19"));
   EXPECT_EQ(reading_with(R"("gradient_clipping": 0)").config.gradient_clipping.value, 0);
@@ -101,16 +101,16 @@ TEST(DsConfig, KeysWithDotsAreUnknownAndSetNothing) {
       reading_with(R"("zero_optimization": {"stage": 1}, "zero_optimization.stage": 3)");
   EXPECT_EQ(
       lines_of(both.errors),
-      "[ds.json:2:36] unknown key 'zero_optimization.stage'; got a name with dots, expected "
-      "sections in each other; write \"zero_optimization\": {\"stage\": 3}\n");
+      "[ds.json:2:36] unknown key 'zero_optimization.stage'; got a name with dots, expected nested "
+      "sections; write \"zero_optimization\": {\"stage\": 3}\n");
   EXPECT_EQ(both.config.zero.stage.value, 1);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("fp16.enabled": true)", R"(write "fp16": {"enabled": true})"},
       {R"("zero_optimization.offload_param.device": "cpu")",
        R"(write "zero_optimization": {"offload_param": {"device": "cpu"}})"},
       {R"("zero_optimization": {"offload_param.device": "cpu"})",
-       R"('zero_optimization.offload_param.device'; got a name with dots, expected sections in )"
-       R"(each other; write "offload_param": {"device": "cpu"})"},
+       R"('zero_optimization.offload_param.device'; got a name with dots, expected nested )"
+       R"(sections; write "offload_param": {"device": "cpu"})"},
       {R"("optimizer.params.lr": 1)", R"(write "optimizer": {"params": {"lr": 1}})"},
       {R"("bfloat16.enabled": true)", R"(write "bfloat16": {"enabled": true})"},
       {R"("a.b": 1)", "unknown key 'a.b'\n"}};
@@ -119,7 +119,7 @@ TEST(DsConfig, KeysWithDotsAreUnknownAndSetNothing) {
   }
 }
 
-TEST(DsConfig, AMisspeltBatchSizeIsNamedBeforeWhatItsAbsenceMeans) {
+TEST(DsConfig, AMisspeltBatchSizeIsNamedBeforeTheMissingOne) {
   const Reading reading = reading_of(R"({"train_batch_sise": 4})");
   ASSERT_EQ(reading.errors.size(), 2U) << lines_of(reading.errors);
   EXPECT_EQ(
@@ -127,7 +127,7 @@ TEST(DsConfig, AMisspeltBatchSizeIsNamedBeforeWhatItsAbsenceMeans) {
   EXPECT_THAT(reading.errors[1].what, StartsWith("neither train_batch_size nor"));
 }
 
-TEST(DsConfig, ValuesOfAnotherTypeAreErrorsThatSayWhatToWrite) {
+TEST(DsConfig, ValuesOfAnotherTypeAreErrorsWithTheRemedy) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("zero_optimization": {"stage": "4"})",
        "[ds.json:2:32] invalid value for zero_optimization.stage; got \"4\" in quotes, expected a "
@@ -168,7 +168,7 @@ TEST(DsConfig, ValuesOfAnotherTypeAreErrorsThatSayWhatToWrite) {
   }
 }
 
-TEST(DsConfig, WholeNumbersMayBeWrittenWithExponents) {
+TEST(DsConfig, IntegersMayHaveExponents) {
   const DsConfig config = reading_with(R"("zero_optimization": {"reduce_bucket_size": 5e8,
     "stage3_model_persistence_threshold": 9223372036854775807, "sub_group_size": 1.0e9},
     "steps_per_print": 2e3)")
@@ -177,7 +177,7 @@ TEST(DsConfig, WholeNumbersMayBeWrittenWithExponents) {
   EXPECT_EQ(config.steps_per_print.value, 2000);
 }
 
-TEST(DsConfig, AllErrorsAreToldAtOnceInTheFilesOrder) {
+TEST(DsConfig, AllErrorsAreReportedAtOnceInTheFilesOrder) {
   const Reading reading = reading_of(
       R"({
     "train_batch_size": 7,
@@ -194,7 +194,7 @@ TEST(DsConfig, AllErrorsAreToldAtOnceInTheFilesOrder) {
   }
 }
 
-TEST(DsConfig, WhatDeepSpeedRemovedIsRefusedByName) {
+TEST(DsConfig, RemovedDeepSpeedKeysAreRefusedByName) {
   for (const std::string key :
        {"amp",
         "compression_training",
@@ -221,7 +221,7 @@ TEST(DsConfig, WhatDeepSpeedRemovedIsRefusedByName) {
   }
 }
 
-TEST(DsConfig, WhatLockstepDoesNotCarryOutIsRefusedWithWhatToDo) {
+TEST(DsConfig, UnsupportedKeysAreRefusedWithTheRemedy) {
   for (const std::string key :
        {"autotuning",
         "pipeline",
@@ -234,7 +234,7 @@ TEST(DsConfig, WhatLockstepDoesNotCarryOutIsRefusedWithWhatToDo) {
   EXPECT_THAT(errors_of(R"("wandb": {"enabled": true})"), HasSubstr("set tensorboard.enabled"));
 }
 
-TEST(DsConfig, WhatSaysWhatHappensAnywayIsFine) {
+TEST(DsConfig, AKeyThatStatesTheDefaultIsAccepted) {
   EXPECT_EQ(
       errors_of(R"("sequence_parallel_size": 1.0,
         "activation_checkpointing": {"cpu_checkpointing": false, "number_checkpoints": null},
@@ -245,7 +245,7 @@ TEST(DsConfig, WhatSaysWhatHappensAnywayIsFine) {
       "");
 }
 
-TEST(DsConfig, WhatNeedsNothingIsANoteThatSaysWhy) {
+TEST(DsConfig, AKeyWithoutEffectIsANoteThatSaysWhy) {
   EXPECT_THAT(
       notes_of(
           R"("zero_optimization": {"stage": 1, "overlap_comm": false}, "gradient_clipping": 1)"),
@@ -266,7 +266,7 @@ TEST(DsConfig, WhatNeedsNothingIsANoteThatSaysWhy) {
       "float32, which does not overflow\n");
 }
 
-TEST(DsConfig, AutoIsADefaultWhereThereIsOneAndElseRefused) {
+TEST(DsConfig, AutoIsTheDefaultOrIsRefused) {
   EXPECT_EQ(
       errors_of(R"("train_batch_size": "auto", "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto", "zero_optimization": {"stage": 3,
@@ -283,22 +283,22 @@ TEST(DsConfig, AutoIsADefaultWhereThereIsOneAndElseRefused) {
         R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})"}) {
     EXPECT_THAT(
         errors_of(keys),
-        AllOf(HasSubstr(" is \"auto\", which is for"), HasSubstr("read alone; write ")))
+        AllOf(HasSubstr(" is \"auto\", which only"), HasSubstr("by a value; write ")))
         << keys;
   }
 }
 
-TEST(DsConfig, AutoThatIsRefusedSaysWhatToWrite) {
+TEST(DsConfig, ARefusedAutoHasARemedy) {
   EXPECT_EQ(
       errors_of(R"("fp16": {"enabled": "auto"})"),
-      "[ds.json:2:21] fp16.enabled is \"auto\", which is for Accelerate or the Trainer to fill in, "
-      "and this file is read alone; write true or false\n");
+      "[ds.json:2:21] fp16.enabled is \"auto\", which only Accelerate and the Trainer replace by a "
+      "value; write true or false\n");
   EXPECT_THAT(
       errors_of(R"("optimizer": {"type": "AdamW", "params": {"betas": "auto"}})"),
       HasSubstr("write a list of two numbers from 0 to 1\n"));
 }
 
-TEST(DsConfig, PrecisionIsSaidOnce) {
+TEST(DsConfig, PrecisionIsResolvedAndTwoAreRefused) {
   EXPECT_EQ(reading_with("").config.precision.value, Dtype::kFloat32);
   EXPECT_EQ(
       reading_with(R"("bfloat16": {"enabled": true})").config.precision.value, Dtype::kBfloat16);
@@ -327,7 +327,7 @@ TEST(DsConfig, KeysThatGoAgainstEachOtherAreErrors) {
       HasSubstr("gradient_allreduce_op sum does not work in stage 3"));
 }
 
-TEST(DsConfig, MessagesStayShortWhateverTheFileHolds) {
+TEST(DsConfig, MessagesStayShortForAnyFile) {
   const std::string large(5000, 'x');
   for (const std::string& keys :
        {"\"" + large + "\": 1",
@@ -397,7 +397,7 @@ TEST(DsConfig, RandomEditsAreReadOrRefusedWithPlaces) {
   EXPECT_GT(right, 20U);
 }
 
-TEST(DsConfig, AFileThatIsNoMapIsNone) {
+TEST(DsConfig, AFileThatIsNotAMapIsRefused) {
   EXPECT_THAT(lines_of(reading_of("[]").errors), HasSubstr("invalid configuration; got a list"));
   EXPECT_THAT(lines_of(reading_of("null").errors), HasSubstr("got null"));
 }

@@ -12,7 +12,7 @@ void Parameters::replace(Parameter parameter) {
   const auto same = std::find_if(all_.begin(), all_.end(), [&](const Parameter& other) {
     return other.name == parameter.name;
   });
-  LOCKSTEP_ASSERT(same != all_.end(), "there is no parameter " + parameter.name);
+  LOCKSTEP_ASSERT(same != all_.end(), "unknown parameter " + parameter.name);
   *same = std::move(parameter);
 }
 
@@ -24,7 +24,7 @@ const Resolved<ParameterValue>* Parameters::find(const std::string& name) const 
 
 const Resolved<ParameterValue>& Parameters::at(const std::string& name) const {
   const Resolved<ParameterValue>* const found = find(name);
-  LOCKSTEP_ASSERT(found != nullptr, "there is no parameter " + name);
+  LOCKSTEP_ASSERT(found != nullptr, "unknown parameter " + name);
   return *found;
 }
 

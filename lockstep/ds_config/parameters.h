@@ -27,15 +27,15 @@ struct Parameter {
 class Parameters {
  public:
   void add(Parameter parameter) { all_.push_back(std::move(parameter)); }
-  /// Of a present parameter.
+  /// Replaces a present parameter.
   void replace(Parameter parameter);
   const std::vector<Parameter>& all() const { return all_; }
 
   bool has(const std::string& name) const { return find(name) != nullptr; }
-  /// The origin of a present parameter, as for the functions below, which are for one type each.
+  /// Returns the origin of a present parameter. The functions below return a present one's value.
   const Origin& origin(const std::string& name) const { return at(name).origin; }
   bool flag(const std::string& name) const { return get<bool>(name); }
-  int64_t whole(const std::string& name) const { return get<int64_t>(name); }
+  int64_t integer(const std::string& name) const { return get<int64_t>(name); }
   double number(const std::string& name) const { return get<double>(name); }
   const std::string& text(const std::string& name) const { return get<std::string>(name); }
   const std::vector<double>& numbers(const std::string& name) const {
@@ -63,8 +63,8 @@ struct OptimizerSection {
 struct SchedulerSection {
   Resolved<std::string> name;  ///< The file's name: "WarmupLR", "StepLR".
   Parameters parameters;
-  std::optional<schedule::Schedule> schedule =
-      std::nullopt;  ///< What these say; set if they are right.
+  /// Set if the parameters are valid.
+  std::optional<schedule::Schedule> schedule = std::nullopt;
 };
 
 }  // namespace lockstep::ds_config

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -32,16 +33,8 @@ inline nlohmann::json json_of(const std::vector<double>& value) {
 inline nlohmann::json json_of(const std::vector<std::string>& value) {
   return value;
 }
-inline nlohmann::json json_of(Dtype value) {
-  return word_of(value);
-}
-inline nlohmann::json json_of(OffloadDevice value) {
-  return word_of(value);
-}
-inline nlohmann::json json_of(TagValidation value) {
-  return word_of(value);
-}
-inline nlohmann::json json_of(AllreduceOp value) {
+template <typename E, std::enable_if_t<std::is_enum_v<E>, int> = 0>
+nlohmann::json json_of(E value) {
   return word_of(value);
 }
 nlohmann::json json_of(const ParameterValue& value);

@@ -101,7 +101,7 @@ struct FrozenInputsImpl : torch::nn::Module {
 };
 TORCH_MODULE(FrozenInputs);
 
-TEST(EngineCheckpointing, WhatStage3DividesNeedsNoPlaceOfItsOwn) {
+TEST(EngineCheckpointing, ShardedParametersNeedNoContiguousMemory) {
   std::vector<std::vector<double>> losses(2);
   for (const bool kept : {false, true}) {
     const std::string section =
@@ -123,7 +123,7 @@ TEST(EngineCheckpointing, WhatStage3DividesNeedsNoPlaceOfItsOwn) {
   EXPECT_EQ(losses[0], losses[1]);
 }
 
-TEST(EngineCheckpointing, TrainsToTheBitAsWithoutInEveryStage) {
+TEST(EngineCheckpointing, TrainsBitExactlyAsWithoutItInEveryStage) {
   for (const int stage : {0, 2, 3}) {
     const auto expected = losses_of("", 2, stage);
     ASSERT_EQ(expected.size(), 6U);
@@ -147,7 +147,7 @@ TEST(EngineCheckpointing, FewerCheckpointsThanTheModelHasIsAnError) {
       });
 }
 
-TEST(EngineCheckpointing, IsEachEnginesOwnAndNotOfWhatRunsOutside) {
+TEST(EngineCheckpointing, AppliesToItsEngineOnly) {
   const std::string one =
       config_with(R"("contiguous_memory_optimization": true, "number_checkpoints": 1)");
   on_engine_ranks(1, one, [](const InitializeOptions& options) {
@@ -170,7 +170,7 @@ TEST(EngineCheckpointing, IsEachEnginesOwnAndNotOfWhatRunsOutside) {
   });
 }
 
-TEST(EngineCheckpointing, ProfileSaysAfterEachUpdateWhatItsCheckpointsTook) {
+TEST(EngineCheckpointing, ProfileReportsTheTimesOfCheckpointsAfterEachUpdate) {
   std::string logged;
   const auto log_of = [&](const std::string& section) {
     logged.clear();

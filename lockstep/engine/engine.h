@@ -30,8 +30,8 @@ namespace lockstep {
 ///     }
 ///
 /// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters keep
-///   their dtype, unless data_types.param_dtype is set: float32 parameters have no separate master
-///   copy; for 16-bit ones, with fp16 or bf16, ranks keep float32 masters, sharded in stage 0, too.
+///   their dtype, unless data_types.param_dtype is set. Float32 parameters have no separate master
+///   copy. For 16-bit ones, with fp16 or bf16, ranks keep float32 masters, sharded in stage 0, too.
 ///   With fp16 and bf16, operations compute in that dtype, and a result that is one tensor is
 ///   returned as float32.
 /// - `backward(loss)` divides by the micro-steps in an update, scales with fp16, and averages: at
@@ -66,7 +66,7 @@ class Engine : public EngineCore {
   /// Returns the user's model; works after destroy(), too.
   const Model& module() const { return model_; }
   void train(bool on = true) {
-    accelerator();  // ConfigError once the engine is destroyed.
+    accelerator();  // Throws ConfigError once the engine is destroyed.
     model_->train(on);
   }
   void eval() { train(false); }
@@ -74,7 +74,7 @@ class Engine : public EngineCore {
   /// Writes the full model as one safetensors file, `<save_dir>/<save_filename>`, with
   /// floating-point tensors rounded to 16 bits: to the compute dtype, fp16 or bf16, or to `dtype`.
   /// In every stage; stage 3 gathers one tensor at a time. Atomic; replaces a file of that name.
-  /// `exclude_frozen_parameters` leaves out parameters that require no gradient; buffers are
+  /// `exclude_frozen_parameters` omits parameters that require no gradient; buffers are
   /// written. Returns true, as DeepSpeed after writing; else it throws. Collective. Throws
   /// ConfigError for a model that computes in float32 without `dtype`, and for a name without the
   /// ending .safetensors.

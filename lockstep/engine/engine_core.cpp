@@ -50,7 +50,7 @@ EngineCore::EngineCore(std::unique_ptr<EngineContext> context)
 
 std::shared_ptr<EngineCore::Parts> EngineCore::live() const {
   if (!*parts_) {
-    throw ConfigError("engine", "the engine is destroyed; call initialize() for another");
+    throw ConfigError("engine", "the engine is destroyed; call initialize() to create another");
   }
   return *parts_;
 }
@@ -106,7 +106,7 @@ GradientScope EngineCore::no_sync() {
 void EngineCore::coalesce_grad_reduction(const std::function<void()>& body) {
   live()->backward->coalesce_grad_reduction([&] {
     body();
-    live();  // ConfigError if `body` has destroyed the engine.
+    live();  // Throws ConfigError if `body` has destroyed the engine.
   });
 }
 

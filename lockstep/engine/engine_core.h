@@ -49,17 +49,18 @@ class EngineCore {
 
   /// Computes gradients, and averages them at the boundary (stages 0 and 1) or always (2 and 3).
   /// Returns the loss divided by the micro-steps in an update, unless `scale_wrt_gas` is false.
-  /// ConfigError without an optimizer, and for a loss of several elements.
+  /// Throws ConfigError without an optimizer, and for a loss of several elements.
   at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options = {});
   /// Returns the loss, divided by the micro-steps in an update and, with fp16, scaled. The program
   /// calls .backward() on it, once for each update: gradients equal those of backward(loss), and
-  /// are averaged at the same points. ConfigError as backward's, and for a loss that depends on
-  /// nothing. A backward of another loss is a ConfigError if its gradients would differ: with
+  /// are averaged at the same points. Throws ConfigError as backward(), and for a loss without a
+  /// graph. A backward of another loss throws ConfigError if its gradients would differ: with
   /// accumulation, fp16, bf16.check_grad_overflow, the sum of ranks, or deferred averaging.
   at::Tensor scale(const at::Tensor& loss);
-  /// Ends a micro-step, and at the boundary clips, updates, and steps the scheduler. ConfigError,
-  /// before any update, within no_sync(), and if a metric is missing for, or given without, a
-  /// scheduler that needs one. Error if a dynamic loss scale overflows at its minimum.
+  /// Ends a micro-step, and at the boundary clips, updates, and steps the scheduler. Throws
+  /// ConfigError, before any update, within no_sync(), for a missing metric, and for a metric
+  /// without a scheduler that needs one. Throws Error if a dynamic loss scale overflows at its
+  /// minimum.
   void step(const StepOptions& options = {});
   /// Returns whether the current micro-step is the last of the update.
   bool is_gradient_accumulation_boundary() const { return context().counter.is_boundary(); }
@@ -68,12 +69,12 @@ class EngineCore {
     context().counter.set_boundary(is_boundary);
   }
   /// Opens an RAII scope whose backwards average nothing; the next backward after it does, or else
-  /// step(). ConfigError in stages 2 and 3.
+  /// step(). Throws ConfigError in stages 2 and 3.
   GradientScope no_sync();
   /// Runs `body`, whose backwards send nothing, and then averages all their gradients at once:
   /// several losses for one update, at the cost of one. Call step() afterwards. Full gradients stay
-  /// on each rank meanwhile. If `body` throws, nothing is averaged. Collective. ConfigError in
-  /// stage 0, within no_sync(), and with managed_gradient_accumulation false.
+  /// on each rank meanwhile. If `body` throws, nothing is averaged. Collective. Throws
+  /// ConfigError in stage 0, within no_sync(), and with managed_gradient_accumulation false.
   void coalesce_grad_reduction(const std::function<void()>& body);
 
   // --- configuration and counts
@@ -121,18 +122,18 @@ class EngineCore {
       const SaveCheckpointOptions& options = {});
   /// Resumes from `<load_dir>/<tag>`, by default the tag in `latest`, saved by any number of ranks
   /// in any stage. Returns its folder and the client state. Without `latest`: a warning, and an
-  /// empty path. Collective. CheckpointError, before anything is changed, for a state that does not
-  /// fit.
+  /// empty path. Collective. Throws CheckpointError, before anything is changed, for a state that
+  /// does not fit.
   LoadedCheckpoint load_checkpoint(
       const std::filesystem::path& load_dir,
       const std::optional<CheckpointTag>& tag = std::nullopt,
       const LoadCheckpointOptions& options = {});
 
   // --- full values
-  /// Read and replace the full values of one trained parameter, in every stage: its values in
-  /// float32, the averaged gradient (undefined if there is none), or a field of the optimizer's
-  /// state. For use between backward and step. Gradients are without the loss scale, and need a
-  /// backward that averaged (in stages 0 and 1 at the boundary). Collective; see FullValues.
+  /// Read and replace the full values of one trained parameter, in every stage: its float32 values,
+  /// its averaged gradient (undefined if there is none), or a field of its optimizer state. For use
+  /// between backward and step. Gradients are without the loss scale, and need a backward that
+  /// averaged (in stages 0 and 1 at the boundary). Collective; see FullValues.
   at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter);
   at::Tensor safe_get_full_grad(const at::Tensor& parameter);
   at::Tensor safe_get_full_optimizer_state(
@@ -182,7 +183,7 @@ class EngineCore {
   }
 
  private:
-  /// ConfigError once the engine is destroyed.
+  /// Throws ConfigError once the engine is destroyed.
   std::shared_ptr<Parts> live() const;
   /// Does the same, and returns the live engine's context.
   EngineContext& context() const;

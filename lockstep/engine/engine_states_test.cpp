@@ -80,7 +80,7 @@ TEST(UnusedParameters, OneThatSomeRankUsesIsUsed) {
       });
 }
 
-TEST(UnusedParameters, AreLeftAloneUnlessTheFileSaysOtherwise) {
+TEST(UnusedParameters, AreAllowedUnlessTheFileForbidsThem) {
   for (int stage = 0; stage <= 3; ++stage) {
     on_engine_ranks(2, zero_config(stage, ""), [](InitializeOptions options) {
       SpareNet net;
@@ -92,7 +92,7 @@ TEST(UnusedParameters, AreLeftAloneUnlessTheFileSaysOtherwise) {
   }
 }
 
-TEST(CoalescedReduction, SendsOnceWhatMicroStepsWouldAndTrainsTheSame) {
+TEST(CoalescedReduction, SendsOnceInsteadOfInEachMicroStepAndTrainsTheSame) {
   for (const int world : {1, 2}) {
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE(stage);
@@ -162,7 +162,7 @@ TEST(CoalescedReduction, IsForStages1To3AndEndsBeforeStep) {
   });
 }
 
-TEST(OffloadStates, LieWithTheHostAlreadyOnACpuAndComeBackBeforeTheyAreUsed) {
+TEST(OffloadStates, AreOnTheHostAlreadyOnACpuAndAreReloadedBeforeUse) {
   const TestFolder folder;
   for (const int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(stage);
@@ -185,7 +185,7 @@ TEST(OffloadStates, LieWithTheHostAlreadyOnACpuAndComeBackBeforeTheyAreUsed) {
       EXPECT_EQ(engine.global_steps(), 2);
       EXPECT_THAT(
           [&] { engine.offload_states({.device = OffloadDevice::kNvme}); },
-          ThrowsMessage<ConfigError>(HasSubstr("goes to the host's memory only")));
+          ThrowsMessage<ConfigError>(HasSubstr("moves states to host memory only")));
     });
   }
   on_engines(
@@ -194,11 +194,11 @@ TEST(OffloadStates, LieWithTheHostAlreadyOnACpuAndComeBackBeforeTheyAreUsed) {
       [](TestEngine& engine, EngineNet&) {
         EXPECT_THAT(
             [&] { engine.offload_states(); },
-            ThrowsMessage<ConfigError>(HasSubstr("does not go with offload_param")));
+            ThrowsMessage<ConfigError>(HasSubstr("cannot be combined with offload_param")));
       });
 }
 
-TEST(DestroyedEngine, SaysSoWhoeverUsesItAndAnotherCanBeMade) {
+TEST(DestroyedEngine, ThrowsOnUseAndAllowsANewOne) {
   for (const int stage : {0, 2}) {
     on_engine_ranks(2, simple_config(1, stage), [](const InitializeOptions& options) {
       EngineNet net;
@@ -247,7 +247,7 @@ TEST(DestroyedEngine, SaysSoWhoeverUsesItAndAnotherCanBeMade) {
   }
 }
 
-TEST(Watching, TheFileMayWantAllValuesAndTheMemoryTold) {
+TEST(Watching, TheFileMayRequestAllValuesAndMemoryReports) {
   std::string said;
   set_log_sink([&](const std::string& line) { said += line + "\n"; });
   on_engines(

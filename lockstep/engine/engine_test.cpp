@@ -154,7 +154,7 @@ TEST(Engine, AFileGivesOptimizersTheOptionsThatDeepspeedAdds) {
   });
 }
 
-TEST(Engine, EveryStageTrainsAsTheLoopByHand) {
+TEST(Engine, EveryStageTrainsAsAPlainLoop) {
   const auto expected = by_hand(6, 2, 0.5);
   for (const int world : {1, 2, 3}) {
     for (int stage = 0; stage <= 3; ++stage) {
@@ -328,7 +328,7 @@ TEST(Engine, WritesTheMonitorsCurvesOverSamples) {
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "job" / "Train_Samples_train_loss.csv"));
 }
 
-TEST(Engine, SaysWhatIsMissingOrSaidTwice) {
+TEST(Engine, NamesMissingAndDuplicateArguments) {
   const auto error_of = [](const std::string& config, const auto& change) {
     std::string message = "no error";
     on_engine_ranks(1, config, [&](InitializeOptions options) {

@@ -34,7 +34,7 @@ struct EngineNetImpl : torch::nn::Module {
 TORCH_MODULE(EngineNet);
 using TestEngine = Engine<EngineNet>;
 
-/// The same on every rank, so that one process is the oracle.
+/// Returns a batch that is the same on every rank, so that one process is the oracle.
 inline at::Tensor engine_batch(int step) {
   return at::sin(at::arange(4 * 6, at::kFloat) * (step + 2)).reshape({4, 6});
 }
@@ -81,7 +81,7 @@ inline void expect_values(
   }
 }
 
-/// `zero_keys`: more of zero_optimization, after a comma.
+/// Returns a ds_config.json. `zero_keys`: more of zero_optimization, after a comma.
 inline std::string zero_config(int stage, const std::string& zero_keys, int micro_steps = 1) {
   return R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": )" +
          std::to_string(micro_steps) +

@@ -16,8 +16,8 @@ void broadcast_coalesced(
     int root = 0,
     int64_t cap_bytes = int64_t{25} << 20);
 
-/// Reduces each of `tensors` in place over the ranks, by a few large all-reduces. float16 and
-/// bfloat16 are sent and reduced as float32 and rounded once, at the end; kAvg needs floating point
+/// Reduces each of `tensors` in place over the ranks, by a few large all-reduces. It sends and
+/// reduces float16 and bfloat16 as float32, and rounds once at the end. kAvg needs floating point
 /// tensors. Memory: one buffer at a time. Autograd does not record it. Collective.
 void all_reduce_coalesced(
     Group& group,

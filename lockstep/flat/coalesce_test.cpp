@@ -10,7 +10,7 @@
 namespace lockstep::flat {
 namespace {
 
-TEST(BroadcastCoalesced, GivesEveryRankRootsValuesWhateverTheBucketSize) {
+TEST(BroadcastCoalesced, GivesEveryRankRootsValuesForEveryBucketSize) {
   for (int64_t cap_bytes : {1, 100, 1 << 20}) {
     ranks(3, [cap_bytes](Group group) {
       const double mine = group.rank() + 1;
@@ -31,7 +31,7 @@ TEST(BroadcastCoalesced, GivesEveryRankRootsValuesWhateverTheBucketSize) {
   }
 }
 
-TEST(AllReduceCoalesced, AveragesEveryTensorWhateverItsLayoutAndTheBucketSize) {
+TEST(AllReduceCoalesced, AveragesEveryTensorForEveryLayoutAndBucketSize) {
   for (int64_t cap_bytes : {1, 100, 1 << 20}) {
     ranks(3, [cap_bytes](Group group) {
       const double mine = group.rank() + 1;

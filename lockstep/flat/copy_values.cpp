@@ -11,7 +11,7 @@
 namespace lockstep::flat {
 namespace {
 
-/// Whether equal values have the same bytes in the same order in memory.
+/// Returns whether equal values have the same bytes in the same order in memory.
 bool same_memory_order(const at::Tensor& to, const at::Tensor& from) {
   return !comm::is_sharded_param(to) && !comm::is_sharded_param(from) && to.is_cpu() &&
          from.is_cpu() && to.layout() == at::kStrided && from.layout() == at::kStrided &&

@@ -5,9 +5,9 @@
 
 namespace lockstep::flat {
 
-/// Copies as `to.copy_(from)`, unrecorded by autograd. Large dense CPU tensors of one dtype bypass
-/// the caches (base/memory/stream_copy.h), for data that is not read soon: loading and snapshots.
-/// Throws c10::Error if the shapes do not match.
+/// Copies as `to.copy_(from)`, unrecorded by autograd. Copies of large dense CPU tensors of one
+/// dtype bypass the caches (base/memory/stream_copy.h), for data that is not read soon: loading and
+/// snapshots. Throws c10::Error if the shapes do not match.
 void copy_values(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace lockstep::flat

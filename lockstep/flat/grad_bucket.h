@@ -38,8 +38,8 @@ class GradBucket {
   at::Tensor flat(size_t index) const;
   /// Sets the flag of each entry.
   void set_flags(const std::vector<bool>& present);
-  /// Returns, after a sum or an average, which flags any rank had set. Waits for the device only if
-  /// this rank had not set all of them.
+  /// Returns, after a sum or an average, the flags that any rank had set. Waits for the device only
+  /// if this rank had not set all of them.
   std::vector<bool> flags() const;
 
  private:

@@ -12,7 +12,7 @@ GradBucket make(const std::vector<at::Tensor>& parameters) {
   return GradBucket(plan_buckets(parameters, 1 << 20, 1 << 20).front(), parameters);
 }
 
-TEST(GradBucket, ViewsLieInTheBuffer) {
+TEST(GradBucket, ViewsAreInTheBuffer) {
   const GradBucket bucket = make({at::ones({2, 2}), at::ones({3})});
   EXPECT_EQ(bucket.view(0).sizes(), at::IntArrayRef({3}));
   bucket.view(0).fill_(2);

@@ -36,19 +36,19 @@ struct BucketPlan {
 
 /// Divides `parameters` into buckets.
 ///
-/// The order is the reverse of the list's, since backward reaches the last layers first; it depends
+/// The order is the reverse of the list's, since backward reaches the last layers first. It depends
 /// only on shapes and dtypes, so ranks that agree on those agree on the plan. The first bucket is
-/// limited to `first_cap_bytes`, so that communication starts early, the others to `cap_bytes`; a
+/// limited to `first_cap_bytes`, so that communication starts early, the others to `cap_bytes`. A
 /// larger parameter gets its own bucket. Every entry starts at a multiple of 64 bytes. With
-/// `comm_dtypes` buckets are in the order in which backward fills them. After: Li et al., "PyTorch
-/// Distributed", VLDB 2020, section 3.2.
+/// `comm_dtypes` buckets are in the order in which backward fills them. Modelled on Li et al.,
+/// "PyTorch Distributed", VLDB 2020, section 3.2.
 std::vector<BucketPlan> plan_buckets(
     const std::vector<at::Tensor>& parameters,
     int64_t cap_bytes,
     int64_t first_cap_bytes,
     const CommDtypes& comm_dtypes = {});
 
-/// Returns the part of `buffer` for `entry`, with the shape and strides of `parameter`: a gradient
+/// Returns the part of `buffer` for `entry`, with the shape and strides of `parameter`. A gradient
 /// accumulated into it is in the buffer. A parameter with gaps or overlaps in memory gets a
 /// contiguous view.
 at::Tensor view_like(

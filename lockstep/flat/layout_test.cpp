@@ -11,7 +11,7 @@
 namespace lockstep::flat {
 namespace {
 
-TEST(PlanBuckets, GoesFromTheLastParameterToTheFirst) {
+TEST(PlanBuckets, RunsFromTheLastParameterToTheFirst) {
   const auto plans =
       plan_buckets({at::ones({16}), at::ones({32}), at::ones({48})}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 1U);
@@ -43,7 +43,7 @@ TEST(PlanBuckets, GivesAParameterLargerThanTheCapItsOwnBucket) {
   EXPECT_EQ(plans[1].entries.size(), 1U);
 }
 
-TEST(PlanBuckets, KeepsOneBucketADtypeThoughTheyAlternate) {
+TEST(PlanBuckets, KeepsOneBucketADtypeIfDtypesAlternate) {
   const auto plans =
       plan_buckets({at::ones({4}), at::ones({4}, at::kDouble), at::ones({4})}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 2U);

@@ -12,11 +12,11 @@ namespace lockstep::offload {
 
 /// A flat CPU tensor that is stored in a file, initially zeros.
 ///
-/// The tensor and its views stay valid; their memory is a mapping of the file or, while staged, the
-/// memory that a TensorSwapper has read it into. So occasional accesses (a checkpoint) need no
+/// The tensor and its views stay valid. Their memory is a mapping of the file or, while staged, the
+/// memory into which a TensorSwapper has read it. So occasional accesses (a checkpoint) need no
 /// special code, and each step uses memory.
 ///
-/// Memory: only the kernel's pages of touched parts, until `release_pages`. Not thread-safe; `read`
+/// Memory: only the kernel's pages of used parts, until `release_pages`. Not thread-safe; `read`
 /// and `write` of different tensors may run in parallel.
 class FileTensor {
  public:
@@ -36,7 +36,7 @@ class FileTensor {
   void stage(void* memory);
   /// Makes the file's mapping the tensor's memory.
   void unstage();
-  /// Releases the mapping's touched pages from this process. Not while it is staged.
+  /// Releases the mapping's used pages from this process. Not while it is staged.
   void release_pages();
 
  private:
@@ -44,7 +44,7 @@ class FileTensor {
   int64_t nbytes_;
   int64_t offset_;
   at::Tensor tensor_;
-  at::DataPtr mapping_;  ///< While it is staged.
+  at::DataPtr mapping_;  ///< Set while it is staged.
   bool staged_ = false;
 };
 

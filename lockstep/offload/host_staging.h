@@ -32,8 +32,7 @@ class HostStaging {
   std::vector<at::Tensor> fetch(size_t slot, const std::vector<at::Tensor>& tensors);
   /// Waits for the copies of `fetch`.
   void wait(size_t slot);
-  /// Starts to copy `from`, a host buffer, to `to` on the device. Does nothing if they are the
-  /// same.
+  /// Starts to copy `from`, a host buffer, to `to` on the device. Does nothing for a CPU tensor.
   void send_back(const at::Tensor& to, const at::Tensor& from);
   /// Makes later work of the current stream wait for all copies to the device.
   void finish();

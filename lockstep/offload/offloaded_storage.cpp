@@ -15,8 +15,7 @@ namespace {
 
 constexpr const char* kUsedWhileOffloaded =
     "[offload] a tensor was used on the device after offload_states() moved it to host memory; "
-    "call "
-    "reload_states() first";
+    "call reload_states() first";
 
 /// Returns the storage of `tensor` as a 1-D tensor of bytes.
 at::Tensor all_bytes(const at::Tensor& tensor) {

@@ -9,22 +9,22 @@
 namespace lockstep::offload {
 
 /// Device memory that is temporarily moved to the host. The tensors and all their views stay valid
-/// objects; using one meanwhile throws c10::Error.
+/// objects; using one before `reload` throws c10::Error.
 ///
 /// CPU tensors are unchanged. Cost: a copy to the host and one back. Not thread-safe. Tensors that
 /// are still offloaded at destruction stay unusable.
 class OffloadedStorage {
  public:
-  /// Moves the storages of all `tensors`, once each; undefined ones are skipped. `pinned`: to
-  /// page-locked memory, for CUDA. `non_blocking`: the copy may still run on the current stream at
-  /// return; later users of the freed memory are ordered after it.
+  /// Moves the storages of all `tensors`, each once; skips undefined ones. `pinned`: to page-locked
+  /// memory, for CUDA. `non_blocking`: the copy may still run on the current stream at return;
+  /// later users of the freed memory are ordered after it.
   OffloadedStorage(const std::vector<at::Tensor>& tensors, bool pinned, bool non_blocking);
 
-  /// Moves the storages back to new device memory. c10::OutOfMemoryError if there is too little;
-  /// the remaining ones stay on the host, and the call may be repeated.
+  /// Moves the storages back to new device memory. Throws c10::OutOfMemoryError if memory does not
+  /// suffice. The remaining storages stay on the host then, and the call may be repeated.
   void reload(bool non_blocking);
 
-  /// Bytes on the host.
+  /// Returns the bytes on the host.
   int64_t bytes() const;
 
  private:

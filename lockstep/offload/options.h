@@ -15,24 +15,25 @@ struct OffloadOptimizer {
   /// kNvme: an existing folder. Each rank has one unnamed file in it, which is removed with the
   /// process.
   std::filesystem::path nvme_path = {};
-  /// Uses pinned memory for copies between a GPU and the host, which is twice as fast, and cannot
-  /// be swapped out. No effect without a GPU.
+  /// Uses pinned memory for copies between a GPU and the host. They are twice as fast, but pinned
+  /// memory cannot be swapped out. No effect without a GPU.
   bool pin_memory = true;
   /// The part of the state's elements that is offloaded, in complete buckets: above 0, at most 1.
   double ratio = 1;
   /// kNvme: buffers in memory, each as large as the largest bucket's shard of a field. A bucket
-  /// needs one for each field in a file, so that is the minimum; with twice as many the next bucket
-  /// is read, or the previous one written, during an update; with three times as many both.
+  /// needs one for each field in a file, so that is the minimum. Twice as many let an update
+  /// overlap with reading the next bucket or writing the previous one, three times as many with
+  /// both.
   int64_t buffer_count = 6;
   /// kNvme: reads the next buckets during an update.
   bool pipeline_read = true;
   /// kNvme: writes the last buckets during an update.
   bool pipeline_write = true;
-  /// kCpu: the host updates a bucket as soon as its gradient is complete, while backward continues,
-  /// on copies: state and parameters take twice the host memory. If an input has changed when the
-  /// optimizer steps (clipping, another learning rate, a write to parameters), the bucket is
-  /// updated again; the numbers are the same. Writes through `data()`, which autograd does not see,
-  /// must not happen between backward and step. With fp16 all updates wait for the step.
+  /// kCpu: the host updates a bucket as soon as its gradient is complete, while backward continues.
+  /// It updates copies, so state and parameters take twice the host memory. If an input has changed
+  /// when the optimizer steps (clipping, another learning rate, a write to parameters), the bucket
+  /// is updated again; the results are the same. Do not write through `data()`, which autograd does
+  /// not see, between backward and step. With fp16 all updates wait for the step.
   bool super_offload = false;
 };
 

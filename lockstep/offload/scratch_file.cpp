@@ -85,8 +85,8 @@ ScratchFile::Opened::Opened(const std::filesystem::path& folder, std::string wha
     throw ConfigError(
         "offload",
         fmt::format(
-            "{} cannot go to files: nvme_path is no folder; got '{}', expected an existing folder; "
-            "create it on a fast disk",
+            "nvme_path is not a folder, so {} cannot be stored in it; got '{}', expected an "
+            "existing folder; create it on a fast disk",
             what_,
             folder_.string()));
   }
@@ -95,8 +95,8 @@ ScratchFile::Opened::Opened(const std::filesystem::path& folder, std::string wha
     throw ConfigError(
         "offload",
         fmt::format(
-            "{} cannot go to a file in nvme_path '{}': {}; expected a folder that this user may "
-            "write to",
+            "{} cannot be stored in nvme_path '{}': {}; expected a folder that this user may write "
+            "to",
             what_,
             folder_.string(),
             message_of(errno)));
@@ -123,7 +123,7 @@ void ScratchFile::Opened::read(int64_t offset, void* to, int64_t bytes) const {
       continue;
     }
     if (got <= 0) {
-      refuse("read", got < 0 ? message_of(errno) : "the file became shorter");
+      refuse("read", got < 0 ? message_of(errno) : "the file was truncated");
     }
     place += got;
     offset += got;

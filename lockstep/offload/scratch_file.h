@@ -16,8 +16,8 @@ namespace lockstep::offload {
 /// process, also after kill -9.
 ///
 /// Disk space is allocated when it is requested, not when it is written to, so that a full disk is
-/// an error at the start of a training. (On file systems that cannot reserve space, for instance
-/// NFS before 4.2, only the free space is checked.) Reads and writes use the kernel's page cache.
+/// an error at the start of a training. On file systems that cannot reserve space, for instance NFS
+/// before 4.2, only the free space is checked. Reads and writes use the kernel's page cache.
 ///
 /// Thread-safe, as long as no thread reads bytes that another one writes.
 class ScratchFile {
@@ -28,7 +28,7 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  /// Allocates `bytes` more. ConfigError, naming the folder, the requested and the free bytes.
+  /// Allocates `bytes` more. Throws ConfigError with the folder, the requested and the free bytes.
   void reserve(int64_t bytes);
   /// Returns the offset of `bytes` unused bytes, which are zeros. Allocates as `reserve` if
   /// necessary.
@@ -36,12 +36,12 @@ class ScratchFile {
   /// Returns the size that `take` uses for `bytes`: full pages.
   static int64_t rounded(int64_t bytes);
 
-  /// ConfigError, naming the folder, for a disk error.
+  /// Throws ConfigError with the folder for a disk error.
   void read(int64_t offset, void* to, int64_t bytes) const;
   void write(int64_t offset, const void* from, int64_t bytes);
-  /// Maps the file as readable and writable memory, consistent with `read` and `write`. A disk
-  /// error during an access ends the process (SIGBUS), and every first access to a page waits for
-  /// the disk, so it is for rare use; for reading use `in_memory` of the tensor.
+  /// Maps the file as readable and writable memory, consistent with `read` and `write`. It is for
+  /// rare use: every first access to a page waits for the disk, and a disk error during an access
+  /// ends the process (SIGBUS). Read with `in_memory` instead.
   at::DataPtr map(int64_t offset, int64_t bytes) const;
 
   int64_t bytes_taken() const { return taken_; }
@@ -56,10 +56,10 @@ class ScratchFile {
   int64_t size_ = 0;
 };
 
-/// Returns `tensor`, or, if its memory is a mapping from ScratchFile::map, a copy of its values
-/// that was read from the file: ConfigError, naming the folder, for a disk error or a truncated
-/// file, which would end the process on access. `tensor` must be strided, and its memory accessible
-/// (not comm::is_sharded_param). Thread-safe, as long as no thread writes to it.
+/// Returns `tensor` or, if its memory is a mapping from ScratchFile::map, a copy read from the
+/// file. Throws ConfigError with the folder for a disk error or a truncated file, which would end
+/// the process on access. `tensor` must be strided, and its memory accessible (not
+/// comm::is_sharded_param). Thread-safe, as long as no thread writes to it.
 at::Tensor in_memory(const at::Tensor& tensor);
 
 /// Releases the pages of the mapping from this process; the file keeps the data.

@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(ScratchFile, WhatWasWrittenIsReadAndTheRestIsZeros) {
+TEST(ScratchFile, ReturnsWrittenBytesAndZerosElsewhere) {
   const TestFolder folder;
   ScratchFile file(folder.path(), "state");
   const int64_t first = file.take(100);
@@ -46,16 +46,16 @@ TEST(ScratchFile, NothingInTheFolderHasItsName) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "so nothing is left after kill -9";
 }
 
-TEST(ScratchFile, AFolderThatIsNotThereIsNamed) {
+TEST(ScratchFile, AMissingFolderIsNamed) {
   const TestFolder folder;
   EXPECT_THAT(
       [&] { ScratchFile(folder / "missing", "the optimizer's state"); },
       ThrowsMessage<ConfigError>(AllOf(
-          HasSubstr("the optimizer's state cannot go to files: nvme_path is no folder"),
+          HasSubstr("nvme_path is not a folder, so the optimizer's state cannot be stored in it"),
           HasSubstr((folder / "missing").string()))));
 }
 
-TEST(ScratchFile, TooLittleRoomIsSaidBeforeAnythingIsWritten) {
+TEST(ScratchFile, TooLittleSpaceIsReportedBeforeAnythingIsWritten) {
   const TestFolder folder;
   ScratchFile file(folder.path(), "the optimizer's state");
   const auto free = std::filesystem::space(folder.path()).available;
@@ -109,7 +109,7 @@ TEST(FileTensor, ViewsSeeTheMemoryItIsStagedIn) {
   EXPECT_EQ(view[0].item<float>(), 0) << "it was not written to the file";
 }
 
-TEST(ScratchFile, WhatIsInMemoryIsTheTensorAndWhatLiesInAFileACopy) {
+TEST(ScratchFile, InMemoryReturnsTheTensorAndInAFileACopy) {
   const TestFolder folder;
   FileTensor tensor(std::make_shared<ScratchFile>(folder.path(), "state"), 20'000, at::kFloat);
   tensor.tensor().copy_(at::arange(20'000, at::kFloat));
@@ -142,7 +142,7 @@ TEST(ScratchFile, AFileThatLostItsEndIsAnErrorThatNamesIt) {
       [&] { in_memory(left); },
       ThrowsMessage<ConfigError>(HasSubstr(
           "the optimizer's state could not be read in nvme_path '" + folder.path().string() +
-          "': the file became shorter")));
+          "': the file was truncated")));
 }
 
 }  // namespace

@@ -16,14 +16,13 @@
 namespace lockstep::offload {
 
 struct TensorSwapperOptions {
-  int64_t slots = 1;         ///< Sets that are in memory at a time. At least 1.
+  int64_t slots = 1;         ///< Sets in memory at a time. At least 1.
   bool read_ahead = true;    ///< Read the next sets during the work on one, if there are slots.
   bool write_behind = true;  ///< Write the last sets during the work on one.
 };
 
-/// Swaps sets of FileTensors into memory, one after the other: each is read from its file,
-/// processed, and written back. With two slots reading the next or writing the last set overlaps
-/// the work, with three both do.
+/// Reads sets of FileTensors into memory one after the other, processes them, and writes them back.
+/// With two slots reading the next or writing the last set overlaps the work; with three both do.
 ///
 /// Uses pread and pwrite on two threads; docs/dependencies.md says why not io_uring. Memory:
 /// `slots` times the largest set, kept. Not thread-safe.
@@ -41,7 +40,7 @@ class TensorSwapper {
 
   /// Returns the bytes of all slots.
   int64_t memory_bytes() const;
-  /// Bytes since construction.
+  /// Returns the bytes since construction.
   int64_t bytes_read() const { return bytes_read_; }
   int64_t bytes_written() const { return bytes_written_; }
 

@@ -82,7 +82,7 @@ TEST(TensorSwapper, EachSetIsWorkedOnInMemoryAndIsInItsFileAfterwards) {
   }
 }
 
-TEST(TensorSwapper, MemoryIsThatOfTheSlotsHoweverMuchThereIs) {
+TEST(TensorSwapper, MemoryIsThatOfTheSlotsForAnyAmountOfData) {
   for (const int64_t slots : {1, 3}) {
     Files files(20);
     TensorSwapper swapper({.slots = slots});

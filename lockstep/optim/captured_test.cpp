@@ -59,7 +59,7 @@ TEST(TestGraph, DoesNothingWhileCapturingAndRepeatsTheHostsNumbers) {
   EXPECT_TRUE(at::equal(y.cpu(), at::full({3}, 8.0)));
 }
 
-TEST(Capturable, AGraphGoesOnFromWhatWasLoaded) {
+TEST(Capturable, AGraphContinuesFromLoadedState) {
   const Training device(test_device());
   AdamW optimizer(device.parameters, {.capturable = true});
   device.step(optimizer, 0);
@@ -138,7 +138,7 @@ void capture_step(at::accelerator::Graph& graph, AdamW& optimizer) {
   graph.capture_end();
 }
 
-TEST(Capturable, GraphsOfAllAndOfSomeParametersTakeTurns) {
+TEST(Capturable, GraphsOfAllAndOfSomeParametersAlternate) {
   BucketTraining plain(test_device(), /*capturable=*/false);
   BucketTraining device(test_device(), /*capturable=*/true);
   plain.buckets.put(0, /*all=*/true);
@@ -167,7 +167,7 @@ TEST(Capturable, GraphsOfAllAndOfSomeParametersTakeTurns) {
   expect_same_state(device.optimizer, device.parameters, plain.optimizer, plain.parameters, 1e-6);
 }
 
-TEST(Capturable, WhatAGraphOfSomeDoesAfterLoadingIsKnownToTheNextStep) {
+TEST(Capturable, TheNextStepSeesAPartialGraphsReplayAfterLoading) {
   BucketTraining plain(test_device(), /*capturable=*/false);
   BucketTraining device(test_device(), /*capturable=*/true);
   device.buckets.put(0, /*all=*/true);
@@ -195,7 +195,7 @@ TEST(Capturable, WhatAGraphOfSomeDoesAfterLoadingIsKnownToTheNextStep) {
   expect_same_state(device.optimizer, device.parameters, plain.optimizer, plain.parameters, 1e-6);
 }
 
-TEST(Capturable, LoadingWritesToTheSameMemoryWhateverTheParametersLieIn) {
+TEST(Capturable, LoadingWritesToTheSameMemoryForAnyParameterStorage) {
   const at::TensorOptions there(test_device());
   const at::Tensor with_gaps = at::ones({4, 8}, there).narrow(1, 0, 4).detach().requires_grad_();
   const at::Tensor alone = at::ones({8}, there).requires_grad_();
@@ -241,21 +241,22 @@ TEST(Capturable, ClippingMayBeInTheGraph) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
 }
 
-TEST(Capturable, WhatAGraphWouldRepeatIsRefused) {
+TEST(Capturable, HostWorkThatAGraphWouldNotRepeatIsRefused) {
   const Training device(test_device());
   AdamW plain(device.parameters, {});
   device.step(plain, 0);
   EXPECT_THAT(error_while_capturing([&] { plain.step(); }), HasSubstr(".capturable = true"));
   const Training others(test_device());
   Adafactor adafactor(others.parameters, {});
-  EXPECT_THAT(error_while_capturing([&] { adafactor.step(); }), HasSubstr("use another"));
+  EXPECT_THAT(
+      error_while_capturing([&] { adafactor.step(); }), HasSubstr("not supported by Adafactor"));
 
   AdamW fresh(Training(test_device()).parameters, {.capturable = true});
   EXPECT_THAT(
-      error_while_capturing([&] { fresh.step(); }), HasSubstr("take a step or more before"));
+      error_while_capturing([&] { fresh.step(); }), HasSubstr("take a step before the capture"));
   SGD no_rate(Training(test_device()).parameters, {.capturable = true});
   EXPECT_THAT(
-      error_while_capturing([&] { no_rate.step(); }), HasSubstr("take a step or more before"));
+      error_while_capturing([&] { no_rate.step(); }), HasSubstr("take a step before the capture"));
   EXPECT_NO_THROW(no_rate.write_rates());
 
   const Training training(test_device());

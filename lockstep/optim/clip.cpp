@@ -37,7 +37,7 @@ TensorGroups by_device_and_dtype(const std::vector<at::Tensor>& tensors) {
   return groups;
 }
 
-std::vector<at::Tensor> each_once(const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> unique_tensors(const std::vector<at::Tensor>& tensors) {
   std::unordered_set<const at::TensorImpl*> seen;
   std::vector<at::Tensor> unique;
   for (const at::Tensor& tensor : tensors) {
@@ -50,7 +50,7 @@ std::vector<at::Tensor> each_once(const std::vector<at::Tensor>& tensors) {
 
 std::vector<at::Tensor> gradients_of(const char* where, const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : each_once(parameters)) {
+  for (const at::Tensor& parameter : unique_tensors(parameters)) {
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined()) {
       continue;
@@ -58,8 +58,7 @@ std::vector<at::Tensor> gradients_of(const char* where, const std::vector<at::Te
     if (gradient.layout() != at::kStrided) {
       throw ConfigError(
           where,
-          "got a sparse gradient, expected dense ones; try building its layer with "
-          "sparse=false");
+          "got a sparse gradient, expected dense ones; try building its layer with sparse=false");
     }
     gradients.push_back(gradient);
   }
@@ -139,7 +138,7 @@ at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type
 at::Tensor weight_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
   check_norm_type("weight_norm", norm_type);
   const c10::AutoGradMode no_grad(false);
-  return total_norm(each_once(parameters), norm_type);
+  return total_norm(unique_tensors(parameters), norm_type);
 }
 
 at::Tensor clip_grad_norm_(
@@ -173,7 +172,8 @@ at::Tensor clip_grad_norm_(
         return gradient.is_cpu();
       });
   if (on_host && factor.item<double>() == 1) {
-    return norm;  // Where looking costs nothing, the pass over the gradients is saved.
+    // Reading the factor on the CPU costs nothing and saves a pass over the gradients.
+    return norm;
   }
   for (const std::vector<at::Tensor>& group : by_device_and_dtype(gradients)) {
     at::Tensor scale = factor.to(group[0].device(), /*non_blocking=*/true);

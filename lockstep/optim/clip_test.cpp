@@ -84,7 +84,7 @@ TEST_P(NormTest, ClippingScalesAsTorchDoesAndReturnsTheNormBefore) {
   EXPECT_NEAR(grad_norm(parameters, GetParam()).item<double>(), max_norm, 1e-5);
 }
 
-TEST(ClipGradNorm, LeavesSmallGradientsToTheBit) {
+TEST(ClipGradNorm, LeavesSmallGradientsBitExact) {
   const Tensors parameters = make_parameters();
   const Tensors before = gradients_of(parameters);
   clip_grad_norm_(parameters, 1e3);
@@ -104,7 +104,7 @@ TEST(ClipGradNorm, DoesNotWriteToGradientsOnTheHostThatAreSmallEnough) {
   EXPECT_GT(parameters[0].grad()._version(), version);
 }
 
-TEST(ClipGradNorm, ClipsGradientsInPlaceInTheBufferTheyLieIn) {
+TEST(ClipGradNorm, ClipsGradientsInPlaceInTheirBuffer) {
   const at::Tensor buffer = at::full({6}, 2.0F);
   Tensors parameters = {at::zeros({2}).requires_grad_(), at::zeros({4}).requires_grad_()};
   parameters[0].mutable_grad() = buffer.narrow(0, 0, 2);
@@ -144,7 +144,7 @@ TEST(ClipGradNorm, WithoutGradientsIsZero) {
   EXPECT_EQ(grad_norm({parameter_with(at::zeros({0}))}, kInfinity).item<float>(), 0);
 }
 
-TEST(ClipGradNorm, ANormThatIsNotFiniteIsToldAndOnRequestAnError) {
+TEST(ClipGradNorm, ANonFiniteNormIsReturnedOrOnRequestAnError) {
   for (const double bad : {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
     const at::Tensor parameter = parameter_with(at::full({2}, bad, at::kFloat));
     EXPECT_THROW(clip_grad_norm_({parameter}, 1.0, 2.0, true), ConfigError);

@@ -70,15 +70,16 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
 void FlatOptimizer::save(torch::serialize::OutputArchive& /*archive*/) const {
   throw ConfigError(
       "optim",
-      "torch::save knows no parameter names; expected Accelerator::save_state, or "
-      "optimizer_tensors() and optimizer_settings() for a file of your own");
+      "torch::save cannot save this optimizer, since its archives have no parameter names; use "
+      "Accelerator::save_state, or write optimizer_tensors() and optimizer_settings() to your own "
+      "file");
 }
 
 void FlatOptimizer::load(torch::serialize::InputArchive& /*archive*/) {
   throw ConfigError(
       "optim",
-      "torch::load knows no parameter names; expected Accelerator::load_state, or "
-      "check_optimizer() for a file of your own");
+      "torch::load cannot load this optimizer, since its archives have no parameter names; use "
+      "Accelerator::load_state, or check_optimizer() with your own file");
 }
 
 void FlatOptimizer::adopt_parameters() {
@@ -120,7 +121,7 @@ void FlatOptimizer::update_shards(
   } else if (has_parameters_in_files(*layout_)) {
     throw ConfigError(
         "offload",
-        "parameters in files can only be updated on the host; got offload_optimizer.device none, "
+        "offload_param.device nvme needs an update on the host; got offload_optimizer.device none, "
         "expected cpu or nvme");
   } else {
     host_ = nullptr;
@@ -139,8 +140,8 @@ void FlatOptimizer::check_can_shard(
     throw ConfigError(
         "optim",
         fmt::format(
-            "{} needs full parameters, and gathers them on the device; got offload_optimizer, "
-            "which updates shard slices on the host; leave offload_optimizer out, or use an "
+            "{} cannot be combined with offload_optimizer: it needs full parameters, and "
+            "offload_optimizer updates shard slices; remove offload_optimizer, or use an "
             "elementwise optimizer such as AdamW",
             traits().name));
   }
@@ -148,7 +149,8 @@ void FlatOptimizer::check_can_shard(
     throw ConfigError(
         "optim",
         fmt::format(
-            "{} needs full parameters; got shard slices without the ranks that own the others",
+            "{} needs full parameters; got shard slices without the ranks that own the other "
+            "slices",
             traits().name));
   }
 }

@@ -23,8 +23,8 @@ class HostUpdate;
 class SpeculativeUpdates;
 class UpdateStrategy;
 
-/// The base of every optimizer in this folder: a torch::optim::Optimizer, so schedulers,
-/// `Accelerator::prepare` and other users of those accept it.
+/// The base of every optimizer in this folder. It is a torch::optim::Optimizer, so schedulers,
+/// `Accelerator::prepare` and other users of torch's optimizers accept it.
 ///
 /// - Parameters and state are in flat buffers (see FlatGroup). `step` joins neighbours whose
 ///   gradients and state are neighbours too, as in DataParallel's buckets, and updates them as one
@@ -32,11 +32,11 @@ class UpdateStrategy;
 ///   bit-exact, so replicas stay equal. In half precision it is not: on the CPU libtorch rounds the
 ///   last elements of a tensor differently.
 /// - A parameter without gradient is skipped, and does not count the step, as in torch. A parameter
-///   repeated in a group is updated once; one in two groups is a ConfigError.
+///   repeated in a group is updated once; a parameter in two groups throws ConfigError.
 /// - Move the model first (`Module::to`), then construct this, or call `follow_parameters`, as
 ///   `Accelerator::prepare` does. A parameter that is moved later (`set_data`) keeps its state,
-///   which follows at its next step, but is no longer joined, and the old buffer stays allocated.
-///   One whose shape changes is a ConfigError at the next step.
+///   which follows at its next step, but is no longer joined, and the old buffer stays allocated. A
+///   changed shape throws ConfigError at the next step.
 /// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state; but
 ///   see `update_shards`. `state()` is empty; `optimizer_tensors` (state/optimizer_state.h) returns
 ///   it by name.
@@ -47,14 +47,15 @@ class UpdateStrategy;
 ///   float32 tensors on the device, and `step` reads nothing back. `set_lr` and schedules write the
 ///   rate, so replays follow it; other options keep their values of the capture. Take a step or
 ///   more before it, which creates the state; parameters and gradients must keep their memory. A
-///   capture of a group that is not capturable, or has no state yet, is a ConfigError. The numbers
-///   equal those without, with the rate rounded to float32 (rules without a fused kernel form a
-///   product in another order: a last bit). No effect on the CPU; an offloaded update is refused.
+///   capture of a group that is not capturable, or has no state yet, throws ConfigError. Results
+///   equal those without `capturable` and with the rate rounded to float32, but for the last bit of
+///   rules without a fused kernel. No effect on the CPU. Cannot be combined with an offloaded
+///   update.
 /// - `zero_grad` is torch's: it drops gradients, or zeroes them in place if passed false.
-/// - `Accelerator::prepare` sets a call guard: a direct `step` of a prepared optimizer is a
+/// - `Accelerator::prepare` sets a call guard: a direct `step` of a prepared optimizer throws
 ///   ConfigError.
 ///
-/// Dense real parameters; sparse gradients are a ConfigError. Not thread-safe.
+/// For dense real parameters; sparse gradients throw ConfigError. Not thread-safe.
 class FlatOptimizer : public torch::optim::Optimizer {
  public:
   using ParameterState = optim::ParameterState;
@@ -80,28 +81,29 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// Lays out moved parameters and their state again, for instance on another device.
   void follow_parameters();
   /// Moves parameters and state to memory that the ranks of `group` share; see FlatGroup::share.
-  /// They exist once. `step` then is collective, and needs the same gradients on all ranks: each
-  /// updates its share and reads the result of the others without a message. Bit-exact. Throws
-  /// ConfigError after `update_shards`. Collective.
+  /// `step` then is collective, and needs the same gradients on all ranks. Each rank updates its
+  /// share and reads the result of the others without a message. Bit-exact. Throws ConfigError
+  /// after `update_shards`. Collective.
   void share(const Group& group);
   bool is_shared() const;
-  /// Updates `slices`, [group][buffer], from now on in place of its parameters. If these are not on
-  /// the device, or `offload` says so of the state, the host does the update, bucket by bucket; see
-  /// HostStrategy. fp16 and bf16 slices are updated in fp32, and rounded once; their state has
-  /// their dtype, or with `fp32_state` is fp32. For a rule that needs full parameters `ranks` are
-  /// the owners of the other slices: `step` then is collective, and needs gradients of the same
-  /// parameters on all of them. It is also collective if any state or parameters are in files: a
-  /// disk error on one of `ranks` is a ConfigError on all. Throws ConfigError for such a rule
-  /// without ranks or with `offload`, after the first step, and for an impossible offload.
+  /// Updates `slices`, [group][buffer], from now on in place of its parameters. If the slices are
+  /// not on the device, or `offload` offloads the state, the host updates bucket by bucket; see
+  /// HostStrategy. Updates of fp16 and bf16 slices run in fp32, and are rounded once. Their state
+  /// has their dtype, or with `fp32_state` is fp32. For a rule that needs full parameters `ranks`
+  /// own the other slices; `step` then is collective, and needs gradients of the same parameters on
+  /// all ranks. `step` is also collective if any state or parameters are in files: a disk error on
+  /// one of `ranks` throws ConfigError on all. Throws ConfigError for a rule that needs full
+  /// parameters without `ranks` or with `offload`, after the first step, and for an impossible
+  /// offload.
   void update_shards(
       const std::vector<std::vector<BufferSlices>>& slices,
       const OffloadOptimizer& offload = {},
       const std::optional<Group>& ranks = std::nullopt,
       bool fp32_state = false);
-  /// Null if the update runs on the parameters' device.
+  /// Returns the host's update; null if the update runs on the parameters' device.
   const HostUpdate* host_update() const;
-  /// Begins updates before `step`. Null without OffloadOptimizer::super_offload. Keep it as a
-  /// weak_ptr: it must not outlive this.
+  /// Returns the object that begins updates before `step`; null without
+  /// OffloadOptimizer::super_offload. Keep it as a weak_ptr: it must not outlive this.
   std::shared_ptr<SpeculativeUpdates> speculative() const;
   /// Copies changed learning rates to the devices that read them, as `step` does.
   void write_rates();
@@ -112,13 +114,15 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void complete_state();
   /// Returns the sizes of the parameter, or of the full parameter of a shard slice.
   std::vector<int64_t> full_sizes(const at::Tensor& parameter) const;
-  /// Returns copies of everything but tensors. No fields: it has not been updated yet.
+  /// Returns the state; its tensors are not copied. No fields: the parameter has not been updated
+  /// yet.
   ParameterState state_of(const at::Tensor& parameter) const;
   /// Copies `state`'s tensors, cast to the state's dtype. Undefined fields: none yet. Call it for
   /// all parameters that are set, without a step or replay in between.
   void set_state(const at::Tensor& parameter, const ParameterState& state);
 
-  /// Tensors that the last step updated, joined ones counted once: for tests and tuning.
+  /// Returns the number of tensors that the last step updated, joined ones counted once, for tests
+  /// and tuning.
   size_t run_count() const { return run_count_; }
 
  protected:

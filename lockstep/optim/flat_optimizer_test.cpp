@@ -80,7 +80,7 @@ TEST(FlatOptimizer, UpdatesABucketOfGradientsWithOneCall) {
   EXPECT_EQ(optimizer.run_count(), parameters.size()) << "gradients are apart";
 }
 
-TEST(FlatOptimizer, UpdatesEachBucketWithOneCallHoweverTheyAreCut) {
+TEST(FlatOptimizer, UpdatesEachBucketWithOneCallForEveryLayout) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters, 100);
   ASSERT_GT(buckets.count(), 1U);
@@ -92,7 +92,7 @@ TEST(FlatOptimizer, UpdatesEachBucketWithOneCallHoweverTheyAreCut) {
   }
 }
 
-TEST(FlatOptimizer, JoinsOnlyWhatHasSeenAsManySteps) {
+TEST(FlatOptimizer, JoinsOnlyParametersWithEqualStepCounts) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters);
   AdamW optimizer(parameters);
@@ -117,7 +117,7 @@ TEST(FlatOptimizer, RulesWithNormsSeeEveryParameterByItself) {
   EXPECT_EQ(optimizer.run_count(), parameters.size());
 }
 
-TEST(FlatOptimizer, LongRunsAreWorkedOffInStretches) {
+TEST(FlatOptimizer, LongRangesAreUpdatedInChunks) {
   // One longer than a chunk, one not a multiple of it.
   const Parameters uncut = {
       at::linspace(-1, 1, 300007, at::kDouble).requires_grad_(),
@@ -235,7 +235,7 @@ TEST(FlatOptimizer, StateFollowsToAnotherDtype) {
   }
 }
 
-TEST(FlatOptimizer, LeavesParametersAloneWhoseMemoryOthersSee) {
+TEST(FlatOptimizer, DoesNotMoveParametersWithSharedMemory) {
   Parameters parameters = make_parameters();
   const at::Tensor view = parameters[0].detach();
   SGD optimizer(parameters, {.lr = 0.1});
@@ -274,7 +274,7 @@ TEST(FlatOptimizer, UpdatesATiedParameterOnceAndFrozenOnesNever) {
   EXPECT_EQ(optimizer.param_groups()[0].params().size(), parameters.size());
 }
 
-TEST(FlatOptimizer, KeepsDtypesInBuffersOfTheirOwn) {
+TEST(FlatOptimizer, KeepsDtypesInSeparateBuffers) {
   Parameters parameters = make_parameters();
   for (const at::Tensor& parameter : make_parameters(at::kDouble)) {
     parameters.push_back(parameter);
@@ -344,7 +344,7 @@ TEST(FlatOptimizer, SurvivesBeingMoved) {
   expect_same(parameters, reference(2));
 }
 
-TEST(FlatOptimizer, AutogradNoticesAnUpdateOfWhatItSaved) {
+TEST(FlatOptimizer, AutogradNoticesAnUpdateOfASavedTensor) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters);
   SGD optimizer(parameters, {.lr = 0.1});
@@ -355,7 +355,7 @@ TEST(FlatOptimizer, AutogradNoticesAnUpdateOfWhatItSaved) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-TEST(FlatOptimizer, RefusesWhatItCannotUpdate) {
+TEST(FlatOptimizer, RefusesParametersThatItCannotUpdate) {
   const Parameters parameters = make_parameters();
   EXPECT_THROW(SGD(Parameters{}), ConfigError);
   EXPECT_THROW(SGD({at::ones({2}, at::kComplexFloat).requires_grad_()}), ConfigError);

@@ -99,7 +99,7 @@ void expect_same_however_joined(const typename Optimizer::Options& options) {
   }
 }
 
-TEST(FlatOptimizer, GivesTheSameBitsHoweverParametersAreJoined) {
+TEST(FlatOptimizer, IsBitExactForEveryGroupingOfParameters) {
   expect_same_however_joined<SGD>({.lr = 0.1});
   expect_same_however_joined<SGD>({.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
   expect_same_however_joined<SGD>({.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .maximize = true});

@@ -194,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(Gradients::kApart, Gradients::kInBuckets, Gradients::kChannelsLast)),
     name_of);
 
-TEST(Optimizers, EqualPythonsInHalfPrecisionToTheBitBeyondOneVector) {
+TEST(Optimizers, EqualPythonsInHalfPrecisionBitExactlyBeyondOneVector) {
   const json& cases = golden_file().at("long_cases");
   ASSERT_GE(cases.size(), 24U);
   const std::vector<int64_t> shape = {8, 125};

@@ -26,7 +26,7 @@ void list_parameters_once(torch::optim::Optimizer& optimizer) {
             "optimizer",
             fmt::format(
                 "a parameter of shape [{}] is in parameter groups {} and {}, so a step would "
-                "update it twice; leave it in one of them",
+                "update it twice; keep it in one group",
                 fmt::join(parameter.sizes(), ", "),
                 found->second,
                 group));

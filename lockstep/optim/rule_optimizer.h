@@ -50,7 +50,7 @@ class GroupOptions final : public CapturableOptions {
   Options values;
 };
 
-/// The options of a group of the optimizer with these options. Throws ConfigError for any others.
+/// Returns the options of a parameter group. Throws ConfigError for options of another optimizer.
 template <typename Options, typename Base>  // torch's options, const or not.
 auto& values_of(Base& options, const char* rule) {
   using Wanted =
@@ -162,7 +162,7 @@ class RuleOptimizer final : public FlatOptimizer {
     adopt_parameters();
   }
 
-  /// The options of one group, to read and change.
+  /// Returns the options of one group, to read and change.
   Options& options(size_t group = 0) {
     return values_of<Options>(param_groups_.at(group).options(), traits().name);
   }

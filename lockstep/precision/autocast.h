@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// A scope of mixed precision: torch.autocast. Operations on `device_type` run in the dtype of
-/// libtorch's lists: matrix products and convolutions in `dtype`, losses and reductions in fp32.
+/// A scope of mixed precision: torch.autocast. libtorch's lists decide the dtype of operations on
+/// `device_type`: matrix products and convolutions run in `dtype`, losses and reductions in fp32.
 ///
 /// Scopes nest, and the innermost one applies. A scope with `enabled` false is an exception within
 /// another. The end of a scope restores the previous state, also after an exception. Cast weights

@@ -136,7 +136,7 @@ at::ScalarType product_dtype(const at::Tensor& weight) {
   return at::ones({2, 2}).matmul(weight).scalar_type();
 }
 
-TEST(Autocast, ANestedScopeCastsWeightsAnewForItsDtype) {
+TEST(Autocast, ANestedScopeCastsWeightsAgainForItsDtype) {
   const at::Tensor weight = at::ones({2, 2}).requires_grad_();
   const Autocast outer(kCPU, at::kHalf);
   EXPECT_EQ(product_dtype(weight), at::kHalf);
@@ -177,7 +177,7 @@ TEST(Autocast, ThreadsShareWeightsInTwoDtypesWithoutTheCache) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(Autocast, RefusesWhatWouldSilentlyStayInFp32) {
+TEST(Autocast, RefusesDtypesWithoutAutocast) {
   EXPECT_THROW(Autocast(kCPU, at::kFloat), ConfigError);
   EXPECT_THROW(Autocast(kCPU, at::kDouble), ConfigError);
   EXPECT_THROW(Autocast(c10::kXLA, at::kBFloat16), ConfigError);
@@ -268,7 +268,7 @@ at::Tensor lstm_output() {
       at::lstm(at::rand({5, 2, 8}), start, weights, true, 1, 0.0, true, false, false));
 }
 
-TEST(Autocast, WhatHasNoFp16KernelThrowsAndTheLogSaysWhatToDo) {
+TEST(Autocast, AnOperationWithoutAnFp16KernelThrowsAndTheLogSaysWhatToDo) {
   std::vector<std::string> lines;
   set_log_sink([&](const std::string& line) { lines.push_back(line); });
   const auto run_and_fail = [] {

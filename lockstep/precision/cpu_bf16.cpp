@@ -33,7 +33,7 @@ bool instructions_for_bf16() {
 #endif
 }
 
-/// Whether the environment limits oneDNN to instructions without bf16.
+/// Returns whether the environment limits oneDNN to instructions without bf16.
 bool is_limited(const Environment& environment) {
   constexpr std::array kWithoutBf16 = {
       "SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"};

@@ -21,7 +21,7 @@ bool kernel_lists_bf16() {
   return false;
 }
 
-TEST(CpuBf16, IsWhatTheKernelLists) {
+TEST(CpuBf16, MatchesTheKernelsList) {
   EXPECT_EQ(cpu_has_bf16(Environment::of({})), kernel_lists_bf16());
 }
 

@@ -26,7 +26,7 @@ namespace {
 
 constexpr const char* kName = "grad_scaler";
 
-/// Whether `value`, rounded to fp32, is finite and above 0.
+/// Returns whether `value`, rounded to fp32, is finite and above 0.
 bool is_scale(double value) {
   return value >= std::numeric_limits<float>::denorm_min() &&
          value <= std::numeric_limits<float>::max();
@@ -56,9 +56,9 @@ std::vector<Gradients> gradients_of(const std::vector<at::Tensor>& parameters, b
     if (gradient.scalar_type() == at::kHalf && !allow_fp16) {
       throw ConfigError(
           kName,
-          "got an fp16 gradient, which loses small values when it is unscaled; expected fp32 "
-          "parameters, which autocast casts; leave the model in fp32, or use ZeRO's stages 1 to 3, "
-          "which keep fp32 masters of fp16 parameters");
+          "a gradient is fp16, and would lose small values when it is unscaled; expected fp32 "
+          "parameters with autocast; keep the model in fp32, or use ZeRO stages 1 to 3, which keep "
+          "fp32 masters of fp16 parameters");
     }
     if (gradient.is_sparse()) {
       gradient = gradient._values();
@@ -282,7 +282,7 @@ GradScaler::Saved GradScaler::parse(const nlohmann::json& state) {
     throw ConfigError(
         kName,
         fmt::format(
-            "invalid state; got {} ({}), expected that of an enabled GradScaler",
+            "invalid state; got {} ({}), expected the state of an enabled GradScaler",
             state.dump(),
             error.what()));
   }
@@ -302,8 +302,7 @@ void GradScaler::load_state(const nlohmann::json& state) {
   if (saved.scale == 0) {
     log_warning(
         "the loss scale of this state is 0, since every update overflowed: the run had diverged, "
-        "and "
-        "every update will be skipped; load an earlier checkpoint, or set a scale with "
+        "and every update will be skipped; load an earlier checkpoint, or set a scale with "
         "update(new_scale)");
   }
   options_ = saved.options;

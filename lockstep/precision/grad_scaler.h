@@ -28,7 +28,7 @@ struct GradScalerOptions {
 };
 
 /// torch.amp.GradScaler for several ranks. It scales the loss, so that small fp16 gradients do not
-/// vanish, and skips an update on all ranks if gradients overflowed on any.
+/// vanish. It skips an update on all ranks if gradients overflowed on any rank.
 ///
 ///     scaler.scale(loss).backward();
 ///     scaler.unscale_(&optimizer, parameters);   // only before clipping; step() does it otherwise
@@ -64,9 +64,10 @@ class GradScaler {
       const std::vector<at::Tensor>& parameters,
       const std::function<void()>& update_parameters);
 
-  /// Ends the iteration: shrinks the scale if any optimizer found an inf, grows it after enough
-  /// clean ones, or sets it to `new_scale`. Collective for optimizers that were unscaled but not
-  /// stepped. Throws ConfigError if no optimizer was unscaled or stepped since the last one.
+  /// Ends the iteration and adjusts the scale. It shrinks the scale if any optimizer found an inf,
+  /// grows it after enough clean iterations, or sets it to `new_scale`. Collective for optimizers
+  /// that were unscaled but not stepped. Throws ConfigError if no optimizer was unscaled or stepped
+  /// since the last one.
   void update(std::optional<double> new_scale = std::nullopt);
 
   /// Returns the scale, 1 if disabled. Waits for the device.
@@ -76,17 +77,17 @@ class GradScaler {
   /// Sets the ranks that agree on overflows from now on. A group of one suits gradients that are
   /// the same on all ranks. Call it between iterations only.
   void set_group(Group group) { group_ = std::move(group); }
-  /// Whether a `step` found an inf or NaN, in the running iteration or, right after `update`, in
-  /// the one it ended.
+  /// Returns whether a `step` of the running iteration found an inf or NaN. After `update`: of the
+  /// ended iteration, until the next one begins.
   bool found_inf() const { return found_inf_; }
   bool enabled() const { return options_.enabled; }
 
   /// Returns {"scale": 65536.0, "growth_tracker": 3, "growth_factor": ..., "backoff_factor": ...,
   /// "growth_interval": ...}; {} if disabled. Between iterations, after `update`.
   nlohmann::json state() const;
-  /// Restores the result of `state`. Does nothing if this scaler is disabled. ConfigError, with
-  /// nothing changed, unless `state` comes from an enabled scaler. A scale of 0, the result of
-  /// endless overflows, is loaded with a warning: with it every update is skipped.
+  /// Restores the result of `state`. Does nothing if this scaler is disabled. Throws ConfigError,
+  /// with nothing changed, unless `state` comes from an enabled scaler. A scale of 0, the result of
+  /// endless overflows, is loaded with a warning: every update will be skipped.
   void load_state(const nlohmann::json& state);
   /// Throws the ConfigError that `load_state` would throw. Changes nothing.
   void check_state(const nlohmann::json& state) const;
@@ -120,7 +121,7 @@ class GradScaler {
   Group group_;
   at::Tensor scale_;           ///< 0-d fp32, on the device of the first loss.
   at::Tensor growth_tracker_;  ///< 0-d int32, beside it.
-  bool scaled_ = false;        ///< Whether `scale` was ever called.
+  bool scaled_ = false;        ///< `scale` was called.
   bool found_inf_ = false;
   std::vector<OptimizerState> optimizers_;  ///< In the order of first calls, equal on all ranks.
 };

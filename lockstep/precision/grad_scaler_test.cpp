@@ -53,7 +53,7 @@ GradScalerOptions options_of(const nlohmann::json& json) {
   return options;
 }
 
-TEST(GradScaler, GoesTorchsWayExactlyAlsoWhenResumedAtEachStep) {
+TEST(GradScaler, EqualsTorchsExactlyAlsoWhenResumedAtEachStep) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/grad_scaler.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   ASSERT_GE(golden.at("cases").size(), 6U);
@@ -244,7 +244,7 @@ TEST(GradScaler, RefusesANewScaleThatFp32CannotHold) {
   }
 }
 
-TEST(GradScaler, LoadsAScaleThatFellToNothingAndSaysWhatThatMeans) {
+TEST(GradScaler, LoadsAScaleOfZeroWithAWarning) {
   GradScaler scaler({.init_scale = 1, .backoff_factor = 1e-30});
   Model model;
   model.iterate(scaler, kNaN);
@@ -262,7 +262,7 @@ TEST(GradScaler, LoadsAScaleThatFellToNothingAndSaysWhatThatMeans) {
   EXPECT_THAT(lines[0], ::testing::HasSubstr("diverged"));
 }
 
-TEST(GradScaler, CheckStateRefusesWhatLoadStateWouldAndChangesNothing) {
+TEST(GradScaler, CheckStateRefusesTheSameStatesAsLoadStateAndChangesNothing) {
   const GradScaler scaler;
   const nlohmann::json before = scaler.state();
   nlohmann::json other = before;
@@ -314,7 +314,7 @@ TEST(GradScaler, RanksAgreeWhenOneAloneSeesAnInf) {
   });
 }
 
-TEST(GradScaler, RanksAgreeWhenOneHasNoGradientAndWhenNobodySteps) {
+TEST(GradScaler, RanksAgreeIfOneHasNoGradientOrTheStepIsSkipped) {
   ranks(2, [](Group group) {
     GradScaler scaler({.init_scale = 16}, group);
     Model model;

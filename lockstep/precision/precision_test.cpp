@@ -28,7 +28,7 @@ TEST(Precision, IsParsedFromItsOwnName) {
   }
 }
 
-TEST(Precision, RefusesOtherNamesWithWhatWasMeant) {
+TEST(Precision, RefusesOtherNamesWithASuggestion) {
   EXPECT_THAT(refusal_of("bf61"), HasSubstr("did you mean 'bf16'?"));
   EXPECT_THAT(refusal_of("bfloat16"), HasSubstr("did you mean 'bf16'?"));
   EXPECT_THAT(refusal_of("fp32"), HasSubstr("did you mean 'no'?"));
@@ -36,7 +36,7 @@ TEST(Precision, RefusesOtherNamesWithWhatWasMeant) {
   EXPECT_THAT(refusal_of("fp8"), HasSubstr("try bf16"));
 }
 
-TEST(Precision, KnowsWhatAutocastCastsTo) {
+TEST(Precision, ReportsTheDtypeOfAutocast) {
   EXPECT_EQ(autocast_dtype(Precision::kFP16), c10::kHalf);
   EXPECT_EQ(autocast_dtype(Precision::kBF16), c10::kBFloat16);
   EXPECT_THROW(autocast_dtype(Precision::kNo), ConfigError);

@@ -74,8 +74,8 @@ void check_one_cycle(const char* name, const OneCycleOptions& options) {
     throw ConfigError(
         name,
         fmt::format(
-            "with three_phase the rate falls as long as it rises; got pct_start = {}, expected at "
-            "most 0.5",
+            "pct_start is too large: with three_phase the rate rises and falls for pct_start of "
+            "the steps each; got pct_start = {}, expected at most 0.5",
             options.pct_start));
   }
   for (const auto& [option, value] :

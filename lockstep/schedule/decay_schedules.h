@@ -51,7 +51,7 @@ struct CosineWarmRestartsOptions {
   double min_lr = 0;              ///< A rate, not a ratio; torch's eta_min.
 };
 /// Falls towards `min_lr` on a cosine and jumps back: CosineAnnealingWarmRestarts. Never ends.
-/// After: Loshchilov, Hutter, "SGDR", 2017.
+/// Modelled on Loshchilov, Hutter, "SGDR", 2017.
 Schedule cosine_warm_restarts(CosineWarmRestartsOptions options);
 
 enum class Anneal { kCosine, kLinear };
@@ -68,10 +68,9 @@ struct OneCycleOptions {
   double final_div_factor = 1e4;  ///< The first rate over the last one.
   bool three_phase = false;       ///< Falls as long as it rose, then continues to the last rate.
 };
-/// Rises from max_lr / div_factor to `max_lr` and falls far below where it started: OneCycleLR. The
+/// Rises from max_lr / div_factor to `max_lr` and falls far below its start: OneCycleLR. The
 /// optimizer's own rate is ignored. The last rate is that of step total_steps - 1, and also of
-/// `total_steps`, where torch extrapolates.
-/// After: Smith, Topin, "Super-Convergence", 2017.
+/// `total_steps`, where torch extrapolates. Modelled on Smith, Topin, "Super-Convergence", 2017.
 Schedule one_cycle(OneCycleOptions options);
 
 }  // namespace lockstep::schedule

@@ -36,7 +36,7 @@ struct WarmupRamp {
                ? static_cast<double>(i) / length
                : 1 / std::log(length) * std::log(static_cast<double>(i + 1));
   }
-  /// The iteration after the last one it covers, as a step.
+  /// Returns the step of the iteration after the last one of the warm-up.
   ScheduleMark mark() const { return {num_steps + 1, "warm-up ends"}; }
 };
 
@@ -142,9 +142,9 @@ Schedule deepspeed_warmup_decay(DeepSpeedWarmupDecayOptions options) {
       return low;
     }
     const auto left = static_cast<double>(options.total_num_steps - i);
-    const auto whole =
+    const auto decay_steps =
         static_cast<double>(std::max<int64_t>(1, options.total_num_steps - ramp.num_steps));
-    return between(low, high, ramp.covers(i) ? ramp.at(i) : std::max(0.0, left / whole));
+    return between(low, high, ramp.covers(i) ? ramp.at(i) : std::max(0.0, left / decay_steps));
   };
   parts.marks = {ramp.mark(), {options.total_num_steps, "end"}};
   return Schedule(std::move(parts));
@@ -165,9 +165,10 @@ Schedule deepspeed_warmup_cosine(DeepSpeedWarmupCosineOptions options) {
     if (ramp.covers(i)) {
       return base_lr * between(options.warmup_min_ratio, 1, ramp.at(i));
     }
-    const auto whole =
+    const auto decay_steps =
         static_cast<double>(std::max<int64_t>(1, options.total_num_steps - ramp.num_steps));
-    const double progress = std::min(1.0, static_cast<double>(i - ramp.num_steps + 1) / whole);
+    const double progress =
+        std::min(1.0, static_cast<double>(i - ramp.num_steps + 1) / decay_steps);
     const double wave = (1 + std::cos(pi * progress)) / 2;
     return base_lr * std::max(0.0, between(options.cos_min_ratio, 1, wave));
   };
@@ -177,7 +178,7 @@ Schedule deepspeed_warmup_cosine(DeepSpeedWarmupCosineOptions options) {
 
 Schedule deepspeed_one_cycle(DeepSpeedOneCycleOptions options) {
   const char* name = "deepspeed_one_cycle";
-  constexpr double kSecondBeta = 0.99;  // DeepSpeed's own, whatever the optimizer had.
+  constexpr double kSecondBeta = 0.99;  // DeepSpeed's value, for every optimizer.
   const Cycle cycle = cycle_of(name, options);
   check_steps(name, "decay_step_size", options.decay_step_size, 0);
   check_range(name, "decay_lr_rate", options.decay_lr_rate, 0);

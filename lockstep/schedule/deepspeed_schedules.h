@@ -8,9 +8,9 @@
 #include "lockstep/schedule/schedule.h"
 
 /// DeepSpeed's five schedules, with the option names of ds_config.json. A list holds one value for
-/// all parameter groups, or one for each. As in DeepSpeed, step 0 has a rate of its own (the
-/// minimum, or 0) and step s is batch iteration s - 1 of the formula. Every factory throws
-/// ConfigError for invalid numbers.
+/// all parameter groups, or one for each. As in DeepSpeed, step 0 has its own rate (the minimum, or
+/// 0), and step s is batch iteration s - 1 of the formula. Every factory throws ConfigError for
+/// invalid numbers.
 namespace lockstep::schedule {
 
 enum class DeepSpeedWarmup { kLog, kLinear };

@@ -7,8 +7,8 @@
 
 #include "lockstep/schedule/schedule.h"
 
-/// The schedules of torch.optim.lr_scheduler whose rates rise: after a start below the base rate,
-/// or periodically. They use closed forms, as those of decay_schedules.h. Every factory throws
+/// The schedules of torch.optim.lr_scheduler whose rates rise, after a start below the base rate or
+/// periodically. They use closed forms, as those of decay_schedules.h. Every factory throws
 /// ConfigError for invalid numbers.
 namespace lockstep::schedule {
 
@@ -16,8 +16,8 @@ struct ConstantFactorOptions {
   double factor = 1.0 / 3;  ///< From 0 to 1.
   int64_t num_steps = 5;    ///< At least 1; torch's total_iters.
 };
-/// Has `factor` of the base rate before step `num_steps`, then the base rate: ConstantLR. Never
-/// ends.
+/// Stays at `factor` of the base rate before step `num_steps`, then at the base rate: ConstantLR.
+/// Never ends.
 Schedule constant_factor(ConstantFactorOptions options);
 
 struct LinearFactorOptions {
@@ -43,14 +43,14 @@ struct CyclicOptions {
   std::optional<int64_t> step_size_down =
       std::nullopt;  ///< Steps that fall; default: step_size_up.
   CyclicMode mode = CyclicMode::kTriangular;
-  double gamma = 1;            ///< Of kExpRange.
+  double gamma = 1;            ///< For kExpRange.
   bool cycle_momentum = true;  ///< Moves momentum (Adam: the first beta) against the rate.
   std::vector<double> base_momentum = {0.8};  ///< At the highest rate; as base_lr.
   std::vector<double> max_momentum = {0.9};
 };
 /// Rises from `base_lr` to `max_lr` and falls again linearly, periodically: CyclicLR. The
-/// optimizer's own rate is ignored. Never ends. After: Smith, "Cyclical Learning Rates for Training
-/// Neural Networks", 2017.
+/// optimizer's own rate is ignored. Never ends. Modelled on Smith, "Cyclical Learning Rates for
+/// Training Neural Networks", 2017.
 Schedule cyclic(CyclicOptions options);
 
 }  // namespace lockstep::schedule

@@ -103,7 +103,7 @@ void ReduceOnPlateau::load_state(const nlohmann::json& state) {
     if (lrs.size() != lrs_.size()) {
       throw ConfigError(
           kName,
-          fmt::format("the state is of {} parameter groups; expected {}", lrs.size(), lrs_.size()));
+          fmt::format("the state has {} parameter groups; expected {}", lrs.size(), lrs_.size()));
     }
     detail::check_steps(kName, "bad_steps", bad_steps, 0);
     detail::check_steps(kName, "cooldown_left", cooldown_left, 0);
@@ -113,7 +113,11 @@ void ReduceOnPlateau::load_state(const nlohmann::json& state) {
     cooldown_left_ = cooldown_left;
   } catch (const nlohmann::json::exception& error) {
     throw ConfigError(
-        kName, fmt::format("this is no state of it; got {} ({})", state.dump(), error.what()));
+        kName,
+        fmt::format(
+            "invalid state; got {} ({}), expected the result of state()",
+            state.dump(),
+            error.what()));
   }
 }
 

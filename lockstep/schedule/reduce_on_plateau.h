@@ -12,7 +12,7 @@ enum class PlateauMode { kMin, kMax };
 enum class PlateauThreshold { kRelative, kAbsolute };
 
 struct ReduceOnPlateauOptions {
-  PlateauMode mode = PlateauMode::kMin;  ///< Whether a lower or a higher metric is better.
+  PlateauMode mode = PlateauMode::kMin;  ///< kMin: a lower metric is better.
   double factor = 0.1;                   ///< Below 1.
   int64_t patience = 10;                 ///< Tolerated bad steps; the next one reduces.
   double threshold = 1e-4;               ///< The smallest improvement that counts,
@@ -24,12 +24,11 @@ struct ReduceOnPlateauOptions {
 
 /// Lowers the learning rates when a metric stops improving: torch's ReduceLROnPlateau.
 ///
-/// The object has its own rates: it multiplies its initial ones, where torch reads the optimizer's.
-/// So the next reduction overwrites a rate that other code sets in the optimizer.
+/// The object multiplies its own rates, where torch multiplies the optimizer's. So the next
+/// reduction overwrites a rate that other code has set in the optimizer.
 ///
-/// The rates are no function of the step, so the state belongs into checkpoints. Give it a metric
-/// that is the same on every rank (a gathered one), or the ranks' rates diverge. A NaN is never
-/// better. Not thread-safe.
+/// The rates depend on the metrics, so checkpoints need the state. The metric must be equal on all
+/// ranks (a gathered one), or the ranks' rates diverge. A NaN is never better. Not thread-safe.
 class ReduceOnPlateau {
  public:
   /// `lrs`: the optimizer's rates, one for each parameter group. Throws ConfigError for invalid
@@ -40,11 +39,11 @@ class ReduceOnPlateau {
   const std::vector<double>& step(double metric);
   const std::vector<double>& lrs() const { return lrs_; }
 
-  /// {"lr": [0.1], "best": 0.25, "bad_steps": 1, "cooldown_left": 0}; an infinite `best`, its
-  /// initial value, is "inf" or "-inf".
+  /// Returns {"lr": [0.1], "best": 0.25, "bad_steps": 1, "cooldown_left": 0}. An infinite `best`,
+  /// its initial value, is "inf" or "-inf".
   nlohmann::json state() const;
-  /// Restores a result of `state`. ConfigError, with nothing changed, for another value or number
-  /// of groups.
+  /// Restores a result of `state`. Throws ConfigError, with nothing changed, for another value or
+  /// number of groups.
   void load_state(const nlohmann::json& state);
 
  private:
@@ -58,7 +57,7 @@ class ReduceOnPlateau {
   int64_t cooldown_left_ = 0;
 };
 
-/// Creates one for Accelerator::prepare, which has the rates: `prepare(...,
+/// Returns `options` for Accelerator::prepare, which knows the rates: `prepare(...,
 /// schedule::reduce_on_plateau({}))`.
 inline ReduceOnPlateauOptions reduce_on_plateau(ReduceOnPlateauOptions options) {
   return options;

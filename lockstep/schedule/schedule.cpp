@@ -40,8 +40,8 @@ void Schedule::check(int64_t step, size_t group) const {
     throw ConfigError(
         name(),
         fmt::format(
-            "has no values for parameter group {}; got values for {}, expected one, or as many as "
-            "the optimizer has groups",
+            "the schedule has no values for parameter group {}; got values for {} groups, expected "
+            "one value, or as many as the optimizer has groups",
             group,
             *groups()));
   }
@@ -120,9 +120,7 @@ std::string describe(const Schedule& schedule, double base_lr, int64_t steps) {
   }
   if (schedule.total_steps() && steps > *schedule.total_steps()) {
     text += fmt::format(
-        "; the run's {} steps go past that end, which is an error at step {}",
-        steps,
-        *schedule.total_steps() + 1);
+        "; the run has {} steps, so step {} is an error", steps, *schedule.total_steps() + 1);
   } else if (schedule.total_steps() && steps < *schedule.total_steps()) {
     text += fmt::format("; the run stops before the end at step {}", *schedule.total_steps());
   }

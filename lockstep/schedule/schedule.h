@@ -37,10 +37,10 @@ struct ScheduleParts {
 
 /// A learning rate as a pure function of the step: resuming it needs the step and nothing else.
 ///
-/// Step s is the number of scheduler steps done; step 0 is the rate at construction, so the n-th
-/// update of a run (from 1) uses the rate of step n - 1. A run of N updates with a
-/// scheduler step after each ends at step N, which a schedule of N steps still allows; one more is
-/// an error, because a schedule that has ended means that the run was planned differently.
+/// Step s is the number of scheduler steps done. Step 0 is the rate at construction, so the n-th
+/// update of a run (from 1) uses the rate of step n - 1. A run of N updates with a scheduler step
+/// after each ends at step N, which a schedule of N steps still allows. Step N + 1 is an error,
+/// because the run was planned with fewer steps.
 ///
 /// A value type: copies are cheap. Thread-safe, if a custom function is.
 class Schedule {
@@ -48,16 +48,15 @@ class Schedule {
   explicit Schedule(ScheduleParts parts);
 
   /// Returns the rate of step `step` for parameter group `group`, whose rate at construction was
-  /// `base_lr`. Schedules given absolute rates (OneCycle and its like) ignore `base_lr`. Throws
-  /// ConfigError for a step below 0 or past the end, and for a group the schedule has no values
-  /// for.
+  /// `base_lr`. Schedules with absolute rates, such as OneCycle, ignore `base_lr`. Throws
+  /// ConfigError for a step below 0 or past the end, and for a group without values.
   double lr(int64_t step, double base_lr, size_t group = 0) const;
   /// Returns SGD's momentum, or Adam's first beta; nothing if the schedule does not change it.
   std::optional<double> momentum(int64_t step, size_t group = 0) const;
   /// Returns Adam's second beta, set with the first; DeepSpeed's OneCycle only.
   std::optional<double> beta2() const { return parts_->beta2; }
 
-  /// Whether an optimizer without betas keeps its momentum; DeepSpeed's OneCycle only.
+  /// Returns whether an optimizer without betas keeps its momentum; DeepSpeed's OneCycle only.
   bool cycles_betas_only() const { return parts_->momentum && parts_->betas_only; }
 
   const std::string& name() const { return parts_->name; }
@@ -83,10 +82,10 @@ class Schedule {
 Schedule custom(
     std::function<double(int64_t step)> factor, std::optional<int64_t> total_steps = std::nullopt);
 
-/// Describes the schedule of a run of `steps` updates in one line: "warmup_cosine: learning rate 0
-/// at step 0, 0.0003 at step 100 (warm-up ends), 0 at step 5000 (end)". The line says if the run is
-/// longer or shorter than the schedule, and that it is about group 0 of several. `steps` below 0
-/// count as 0. Costs `steps` evaluations.
+/// Describes the schedule of a run of `steps` updates in one line. Example: "warmup_cosine:
+/// learning rate 0 at step 0, 0.0003 at step 100 (warm-up ends), 0 at step 5000 (end)". The line
+/// reports a run that is longer or shorter than the schedule. Of several groups it shows group 0.
+/// `steps` below 0 count as 0. Costs `steps` evaluations.
 std::string describe(const Schedule& schedule, double base_lr, int64_t steps);
 
 }  // namespace lockstep::schedule

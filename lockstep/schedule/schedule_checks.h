@@ -21,8 +21,7 @@ void check_range(
 /// Throws ConfigError unless `value` is at least `low`.
 void check_steps(const char* schedule, const char* option, int64_t value, int64_t low);
 
-/// Checks the counts of most schedules: Throws ConfigError unless 0 <= warm-up <= total and 0 <
-/// total.
+/// Throws ConfigError unless 0 <= warm-up <= total and 0 < total.
 void check_warmup(const char* schedule, int64_t warmup_steps, int64_t total_steps);
 
 /// An option given as a list: one value for all parameter groups, or one for each.

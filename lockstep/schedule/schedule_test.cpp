@@ -42,7 +42,7 @@ TEST(Schedule, AllowsAsManyStepsAsUpdatesAndNotOneMore) {
   EXPECT_THAT(error_of([&] { (void)schedule.lr(-1, 0.5); }), HasSubstr("-1"));
 }
 
-TEST(Schedule, WithoutEndGoesOnByItsFormula) {
+TEST(Schedule, WithoutEndFollowsItsFormula) {
   const Schedule schedule = warmup_linear({.total_steps = 4}).without_end();
   EXPECT_FALSE(schedule.total_steps());
   EXPECT_EQ(schedule.lr(1000, 0.5), 0);
@@ -181,7 +181,7 @@ TEST(Describe, TellsThePeakAndTheMomentum) {
 
 TEST(Describe, SaysWhenRunAndScheduleDifferInLength) {
   const Schedule schedule = warmup_linear({.total_steps = 40});
-  EXPECT_THAT(describe(schedule, 1, 50), HasSubstr("error at step 41"));
+  EXPECT_THAT(describe(schedule, 1, 50), HasSubstr("step 41 is an error"));
   EXPECT_THAT(
       describe(schedule, 1, 30),
       AllOf(HasSubstr("0.25 at step 30 (last)"), HasSubstr("before the end at step 40")));

@@ -19,8 +19,8 @@ using detail::check_steps;
 using detail::check_warmup;
 using std::numbers::pi;
 
-double ratio(int64_t part, int64_t whole) {
-  return static_cast<double>(part) / static_cast<double>(std::max<int64_t>(1, whole));
+double ratio(int64_t part, int64_t total) {
+  return static_cast<double>(part) / static_cast<double>(std::max<int64_t>(1, total));
 }
 
 /// A linear warm-up to 1, then `decay(step)`.
@@ -75,8 +75,8 @@ int64_t stable_steps_of(const WarmupStableDecayOptions& options) {
     throw ConfigError(
         name,
         fmt::format(
-            "total_steps is not the sum of its parts; got {} for {} + {} + {}; try leaving out "
-            "total_steps or stable_steps",
+            "total_steps is not warmup_steps + stable_steps + decay_steps; got {} for {} + {} + "
+            "{}; omit total_steps or stable_steps",
             *options.total_steps,
             options.warmup_steps,
             *options.stable_steps,

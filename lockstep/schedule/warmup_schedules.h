@@ -6,9 +6,9 @@
 
 #include "lockstep/schedule/schedule.h"
 
-/// The schedules of transformers' `get_..._schedule`: a linear warm-up from 0 to the base rate in
-/// `warmup_steps` steps (0: none), then the curve of the name. All take the base rate from the
-/// optimizer. Every factory throws ConfigError for a warm-up longer than the schedule, a missing
+/// The schedules of transformers' `get_..._schedule`. A linear warm-up rises from 0 to the base
+/// rate in `warmup_steps` steps (0: none); then the named curve follows. The base rate is the
+/// optimizer's. Every factory throws ConfigError for a warm-up longer than the schedule, a missing
 /// `total_steps`, and invalid numbers.
 namespace lockstep::schedule {
 
@@ -34,7 +34,8 @@ struct WarmupCosineOptions {
   double num_cycles = 0.5;  ///< Waves of the cosine; a half falls once.
   double min_lr_ratio = 0;  ///< The lowest rate over the base rate.
 };
-/// Falls on a cosine to `min_lr_ratio` of the base rate. After: Loshchilov, Hutter, "SGDR", 2017.
+/// Falls on a cosine to `min_lr_ratio` of the base rate. Modelled on Loshchilov, Hutter, "SGDR",
+/// 2017.
 Schedule warmup_cosine(WarmupCosineOptions options);
 
 struct WarmupCosineRestartsOptions {
@@ -61,7 +62,8 @@ struct WarmupInverseSqrtOptions {
   std::optional<int64_t> timescale =
       std::nullopt;  ///< By default the warm-up's length, or 10000 without one.
 };
-/// Falls as 1 / sqrt(step). Never ends. After: Vaswani et al., "Attention Is All You Need", 2017.
+/// Falls as 1 / sqrt(step). Never ends. Modelled on Vaswani et al., "Attention Is All You Need",
+/// 2017.
 Schedule warmup_inverse_sqrt(WarmupInverseSqrtOptions options);
 
 /// The curve of a warm-up from 0 to 1, and of a decay back.
@@ -74,11 +76,11 @@ struct WarmupStableDecayOptions {
   std::optional<int64_t> stable_steps = std::nullopt;  ///< or this one, or both if they agree.
   Ramp warmup_type = Ramp::kLinear;
   Ramp decay_type = Ramp::kCosine;
-  double min_lr_ratio = 0;  ///< Of the base rate, at both ends.
+  double min_lr_ratio = 0;  ///< The lowest rate over the base rate, at both ends.
   double num_cycles = 0.5;  ///< Waves of a cosine decay; a half falls once.
 };
 /// Stays at the base rate for `stable_steps`, then falls to `min_lr_ratio` of it in `decay_steps`.
-/// "WSD", after: Hu et al., "MiniCPM", 2024.
+/// "WSD", modelled on Hu et al., "MiniCPM", 2024.
 Schedule warmup_stable_decay(WarmupStableDecayOptions options);
 
 }  // namespace lockstep::schedule

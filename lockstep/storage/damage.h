@@ -14,12 +14,12 @@ namespace lockstep::storage {
 struct Damage {
   std::string file;
   std::string tensor;  ///< Empty for the complete file, or its header.
-  std::string why;     ///< For an error message.
+  std::string why;     ///< The text of the error.
 };
 
 /// Finds all faults of a checkpoint's files, in the order of the manifest, and then its structural
-/// faults, see find_structural_faults, while StoredCheckpoint stops at the first. Reads everything
-/// once. `advance` is called regularly with the bytes read, in all the files' expected size.
+/// faults, see find_structural_faults. StoredCheckpoint stops at the first. Reads everything once.
+/// `advance` is called regularly with the bytes read; their sum is the expected size of all files.
 std::vector<Damage> find_damage(
     const StoredCheckpoint& checkpoint,
     const std::function<void(uint64_t bytes)>& advance = [](uint64_t /*bytes*/) {});

@@ -40,7 +40,7 @@ class DamageTest : public testing::Test {
   fs::path path_ = folder_ / "step_1";
 };
 
-TEST_F(DamageTest, OfAWholeCheckpointIsNone) {
+TEST_F(DamageTest, IsNotFoundInACompleteCheckpoint) {
   EXPECT_THAT(found(), IsEmpty());
 }
 
@@ -64,24 +64,24 @@ TEST_F(DamageTest, IsAllThatIsWrong) {
   EXPECT_THAT(damage[4].why, HasSubstr("got 1 bytes, expected"));
 }
 
-TEST_F(DamageTest, SaysHowFarItIsHoweverMuchIsWrong) {
-  const auto told = [&] {
+TEST_F(DamageTest, ReportsProgressForAnyAmountOfDamage) {
+  const auto advanced_by = [&] {
     uint64_t bytes = 0;
     find_damage(StoredCheckpoint(path_, Verify::kManifest), [&](uint64_t more) { bytes += more; });
     return bytes;
   };
-  const uint64_t whole = told();
+  const uint64_t undamaged = advanced_by();
   uint64_t expected = 0;
   for (const FileRecord& record : read_manifest(path_).files) {
     expected += record.summary.bytes;
   }
-  EXPECT_EQ(whole, expected);
+  EXPECT_EQ(undamaged, expected);
   flip_bit(path_ / "model.safetensors", place_of("model.safetensors", "a"));
   fs::remove(path_ / "optimizer.safetensors");
-  EXPECT_EQ(told(), whole);
+  EXPECT_EQ(advanced_by(), undamaged);
 }
 
-TEST_F(DamageTest, IsAFileThatBecomesShorterWhileItIsRead) {
+TEST_F(DamageTest, IsAFileThatIsTruncatedDuringARead) {
   const std::string large(3'000'000, 'x');
   for (const char* name : {"large_tensor.safetensors", "large_text"}) {
     const fs::path path = folder_ / name;
@@ -100,7 +100,7 @@ TEST_F(DamageTest, IsAFileThatBecomesShorterWhileItIsRead) {
   }
 }
 
-TEST_F(DamageTest, IsWhatTheDiskCannotRead) {
+TEST_F(DamageTest, IsAFileThatTheDiskCannotRead) {
   const TracedChild child = run_traced(
       [&] {
         const std::vector<Damage> damage = found();

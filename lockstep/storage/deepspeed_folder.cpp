@@ -76,8 +76,8 @@ CheckpointError refusal(const fs::path& folder, const fs::path& tag_folder) {
   return {
       folder.string(),
       fmt::format(
-          "is a DeepSpeed checkpoint with pickles ({}), and Lockstep reads no pickle, because "
-          "reading one runs code in it; to convert its weights, run: {}; then load OUT with "
+          "is a DeepSpeed checkpoint with pickles ({}); Lockstep reads no pickles, because reading "
+          "a pickle runs code in it; to convert the weights, run: {}; then load OUT with "
           "load_checkpoint_in_model (the optimizer's state starts from zero)",
           model_states,
           with_zero ? conversion_of_zero(absolute.parent_path(), absolute.filename())

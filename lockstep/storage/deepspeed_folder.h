@@ -10,10 +10,10 @@
 
 namespace lockstep::storage {
 
-/// Returns the error for a folder with a checkpoint of DeepSpeed: a tag's folder, which has
-/// `*_model_states.pt`, or the folder of tags above, whose `latest` names one. It contains the
-/// command that converts the weights to files that load_checkpoint_in_model reads. Empty for any
-/// other folder, and for one with a manifest. Checks names only: no pickle is opened.
+/// Returns the error for a folder with a checkpoint of DeepSpeed. That is a tag's folder, which has
+/// `*_model_states.pt`, or the folder of tags above, whose `latest` names one. The error contains
+/// the command that converts the weights to files that load_checkpoint_in_model reads. Empty for
+/// any other folder, and for one with a manifest. Checks names only: no pickle is opened.
 std::optional<CheckpointError> deepspeed_checkpoint(const std::filesystem::path& folder);
 
 /// Lists the folders in `folder` that hold a checkpoint, of Lockstep or of DeepSpeed: the tags

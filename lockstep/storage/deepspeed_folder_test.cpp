@@ -51,7 +51,7 @@ TEST_F(DeepspeedFolder, IsNamedWithTheCommandThatConvertsIt) {
         AllOf(
             HasSubstr("[" + path.string()),
             HasSubstr("is a DeepSpeed checkpoint"),
-            HasSubstr("Lockstep reads no pickle"),
+            HasSubstr("Lockstep reads no pickles"),
             HasSubstr(command)));
   }
 }
@@ -71,7 +71,7 @@ TEST_F(DeepspeedFolder, OfARunWithoutZeroIsConvertedByTorch) {
           Not(HasSubstr("zero_to_fp32"))));
 }
 
-TEST_F(DeepspeedFolder, IsSaidByWhateverOpensACheckpointOrWeights) {
+TEST_F(DeepspeedFolder, IsNamedByEveryReaderOfCheckpointsAndWeights) {
   const auto says = ThrowsMessage<CheckpointError>(HasSubstr("is a DeepSpeed checkpoint"));
   for (const fs::path& path : {tag_, folder_.path()}) {
     EXPECT_THAT([&] { const StoredCheckpoint opened(path); }, says);
@@ -80,7 +80,7 @@ TEST_F(DeepspeedFolder, IsSaidByWhateverOpensACheckpointOrWeights) {
   EXPECT_THAT(list_checkpoints(folder_.path()).at(0).why, HasSubstr("is a DeepSpeed checkpoint"));
 }
 
-TEST_F(DeepspeedFolder, IsNoOtherFolder) {
+TEST_F(DeepspeedFolder, IsNotAnyOtherFolder) {
   const fs::path own = folder_ / "own";
   commit_checkpoint(own, nlohmann::json::object());
   EXPECT_EQ(refusal(own), "none");

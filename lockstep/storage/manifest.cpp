@@ -96,21 +96,19 @@ void check_version(const std::string& path, const Json& json) {
   }
 }
 
-constexpr size_t covered_from() {
-  return kBeforeCrc.size() + kHexDigits;
-}
+// The checksum covers the bytes from here on.
+constexpr size_t kCoveredFrom = kBeforeCrc.size() + kHexDigits;
 
 bool begins_with_crc(const std::string& text) {
-  return text.size() >= covered_from() && text.starts_with(kBeforeCrc);
+  return text.size() >= kCoveredFrom && text.starts_with(kBeforeCrc);
 }
 
 void check_own_crc(const std::string& path, const std::string& text) {
-  const size_t covered = covered_from();
   if (!begins_with_crc(text)) {
     refuse(path, "expected its checksum at the beginning");
   }
   const std::string stored = text.substr(kBeforeCrc.size(), kHexDigits);
-  const std::string computed = hex(crc32c(std::string_view(text).substr(covered)));
+  const std::string computed = hex(crc32c(std::string_view(text).substr(kCoveredFrom)));
   if (stored != computed) {
     refuse(
         path,
@@ -204,8 +202,8 @@ std::string render_manifest(const std::string& path, const Manifest& manifest) {
             text.size(),
             kMaxManifestBytes));
   }
-  const size_t covered = kBeforeCrc.size() + kHexDigits;
-  text.replace(kBeforeCrc.size(), kHexDigits, hex(crc32c(std::string_view(text).substr(covered))));
+  text.replace(
+      kBeforeCrc.size(), kHexDigits, hex(crc32c(std::string_view(text).substr(kCoveredFrom))));
   return text;
 }
 
@@ -255,8 +253,8 @@ bool is_newer_manifest(const std::string& path, const std::string& text) {
   }
 }
 
-CheckpointError no_checkpoint(const std::filesystem::path& folder) {
-  if (const auto why = why_no_folder(folder)) {
+CheckpointError not_a_checkpoint(const std::filesystem::path& folder) {
+  if (const auto why = why_not_folder(folder)) {
     return {folder, *why};
   }
   if (const auto theirs = deepspeed_checkpoint(folder)) {
@@ -270,7 +268,7 @@ CheckpointError no_checkpoint(const std::filesystem::path& folder) {
 Manifest read_manifest(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / kManifestName;
   if (!name_exists(path)) {
-    throw no_checkpoint(folder);
+    throw not_a_checkpoint(folder);
   }
   return parse_manifest(path, read_file(path, kMaxManifestBytes));
 }

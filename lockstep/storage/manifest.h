@@ -26,8 +26,8 @@ constexpr uint64_t kMaxManifestBytes = uint64_t{32} << 20;
 /// Size and checksums of a written file, for the manifest.
 struct FileSummary {
   uint64_t bytes = 0;
-  uint32_t crc32c = 0;                      ///< Of the complete file.
-  std::map<std::string, uint32_t> tensors;  ///< Of each tensor's bytes; empty for other files.
+  uint32_t crc32c = 0;                      ///< Checksum of the complete file.
+  std::map<std::string, uint32_t> tensors;  ///< Checksums by tensor; empty for other files.
 };
 
 /// One file of a checkpoint.
@@ -59,19 +59,20 @@ void check_file_name(const std::string& path, const std::string& name);
 /// Renders manifest.json.
 std::string render_manifest(const std::string& path, const Manifest& manifest);
 
-/// Parses it strictly. CheckpointError, naming `path`, for an unknown version, with both versions;
-/// a missing or unknown key; an invalid or repeated name; a wrong checksum.
+/// Parses manifest.json strictly. Throws CheckpointError, naming `path`, for an unknown version,
+/// with both versions; a missing or unknown key; an invalid or repeated name; a wrong checksum.
 Manifest parse_manifest(const std::string& path, const std::string& text);
 
-/// Returns whether parse_manifest refuses it because of a newer Lockstep, not for damage.
+/// Returns whether parse_manifest refuses `text` because a newer Lockstep wrote it, not for damage.
 bool is_newer_manifest(const std::string& path, const std::string& text);
 
-/// Reads `<folder>/manifest.json`. CheckpointError also if it is missing, or a symbolic link.
+/// Reads `<folder>/manifest.json`. Throws CheckpointError as parse_manifest, and if the file is
+/// missing or a symbolic link.
 Manifest read_manifest(const std::filesystem::path& folder);
-/// The error of read_manifest for a missing one; it says so if DeepSpeed wrote the folder.
-CheckpointError no_checkpoint(const std::filesystem::path& folder);
+/// Returns the error for a folder without a manifest; it says so if DeepSpeed wrote the folder.
+CheckpointError not_a_checkpoint(const std::filesystem::path& folder);
 
-/// Converts it to JSON, for messages between ranks.
+/// Converts a record to JSON, for messages between ranks.
 nlohmann::json to_json(const FileRecord& record);
 FileRecord file_record_from_json(const std::string& path, const nlohmann::json& json);
 

@@ -5,18 +5,15 @@
 #include <functional>
 #include <string>
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/memory/crc32c.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 
 namespace lockstep::storage {
 namespace {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
@@ -37,19 +34,14 @@ Manifest example() {
 std::string changed(const std::function<void(Json&)>& change) {
   Json json = Json::parse(render_manifest("m", example()));
   change(json);
-  std::string text = json.dump(2) + "\n";
-  const size_t digits = text.find("\"crc32c\": \"") + 11;
-  return text.replace(
-      digits, 8, fmt::format("{:08x}", crc32c(std::string_view(text).substr(digits + 8))));
+  return with_checksum(json.dump(2) + "\n");
 }
 
 void refuses(const std::string& text, const std::string& why) {
-  EXPECT_THAT(
-      [&] { parse_manifest("the/manifest.json", text); },
-      ThrowsMessage<CheckpointError>(AllOf(HasSubstr("the/manifest.json"), HasSubstr(why))));
+  expect_refused([&] { parse_manifest("the/manifest.json", text); }, "the/manifest.json", why);
 }
 
-TEST(Manifest, ComesBackAsItWent) {
+TEST(Manifest, IsReadBackUnchanged) {
   const Manifest back = parse_manifest("m", render_manifest("m", example()));
   EXPECT_EQ(back.sequence, 7);
   EXPECT_EQ(back.world_size, 2);

@@ -98,8 +98,8 @@ std::vector<fs::path> weights_among(const std::vector<fs::path>& pickles) {
     throw CheckpointError(
         folder,
         fmt::format(
-            "has {} of a model but no {}, which is written last; the save was interrupted, and the "
-            "next save into this folder repairs it",
+            "has {} of a model but no {}, which is written last; the save was interrupted; save "
+            "again into this folder to repair it",
             shards == 1 ? "a shard" : fmt::format("{} shards", shards),
             kModelIndex));
   }
@@ -107,7 +107,7 @@ std::vector<fs::path> weights_among(const std::vector<fs::path>& pickles) {
     throw CheckpointError(
         folder,
         fmt::format(
-            "holds neither {} nor {}; try one of its {} other .safetensors files itself, like {}",
+            "holds neither {} nor {}; try one of its {} other .safetensors files, such as {}",
             kModelFile,
             kModelIndex,
             others.size(),
@@ -135,7 +135,7 @@ void refuse_slices(const SafetensorsMap& file) {
     throw CheckpointError(
         file.path(),
         fmt::format(
-            "holds slices of tensors, whose other parts lie in other files; try lockstep "
+            "holds slices of tensors, whose other slices are in other files; try lockstep "
             "merge-weights {} OUT",
             shell_quoted({fs::path(file.path()).parent_path().native()})));
   }
@@ -172,7 +172,7 @@ std::vector<SafetensorsMap> open_checkpoint_model(const fs::path& folder) {
     throw CheckpointError(
         folder,
         fmt::format(
-            "is a checkpoint of Lockstep that holds no {}; try lockstep merge-weights {} OUT",
+            "is a checkpoint of Lockstep without {}; try lockstep merge-weights {} OUT",
             kModelFile,
             shell_quoted({folder.native()})));
   }
@@ -185,14 +185,15 @@ std::vector<SafetensorsMap> open_checkpoint_model(const fs::path& folder) {
 /// Returns the file of each tensor.
 std::map<std::string, std::string> weight_map(const fs::path& path, const Json& index) {
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    throw CheckpointError(path, "is no index of weights; expected an object \"weight_map\" in it");
+    throw CheckpointError(
+        path, "is not an index of weights; expected an object \"weight_map\" in it");
   }
   std::map<std::string, std::string> places;
   for (const auto& [name, file] : index["weight_map"].items()) {
     if (!file.is_string()) {
       throw CheckpointError(
           path,
-          fmt::format("maps it to {}, expected the name of a file", in_quotes(file.dump())),
+          fmt::format("is mapped to {}, expected the name of a file", in_quotes(file.dump())),
           in_quotes(name));
     }
     places[name] = file.get<std::string>();
@@ -209,8 +210,8 @@ void warn_of_wrong_total(const fs::path& path, const Json& index, uint64_t total
     return;
   }
   log_warning(fmt::format(
-      "[{}] has a wrong metadata.total_size; got {}, expected {}, the bytes of the tensors in its "
-      "files, which are loaded all the same; to mend it, write that number there",
+      "[{}] has a wrong metadata.total_size; got {}, expected {} (the bytes of its tensors); the "
+      "tensors are loaded; to silence this warning, correct the number",
       path.native(),
       in_quotes(metadata["total_size"].dump()),
       total));
@@ -238,14 +239,14 @@ std::vector<SafetensorsMap> open_index(const fs::path& path) {
     const fs::path shard = path.parent_path() / file;
     if (!name_exists(shard)) {
       throw CheckpointError(
-          shard, fmt::format("is missing; {} puts {} tensors there", path.native(), names.size()));
+          shard, fmt::format("is missing; {} maps {} tensors to it", path.native(), names.size()));
     }
     files.push_back(open_unsliced(shard));
     for (const std::string& name : names) {
       if (!files.back().has(name)) {
         throw CheckpointError(
             shard,
-            fmt::format("lacks a tensor that {} puts there", path.native()),
+            fmt::format("lacks a tensor that {} maps to it", path.native()),
             in_quotes(name));
       }
     }
@@ -257,7 +258,7 @@ std::vector<SafetensorsMap> open_index(const fs::path& path) {
             fmt::format(
                 "holds a tensor that {} {}",
                 path.native(),
-                place == places.end() ? "does not list" : "puts elsewhere"),
+                place == places.end() ? "does not list" : "maps to another file"),
             in_quotes(entry.name));
       }
       total += entry.end - entry.begin;
@@ -301,7 +302,7 @@ bool is_model_shard(std::string_view name) {
 
 std::vector<SafetensorsMap> open_model_files(const fs::path& path) {
   if (!name_exists(path)) {
-    throw CheckpointError(path, "is not there; expected the weights of a model");
+    throw CheckpointError(path, "does not exist; expected the weights of a model");
   }
   std::error_code error;
   if (fs::is_directory(path, error)) {

@@ -24,11 +24,14 @@ constexpr const char* kModelIndex = "model.safetensors.index.json";
 /// Files may be symbolic links to regular files, as in the cache of huggingface_hub, but not in a
 /// folder with a manifest.
 ///
-/// CheckpointError, naming the file and if possible the tensor, for inconsistencies: an index that
-/// names anything but plain files next to it, lists a tensor that its shard lacks, or omits one
-/// that a shard holds (a wrong total_size is a warning); a damaged checkpoint of Lockstep, or one
-/// with tensors in slices, see `lockstep merge-weights`; a file in it that is not listed. A pickle
-/// is never read, since reading one runs code in it: the error has the conversion command.
+/// Throws CheckpointError, naming the file and if possible the tensor, for:
+///
+/// - an index that names anything but plain files next to it, lists a tensor that its shard lacks,
+///   or omits one that a shard holds (a wrong total_size is a warning);
+/// - a damaged checkpoint of Lockstep, a file in it that is not listed, and one with tensors in
+///   slices, see `lockstep merge-weights`;
+/// - a pickle, which is never read since reading it runs code in it; the error has the conversion
+///   command.
 std::vector<SafetensorsMap> open_model_files(const std::filesystem::path& path);
 
 /// Throws the CheckpointError with the command that converts the weights in `pickles` to `output`,
@@ -36,7 +39,7 @@ std::vector<SafetensorsMap> open_model_files(const std::filesystem::path& path);
 [[noreturn]] void refuse_pickles(
     const std::vector<std::filesystem::path>& pickles, const std::filesystem::path& output);
 
-/// Returns whether it is a shard's name, `model-00001-of-00004.safetensors`.
+/// Returns whether `name` is that of a shard, such as `model-00001-of-00004.safetensors`.
 bool is_model_shard(std::string_view name);
 
 }  // namespace lockstep::storage

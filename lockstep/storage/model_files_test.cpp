@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/storage/safetensors/slices.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 
 namespace lockstep::storage {
 namespace {
@@ -54,9 +54,7 @@ class ModelFiles : public testing::Test {
   void write_index() const { write_bytes(folder_ / kModelIndex, index_.dump()); }
 
   static void refuses(const fs::path& path, const fs::path& where, const std::string& what) {
-    EXPECT_THAT(
-        [&] { open_model_files(path); },
-        ThrowsMessage<CheckpointError>(AllOf(HasSubstr("[" + where.string()), HasSubstr(what))));
+    expect_refused([&] { open_model_files(path); }, "[" + where.string(), what);
   }
   void refuses(const fs::path& where, const std::string& what) const {
     write_index();
@@ -70,20 +68,20 @@ class ModelFiles : public testing::Test {
 };
 
 TEST_F(ModelFiles, AreReadAsAccelerateWritesThem) {
-  const auto whole = contents(open_model_files(kGolden / "model_whole"));
-  EXPECT_EQ(whole.size(), 6U);
-  EXPECT_EQ(whole.at("ln").substr(0, 8), "F16[6]\x0b\x30");
-  EXPECT_EQ(contents(open_model_files(kGolden / "model_whole" / kModelFile)), whole);
+  const auto one_file = contents(open_model_files(kGolden / "model_whole"));
+  EXPECT_EQ(one_file.size(), 6U);
+  EXPECT_EQ(one_file.at("ln").substr(0, 8), "F16[6]\x0b\x30");
+  EXPECT_EQ(contents(open_model_files(kGolden / "model_whole" / kModelFile)), one_file);
   EXPECT_EQ(open_model_files(kGolden / "model_shards").size(), 4U);
-  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards")), whole);
-  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards" / kModelIndex)), whole);
+  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards")), one_file);
+  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards" / kModelIndex)), one_file);
 }
 
 TEST_F(ModelFiles, OneFileOfTheirsCanBeReadAlone) {
   EXPECT_THAT(open_model_files(folder_ / kOne).at(0).names(), ElementsAre("a", "b"));
 }
 
-TEST_F(ModelFiles, AWholeFileGoesBeforeAnIndex) {
+TEST_F(ModelFiles, ASingleFileHasPrecedenceOverAnIndex) {
   write_safetensors_file(folder_ / kModelFile, {tensor("x", 1)});
   EXPECT_THAT(open_model_files(folder_.path()).at(0).names(), ElementsAre("x"));
 }
@@ -97,13 +95,13 @@ TEST_F(ModelFiles, AnIndexNeedNotSayASize) {
   EXPECT_EQ(open_model_files(folder_.path()).size(), 2U);
 }
 
-TEST_F(ModelFiles, AnIndexNamesPlainFilesBesideIt) {
+TEST_F(ModelFiles, AnIndexNamesPlainFilesInItsFolder) {
   for (const char* name : {"../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", ""}) {
     index_["weight_map"]["a"] = name;
     refuses(folder_ / kModelIndex, "has an invalid file name");
   }
   index_["weight_map"]["a"] = 1;
-  refuses(folder_ / kModelIndex, "\"a\"] maps it to \"1\", expected the name of a file");
+  refuses(folder_ / kModelIndex, "\"a\"] is mapped to \"1\", expected the name of a file");
 }
 
 TEST_F(ModelFiles, AnIndexAndItsShardsMustAgree) {
@@ -140,7 +138,7 @@ TEST_F(ModelFiles, AnIndexWithAWrongSizeIsReadWithAWarning) {
 TEST_F(ModelFiles, AnIndexMustBeOne) {
   for (const char* text : {"[]", "{}", R"({"weight_map": []})", "3"}) {
     write_bytes(folder_ / kModelIndex, text);
-    refuses(folder_.path(), folder_ / kModelIndex, "is no index of weights");
+    refuses(folder_.path(), folder_ / kModelIndex, "is not an index of weights");
   }
   write_bytes(folder_ / kModelIndex, R"({"weight_map": {"a": "x", "a": "y"}})");
   refuses(folder_.path(), folder_ / kModelIndex, "has the key \"a\" twice");
@@ -167,7 +165,7 @@ TEST_F(ModelFiles, MayBeLinksToFilesAsInTheCacheOfHuggingFace) {
   refuses(snapshot, snapshot / kTwo, "is not a regular file");
 }
 
-TEST_F(ModelFiles, OfACheckpointAreNoLinks) {
+TEST_F(ModelFiles, OfACheckpointAreNotLinks) {
   const fs::path path = folder_ / "step_1";
   commit_checkpoint(path, {{"step", 1}}, {{kModelFile, {{tensor("a", 2)}}}});
   fs::rename(path / kModelFile, path / "elsewhere");
@@ -176,7 +174,7 @@ TEST_F(ModelFiles, OfACheckpointAreNoLinks) {
   refuses(path / kModelFile, path / kModelFile, "is a symbolic link");
 }
 
-TEST_F(ModelFiles, OfACheckpointAreWhatWasWritten) {
+TEST_F(ModelFiles, OfACheckpointHaveTheWrittenContent) {
   const fs::path path = folder_ / "step_1";
   commit_checkpoint(path, {{"step", 1}}, {{kModelFile, {{tensor("a", 2), tensor("b", 3)}}}});
   EXPECT_THAT(open_model_files(path).at(0).names(), ElementsAre("a", "b"));
@@ -186,7 +184,7 @@ TEST_F(ModelFiles, OfACheckpointAreWhatWasWritten) {
   refuses(path, path / kManifestName, "");
 }
 
-TEST_F(ModelFiles, OneFileOfACheckpointIsWhatWasWritten) {
+TEST_F(ModelFiles, OneFileOfACheckpointHasTheWrittenContent) {
   const fs::path path = folder_ / "step_1";
   commit_checkpoint(path, {{"step", 1}}, {{kModelFile, {{tensor("a", 2), tensor("b", 3)}}}});
   const fs::path file = path / kModelFile;
@@ -209,7 +207,7 @@ TEST_F(ModelFiles, OfASaveThatDidNotEndAreNotToBeNamedOneByOne) {
       ThrowsMessage<CheckpointError>(Not(HasSubstr("try one of its"))));
 }
 
-TEST_F(ModelFiles, AreNoPartsOfACheckpoint) {
+TEST_F(ModelFiles, AreNotPartsOfACheckpoint) {
   write_safetensors_file(
       folder_ / kModelFile,
       {tensor("a", 2)},
@@ -226,13 +224,13 @@ TEST_F(ModelFiles, WithoutTheUsualNamesAreToBeNamed) {
   fs::remove(folder_ / kModelIndex);
   fs::rename(folder_ / kOne, folder_ / "one.safetensors");
   fs::rename(folder_ / kTwo, folder_ / "two.safetensors");
-  refuses(folder_.path(), folder_.path(), "try one of its 2 other .safetensors files itself");
-  refuses(folder_ / "absent", folder_ / "absent", "is not there");
+  refuses(folder_.path(), folder_.path(), "try one of its 2 other .safetensors files, such as");
+  refuses(folder_ / "absent", folder_ / "absent", "does not exist; expected the weights");
   fs::create_directory(folder_ / "empty");
   refuses(folder_ / "empty", folder_ / "empty", "holds no weights; expected model.safetensors or");
 }
 
-TEST_F(ModelFiles, AreNoPickles) {
+TEST_F(ModelFiles, AreNotPickles) {
   const fs::path folder = folder_ / "it's a folder";
   fs::create_directory(folder);
   const std::string quoted = "'" + folder_.path().string() + "/it'\\''s a folder/";

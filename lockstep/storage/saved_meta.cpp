@@ -28,7 +28,7 @@ std::set<size_t> read_taken_over(const SavedValues& meta, size_t models) {
   return taken_over;
 }
 
-/// Reads left_out, which a manifest has only if parameters were left out.
+/// Reads left_out, which a manifest has only if parameters were omitted.
 std::vector<std::set<std::string>> read_left_out(const SavedValues& meta, size_t models) {
   std::vector<std::set<std::string>> left_out(models);
   if (!meta.has("left_out")) {

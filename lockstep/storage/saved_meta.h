@@ -18,7 +18,7 @@ namespace lockstep::storage {
 struct SavedMeta {
   int processes = 1;
   size_t models = 0;
-  std::set<size_t> models_taken_over;  ///< By hooks.
+  std::set<size_t> models_taken_over;  ///< Models that a hook saves.
   /// For each model, the parameters that were not saved.
   std::vector<std::set<std::string>> left_out;
   size_t loaders = 0;
@@ -31,7 +31,8 @@ struct SavedMeta {
   std::string save_id;  ///< Empty in saves of old versions.
 };
 
-/// Reads it. CheckpointError, naming the manifest and the key, for invalid content.
+/// Reads the `meta` of a manifest. Throws CheckpointError, naming the manifest and the key, for
+/// invalid content.
 SavedMeta read_saved_meta(const StoredCheckpoint& stored);
 
 /// Returns whether `meta` is save_state's, and not that of a program that uses a Writer directly.

@@ -11,12 +11,12 @@ namespace lockstep::storage::state_files {
 
 /// The file names of a saved state, Accelerate's names where it has them.
 
-/// "model", then "model_1", ...
+/// Returns "model" for index 0, then "model_1", ...
 inline std::string numbered(const std::string& stem, size_t index) {
   return index == 0 ? stem : fmt::format("{}_{}", stem, index);
 }
 
-/// Of one process: "random_states_0.safetensors".
+/// Returns the name of one process's file, such as "random_states_0.safetensors".
 inline std::string of_rank(const std::string& stem, int rank, const std::string& ending) {
   return fmt::format("{}_{}{}", stem, rank, ending);
 }
@@ -29,7 +29,7 @@ inline std::string gradients(size_t model, int rank) {
   return of_rank(numbered("gradients", model), rank, ".safetensors");
 }
 
-/// The stem of a file that all processes share, and of one for each process.
+/// Return the stem of a file that all processes share, and of a file for each process.
 inline std::string optimizer(size_t index) {
   return numbered("optimizer", index);
 }
@@ -37,20 +37,21 @@ inline std::string optimizer_of_rank(size_t index, int rank) {
   return fmt::format("{}_of_rank_{}", optimizer(index), rank);
 }
 
-/// One process's part of a sharded state, if each host saves its own processes' parts:
-/// "optimizer_part_of_rank_3.safetensors"; and the unsharded state next to these.
+/// Returns the name of one process's part of a sharded state, if each host saves the parts of its
+/// own processes: "optimizer_part_of_rank_3.safetensors".
 inline std::string part_of_rank(const std::string& stem, int rank) {
   return of_rank(stem + "_part_of_rank", rank, ".safetensors");
 }
-/// Returns whether it is the name of such a file, of any stem.
+/// Returns whether `file` is the name of such a part, of any stem.
 inline bool is_part_of_rank(std::string_view file) {
   return file.find("_part_of_rank_") != std::string_view::npos && file.ends_with(".safetensors");
 }
-inline std::string undivided(const std::string& stem) {
+/// Returns the name of the unsharded state next to such parts.
+inline std::string unsharded(const std::string& stem) {
   return stem + "_undivided.safetensors";
 }
 
-/// "custom_checkpoint_0" of all, "custom_checkpoint_0_of_rank_1".
+/// Return "custom_checkpoint_0", which all processes share, and "custom_checkpoint_0_of_rank_1".
 inline std::string object(size_t index) {
   return fmt::format("custom_checkpoint_{}", index);
 }

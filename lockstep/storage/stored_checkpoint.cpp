@@ -15,21 +15,6 @@
 #include "lockstep/storage/structure.h"
 
 namespace lockstep::storage {
-namespace {
-
-void check_header(const SafetensorsMap& file, const FileRecord& record) {
-  check_size(file.path(), file.bytes().size(), record);
-  check_header(file.path(), file.header_bytes(), file.entries(), record);
-}
-
-void check_tensors(const SafetensorsMap& file, const FileRecord& record) {
-  check_header(file, record);
-  for (const TensorEntry& entry : file.entries()) {
-    verify_tensor(file, entry, record);
-  }
-}
-
-}  // namespace
 
 StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path, Verify verify)
     : path_(path), manifest_(read_manifest(path)) {
@@ -93,14 +78,17 @@ void StoredCheckpoint::verify_content(const FileRecord& record) const {
 SafetensorsMap StoredCheckpoint::open_tensors(const std::string& file_name) const {
   const FileRecord& wanted = record(file_name);
   SafetensorsMap file(path_ / file_name);
-  check_header(file, wanted);
+  check_size(file.path(), file.bytes().size(), wanted);
+  check_header(file.path(), file.header_bytes(), file.entries(), wanted);
   return file;
 }
 
 SafetensorsMap StoredCheckpoint::tensor_map(const std::string& file_name) const {
+  SafetensorsMap file = open_tensors(file_name);
   const FileRecord& wanted = record(file_name);
-  SafetensorsMap file(path_ / file_name);
-  check_tensors(file, wanted);
+  for (const TensorEntry& entry : file.entries()) {
+    verify_tensor(file, entry, wanted);
+  }
   return file;
 }
 
@@ -117,7 +105,7 @@ void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const F
   const auto known = record.summary.tensors.find(entry.name);
   LOCKSTEP_ASSERT(known != record.summary.tensors.end(), "open_tensors has compared the header");
   uint32_t crc = 0;
-  file.fetch(entry, [&](std::string_view piece) { crc = crc32c(crc, piece.data(), piece.size()); });
+  file.fetch(entry, [&](std::string_view chunk) { crc = crc32c(crc, chunk.data(), chunk.size()); });
   check_crc(file.path(), crc, known->second, entry.name);
 }
 

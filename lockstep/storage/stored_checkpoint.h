@@ -12,7 +12,7 @@
 
 namespace lockstep::storage {
 
-/// How much is verified when a checkpoint is opened.
+/// The extent of the verification when a checkpoint is opened.
 enum class Verify {
   /// It has a valid manifest.
   kManifest,
@@ -26,13 +26,13 @@ enum class Verify {
 
 /// A checkpoint that a Writer has committed; local, each rank opens it separately.
 ///
-/// Trusts only the manifest: unlisted files are ignored, symbolic links among the files are
+/// Trusts only the manifest. Unlisted files are ignored, symbolic links among the files are
 /// refused, and every method compares checksums before it returns data.
 ///
 /// Thread safety: immutable.
 class StoredCheckpoint {
  public:
-  /// CheckpointError, naming the file, unless the folder holds a valid manifest and passes
+  /// Throws CheckpointError, naming the file, unless the folder holds a valid manifest and passes
   /// `verify`.
   explicit StoredCheckpoint(const std::filesystem::path& path, Verify verify = Verify::kSizes);
 
@@ -44,15 +44,15 @@ class StoredCheckpoint {
   bool has(const std::string& file_name) const;
   /// Names of the files, sorted.
   std::vector<std::string> files() const;
-  /// Throws CheckpointError if there is no such file.
+  /// Throws CheckpointError if the manifest lists no such file.
   const FileRecord& record(const std::string& file_name) const;
 
   /// Opens a file of tensors with a valid header, verified with the manifest only. Throws
   /// CheckpointError if it is damaged, or the manifest has other tensors. The content must be
   /// verified by verify_tensor before it is used.
   SafetensorsMap open_tensors(const std::string& file_name) const;
-  /// Does the same with verified content: reads all of it. CheckpointError, naming the tensor if
-  /// possible.
+  /// Does the same with verified content: reads all of it. Throws CheckpointError, naming the
+  /// tensor if possible.
   SafetensorsMap tensor_map(const std::string& file_name) const;
   /// Does the same for a JSON file.
   nlohmann::json json(const std::string& file_name) const;
@@ -64,8 +64,8 @@ class StoredCheckpoint {
   Manifest manifest_;
 };
 
-/// Compares one tensor of a file with `record`, the file's. CheckpointError, naming the tensor, if
-/// it is damaged or cannot be read. Reads its bytes once.
+/// Compares one tensor of a file with the file's `record`. Throws CheckpointError, naming the
+/// tensor, if it is damaged or cannot be read. Reads its bytes once.
 void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const FileRecord& record);
 
 }  // namespace lockstep::storage

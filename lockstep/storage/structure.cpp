@@ -101,7 +101,7 @@ class StructureCheck {
     faults_.emplace_back(
         (checkpoint_.path() / file).string(),
         fmt::format(
-            "is not listed in {}; expected it because of its {}; try an earlier checkpoint",
+            "is not listed in {}, although its {} requires the file; try an earlier checkpoint",
             kManifestName,
             because));
     return false;
@@ -128,7 +128,7 @@ class StructureCheck {
         faults_.emplace_back(
             (checkpoint_.path() / kManifestName).string(),
             fmt::format(
-                "lists {} files {}_<rank>{}; expected {}, its world_size; try an earlier "
+                "lists {} files {}_<rank>{}; expected {} (its world_size); try an earlier "
                 "checkpoint",
                 listed,
                 stem,

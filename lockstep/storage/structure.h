@@ -10,9 +10,9 @@
 
 namespace lockstep::storage {
 
-/// Finds faults that checksums cannot show, because the manifest with the checksums has them, too:
-/// invalid values in `meta` of a saved state; a required file that the manifest lacks; a missing
-/// part of a set of tensors; slices beyond their tensor, or with gaps or overlaps. In that order.
+/// Finds faults that checksums cannot show, because the manifest with the checksums has them, too.
+/// In that order: invalid values in `meta` of a saved state; a required file that the manifest
+/// lacks; a missing part of a set of tensors; slices beyond their tensor, or with gaps or overlaps.
 /// Reads the headers of all files of tensors, except the `damaged` ones.
 std::vector<CheckpointError> find_structural_faults(
     const StoredCheckpoint& checkpoint, const std::set<std::string>& damaged = {});

@@ -22,7 +22,7 @@ using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-/// A saved state of one process, whose model lies in two parts.
+/// A saved state of one process, whose model is in two parts.
 class Structure : public testing::Test {
  protected:
   Structure() { save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}}); }
@@ -49,7 +49,7 @@ class Structure : public testing::Test {
   std::vector<Damage> damage(const std::string& name = "checkpoint_1") const {
     return find_damage(StoredCheckpoint(folder_ / name, Verify::kManifest));
   }
-  /// Verifying finds exactly that, and only opening that reads everything refuses it.
+  /// Expects exactly this fault from a verification, and an error only if everything is read.
   void expect_fault(
       const std::string& file, const std::string& why, const std::string& name = "checkpoint_1") {
     const std::vector<Damage> found = damage(name);
@@ -57,7 +57,7 @@ class Structure : public testing::Test {
     EXPECT_EQ(found[0].file, file);
     EXPECT_THAT(found[0].why, HasSubstr(why));
     EXPECT_THAT(
-        [&] { const StoredCheckpoint whole(folder_ / name, Verify::kFull); },
+        [&] { const StoredCheckpoint opened(folder_ / name, Verify::kFull); },
         ThrowsMessage<CheckpointError>(AllOf(HasSubstr(file), HasSubstr(why))));
   }
   void unlist(const std::string& file) const {
@@ -86,8 +86,8 @@ class Structure : public testing::Test {
 
 TEST_F(Structure, OfAGoodCheckpointHasNoFault) {
   EXPECT_THAT(damage(), IsEmpty());
-  const StoredCheckpoint whole(folder_ / "checkpoint_1", Verify::kFull);
-  EXPECT_THAT(find_structural_faults(whole), IsEmpty());
+  const StoredCheckpoint opened(folder_ / "checkpoint_1", Verify::kFull);
+  EXPECT_THAT(find_structural_faults(opened), IsEmpty());
 }
 
 TEST_F(Structure, APartThatTheManifestDoesNotListIsAFault) {
@@ -105,12 +105,12 @@ TEST_F(Structure, AFileThatAStateNeedsAndTheManifestDoesNotListIsAFault) {
     SCOPED_TRACE(file);
     save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
     unlist(file);
-    expect_fault(file, "is not listed in manifest.json; expected it because of its ");
+    expect_fault(file, "is not listed in manifest.json, although its ");
   }
   save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
   edit_manifest(
       folder_ / "checkpoint_1", [](Json& manifest) { manifest["meta"]["models"] = 60000; });
-  expect_fault("model_1.safetensors", "because of its meta.models");
+  expect_fault("model_1.safetensors", "although its meta.models requires the file");
 }
 
 TEST_F(Structure, SlicesThatAreNotTheirTensorAreAFault) {
@@ -121,9 +121,9 @@ TEST_F(Structure, SlicesThatAreNotTheirTensorAreAFault) {
       "beyond");
   EXPECT_EQ(damage("beyond").at(0).tensor, "a");
   save("hole", {{"a", {{5}, 0}}}, {{"a", {{5}, 3}}});
-  expect_fault("model-00002-of-00002.safetensors", "slices have a gap", "hole");
+  expect_fault("model-00002-of-00002.safetensors", "slices that leave a gap", "hole");
   save("overlap", {{"a", {{3}, 0}}}, {{"a", {{3}, 1}}});
-  expect_fault("model-00002-of-00002.safetensors", "slices overlap", "overlap");
+  expect_fault("model-00002-of-00002.safetensors", "slices that overlap", "overlap");
 }
 
 TEST_F(Structure, ASliceOfAHostsOwnPartBeyondItsTensorIsAFault) {
@@ -134,7 +134,7 @@ TEST_F(Structure, ASliceOfAHostsOwnPartBeyondItsTensorIsAFault) {
   expect_fault(file, "beyond the end of the tensor; got elements 3 to 5 of 4", "own");
 }
 
-TEST_F(Structure, OfAFileWhoseContentIsDamagedIsNotLookedAt) {
+TEST_F(Structure, IsNotCheckedInADamagedFile) {
   const fs::path file = folder_ / "checkpoint_1" / "model-00001-of-00002.safetensors";
   flip_bit(file, 30);
   const std::vector<Damage> found = damage();
@@ -163,7 +163,7 @@ TEST_F(Structure, ValuesOfMetaThatMakeNoSenseAreRefusedWithFileAndKey) {
   EXPECT_THAT(damage("others"), IsEmpty()) << "meta of a program that uses a Writer is its own";
 }
 
-TEST_F(Structure, ACheckpointWithAFaultIsPassedOverForTheOneBefore) {
+TEST_F(Structure, ACheckpointWithAFaultIsSkippedForThePreviousOne) {
   save("checkpoint_2", {{"a", {{3}, 0}}}, {{"a", {{3}, 2}}});
   const Newest newest = find_newest(folder_.path(), Verify::kFull);
   EXPECT_EQ(newest.path, folder_ / "checkpoint_1");

@@ -74,20 +74,20 @@ std::vector<std::string> file_names(const StoredCheckpoint& checkpoint, const st
     if (!checkpoint.has(single)) {
       throw CheckpointError(
           checkpoint.path(),
-          fmt::format("holds neither {} nor {}", single, part_name(stem, 1, 2) + " and so on"));
+          fmt::format("holds neither {} nor parts like {}", single, part_name(stem, 1, 2)));
     }
     return {single};
   }
   if (checkpoint.has(single)) {
     throw CheckpointError(
         checkpoint.path() / single,
-        fmt::format("exists next to {}; expected one of the two", parts.front().file));
+        fmt::format("exists next to {}; expected one file or parts, not both", parts.front().file));
   }
   if (parts.front().count != parts.back().count) {
     throw CheckpointError(
         checkpoint.path() / parts.back().file,
         fmt::format(
-            "belongs to {} parts, and {} to {}; expected parts of one count",
+            "is one of {} parts, but {} is one of {}; expected the same number in all names",
             parts.back().count,
             parts.front().file,
             parts.front().count));
@@ -135,7 +135,7 @@ void merge(SetTensor& tensor, const SetTensor& part, const SafetensorsMap& map) 
     throw CheckpointError(
         map.path(),
         fmt::format(
-            "does not agree with another file of the set; got {} {}, expected {} {}",
+            "differs from its slice in another file of the set; got {} {}, expected {} {}",
             dtype_name(part.dtype),
             shape_text(part.shape),
             dtype_name(tensor.dtype),
@@ -200,14 +200,14 @@ void TensorSet::check_cover(SetTensor& tensor) const {
     throw CheckpointError(
         *path,
         fmt::format(
-            "belongs to a set in which {}; these are elements {} to {} of {}",
+            "has slices that {} at elements {} to {} of {}",
             what,
             begin,
             end,
             shape_text(tensor.shape)),
         in_quotes(tensor.name));
   };
-  constexpr const char* kGap = "slices have a gap";
+  constexpr const char* kGap = "leave a gap";
   int64_t next = 0;
   for (const TensorSlice& slice : tensor.slices) {
     path = &file(slice.file).path();
@@ -215,7 +215,7 @@ void TensorSet::check_cover(SetTensor& tensor) const {
       refuse(kGap, next, slice.begin);
     }
     if (slice.begin < next) {
-      refuse("slices overlap", slice.begin, std::min(next, slice.begin + slice.count));
+      refuse("overlap", slice.begin, std::min(next, slice.begin + slice.count));
     }
     next += slice.count;
   }
@@ -263,7 +263,9 @@ const SetTensor& TensorSet::tensor(const std::string& name) const {
     return *found;
   }
   throw CheckpointError(
-      path_, fmt::format("has no such tensor; it has {}", tensors_.size()), in_quotes(name));
+      path_,
+      fmt::format("has no such tensor; the set has {} tensors", tensors_.size()),
+      in_quotes(name));
 }
 
 const SetTensor* TensorSet::find(const std::string& name) const {

@@ -26,16 +26,16 @@ struct SetTensor {
   std::string name;
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;
-  /// Each element is in exactly one of them, in order. An unsliced tensor has one; one without
-  /// elements has none.
+  /// Ordered slices; each element is in exactly one. An unsliced tensor has one slice, a tensor
+  /// without elements has none.
   std::vector<TensorSlice> slices;
   int64_t elements() const {
     return slices.empty() ? 0 : slices.back().begin + slices.back().count;
   }
 };
 
-/// Named tensors, each in full or in slices, in one or several files of a checkpoint: in
-/// `<stem>.safetensors`, or in `<stem>-00001-of-00002.safetensors` and so on, as ranks save sharded
+/// Named tensors, each in full or in slices, in one or several files of a checkpoint. The files are
+/// `<stem>.safetensors`, or `<stem>-00001-of-00002.safetensors` and so on, as ranks save sharded
 /// state. A file's metadata says which entries are slices, see slices.h.
 ///
 /// Opening verifies headers without reading data, so each reader reads only its part. The files
@@ -44,9 +44,10 @@ struct SetTensor {
 /// Thread safety: immutable for callers.
 class TensorSet {
  public:
-  /// CheckpointError, naming the file and if possible the tensor: no such file, a missing part,
-  /// parts with different counts, a damaged header, invalid slices metadata; a tensor with gaps or
-  /// overlaps between its slices, or with slices of different shape or dtype.
+  /// Throws CheckpointError, naming the file and if possible the tensor, for a missing file or
+  /// part, parts with different counts, a damaged header, and invalid slices metadata. Throws
+  /// CheckpointError also for a tensor with gaps or overlaps between its slices, or with slices of
+  /// different shape or dtype.
   TensorSet(const StoredCheckpoint& checkpoint, const std::string& stem);
 
   /// Returns whether any file has that stem.
@@ -55,19 +56,19 @@ class TensorSet {
   /// Returns the stems of all files that could belong to a set, sorted.
   static std::vector<std::string> stems(const StoredCheckpoint& checkpoint);
 
-  /// Sorted by name.
+  /// Returns the tensors, sorted by name.
   const std::vector<SetTensor>& tensors() const { return tensors_; }
   bool has(const std::string& name) const;
   /// Throws CheckpointError for an unknown name.
   const SetTensor& tensor(const std::string& name) const;
 
-  /// In the order of their numbers.
+  /// Returns the names of the files, in the order of their numbers.
   std::vector<std::string> files() const;
   const SafetensorsMap& file(size_t index) const { return parts_[index].map; }
-  /// Returns the bytes of a slice. The checksum of its entry is compared at the first call:
+  /// Returns the bytes of a slice. The first call compares the checksum of its entry, and throws
   /// CheckpointError, naming the tensor, if it is damaged.
   std::string_view bytes(const TensorSlice& slice) const;
-  /// The expected checksum of its bytes.
+  /// Returns the expected checksum of a slice's bytes.
   uint32_t crc32c(const TensorSlice& slice) const;
 
  private:

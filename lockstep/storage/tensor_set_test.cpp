@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/safetensors/slices.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 
 namespace lockstep::storage {
 namespace {
@@ -31,7 +31,7 @@ std::vector<float> counted(int64_t begin, int64_t end) {
   return values;
 }
 
-OutputTensor whole(const std::string& name, const std::vector<int64_t>& shape) {
+OutputTensor full(const std::string& name, const std::vector<int64_t>& shape) {
   const int64_t elements = element_count(shape).value();
   return output_tensor(name, Dtype::kF32, shape, raw_bytes(counted(0, elements)));
 }
@@ -44,7 +44,7 @@ TestFile sliced(std::vector<OutputTensor> tensors, const Slices& slices) {
   return {std::move(tensors), {{kSlicesKey, render_slices("test", slices)}}};
 }
 
-/// The tensor put together, read element by element.
+/// Returns the elements of a tensor, assembled from its slices.
 std::vector<float> elements_of(const TensorSet& set, const std::string& name) {
   std::string bytes;
   for (const TensorSlice& slice : set.tensor(name).slices) {
@@ -67,12 +67,9 @@ class TensorSetTest : public testing::Test {
   }
   void refuses(const Files& files, const std::string& where, const std::string& what) {
     const StoredCheckpoint checkpoint = save(files);
-    EXPECT_THAT(
-        [&] { TensorSet(checkpoint, "opt"); },
-        ThrowsMessage<CheckpointError>(
-            AllOf(HasSubstr("[" + (path_ / where).string()), HasSubstr(what))));
+    expect_refused([&] { TensorSet(checkpoint, "opt"); }, "[" + (path_ / where).string(), what);
   }
-  /// Two files that hold `w`, of 12 elements, up to `end` and from `begin`.
+  /// Returns two files with the elements of `w`, which has 12, up to `end` and from `begin`.
   static Files halves(int64_t end, int64_t begin) {
     return {
         {kFirst, sliced({slice("w", 0, end)}, {{"w", {{4, 3}, 0}}})},
@@ -85,9 +82,9 @@ class TensorSetTest : public testing::Test {
   fs::path path_ = folder_ / "step_1";
 };
 
-TEST_F(TensorSetTest, OneFileOfWholeTensorsIsASet) {
+TEST_F(TensorSetTest, OneFileOfFullTensorsIsASet) {
   const StoredCheckpoint checkpoint =
-      save({{"opt.safetensors", {{whole("w", {2, 3}), whole("b", {}), whole("none", {0, 3})}}}});
+      save({{"opt.safetensors", {{full("w", {2, 3}), full("b", {}), full("none", {0, 3})}}}});
   const TensorSet set(checkpoint, "opt");
   EXPECT_THAT(set.files(), ElementsAre("opt.safetensors"));
   ASSERT_EQ(set.tensors().size(), 3U);
@@ -105,14 +102,14 @@ TEST_F(TensorSetTest, OneFileOfWholeTensorsIsASet) {
   EXPECT_FALSE(set.has("v"));
   EXPECT_THAT(
       [&] { set.tensor("v"); },
-      ThrowsMessage<CheckpointError>(HasSubstr("\"v\"] has no such tensor; it has 3")));
+      ThrowsMessage<CheckpointError>(HasSubstr("\"v\"] has no such tensor; the set has 3")));
 }
 
 TEST_F(TensorSetTest, SlicesInSeveralFilesAreOneTensor) {
-  // Of `w` the first rank has the last elements, the second none, the third the first.
+  // The first rank has the last elements of `w`, the second none, the third the first.
   const StoredCheckpoint checkpoint = save(
       {{"opt-00001-of-00003.safetensors",
-        sliced({slice("w", 7, 12), whole("a", {2})}, {{"w", {{4, 3}, 7}}})},
+        sliced({slice("w", 7, 12), full("a", {2})}, {{"w", {{4, 3}, 7}}})},
        {"opt-00002-of-00003.safetensors",
         sliced({slice("w", 4, 4), slice("v", 0, 5)}, {{"w", {{4, 3}, 4}}, {"v", {{5}, 0}}})},
        {"opt-00003-of-00003.safetensors", sliced({slice("w", 0, 7)}, {{"w", {{4, 3}, 0}}})}});
@@ -130,16 +127,16 @@ TEST_F(TensorSetTest, SlicesInSeveralFilesAreOneTensor) {
 
 TEST_F(TensorSetTest, StemsThatBeginAlikeAreDifferentSets) {
   const StoredCheckpoint checkpoint = save(
-      {{"opt.safetensors", {{whole("a", {1})}}},
-       {"opt_1.safetensors", {{whole("b", {1})}}},
-       {"opt-1.safetensors", {{whole("c", {1})}}},
-       {"opt-x-of-y.safetensors", {{whole("c", {1})}}},
-       {"opt-0001-of-0002.safetensors", {{whole("c", {1})}}},
-       {"opt-00003-of-00002.safetensors", {{whole("c", {1})}}},
-       {"opt-00000-of-00002.safetensors", {{whole("c", {1})}}},
-       {"opt-00001-of-99999999999999999999.safetensors", {{whole("c", {1})}}},
-       {"opt-00001-of-00002.safetensors.x", {{whole("c", {1})}}},
-       {"opt_2-00001-of-00001.safetensors", {{whole("d", {1})}}}});
+      {{"opt.safetensors", {{full("a", {1})}}},
+       {"opt_1.safetensors", {{full("b", {1})}}},
+       {"opt-1.safetensors", {{full("c", {1})}}},
+       {"opt-x-of-y.safetensors", {{full("c", {1})}}},
+       {"opt-0001-of-0002.safetensors", {{full("c", {1})}}},
+       {"opt-00003-of-00002.safetensors", {{full("c", {1})}}},
+       {"opt-00000-of-00002.safetensors", {{full("c", {1})}}},
+       {"opt-00001-of-99999999999999999999.safetensors", {{full("c", {1})}}},
+       {"opt-00001-of-00002.safetensors.x", {{full("c", {1})}}},
+       {"opt_2-00001-of-00001.safetensors", {{full("d", {1})}}}});
   EXPECT_TRUE(TensorSet(checkpoint, "opt").has("a"));
   EXPECT_EQ(TensorSet(checkpoint, "opt").tensors().size(), 1U);
   EXPECT_TRUE(TensorSet(checkpoint, "opt_1").has("b"));
@@ -168,7 +165,7 @@ TEST_F(TensorSetTest, StemsThatBeginAlikeAreDifferentSets) {
 }
 
 TEST_F(TensorSetTest, EveryPartMustBeThereAndOfOneCount) {
-  const TestFile file{{whole("a", {1})}};
+  const TestFile file{{full("a", {1})}};
   refuses({{kSecond, file}}, kFirst, "is missing; manifest.json lists 1 of 2 parts");
   refuses({{kFirst, file}}, kSecond, "is missing");
   refuses(
@@ -177,23 +174,23 @@ TEST_F(TensorSetTest, EveryPartMustBeThereAndOfOneCount) {
   refuses(
       {{kFirst, file}, {"opt-00001-of-00003.safetensors", file}},
       "opt-00001-of-00003.safetensors",
-      "belongs to 3 parts, and " + std::string(kFirst) + " to 2");
+      "is one of 3 parts, but " + std::string(kFirst) + " is one of 2");
 }
 
-TEST_F(TensorSetTest, EachElementMustLieInExactlyOneSlice) {
+TEST_F(TensorSetTest, EachElementMustBeInExactlyOneSlice) {
   EXPECT_EQ(elements_of(TensorSet(save(halves(5, 5)), "opt"), "w"), counted(0, 12));
-  refuses(halves(5, 6), kSecond, "slices have a gap; these are elements 5 to 6 of [4, 3]");
-  refuses(halves(6, 5), kSecond, "slices overlap; these are elements 5 to 6 of [4, 3]");
-  refuses(halves(12, 0), kSecond, "slices overlap");
+  refuses(halves(5, 6), kSecond, "slices that leave a gap at elements 5 to 6 of [4, 3]");
+  refuses(halves(6, 5), kSecond, "slices that overlap at elements 5 to 6 of [4, 3]");
+  refuses(halves(12, 0), kSecond, "slices that overlap");
   const TestFile first = sliced({slice("w", 0, 5)}, {{"w", {{4, 3}, 0}}});
   refuses(
-      {{"opt.safetensors", first}},
-      "opt.safetensors: \"w\"]",
-      "have a gap; these are elements 5 to 12");
+      {{"opt.safetensors", first}}, "opt.safetensors: \"w\"]", "leave a gap at elements 5 to 12");
   const TestFile empty = sliced({slice("w", 0, 0)}, {{"w", {{4, 3}, 0}}});
-  refuses({{"opt.safetensors", empty}}, "opt.safetensors", "these are elements 0 to 12");
+  refuses({{"opt.safetensors", empty}}, "opt.safetensors", "at elements 0 to 12");
   refuses(
-      {{kFirst, {{whole("w", {2})}}}, {kSecond, {{whole("w", {2})}}}}, kSecond, "slices overlap");
+      {{kFirst, {{full("w", {2})}}}, {kSecond, {{full("w", {2})}}}},
+      kSecond,
+      "slices that overlap");
 }
 
 TEST_F(TensorSetTest, SlicesOfOneTensorMustAgreeOnIt) {
@@ -212,7 +209,7 @@ TEST_F(TensorSetTest, SlicesOfOneTensorMustAgreeOnIt) {
 
 TEST_F(TensorSetTest, MetadataMustFitTheEntries) {
   const auto with = [](const std::string& text) {
-    return Files{{"opt.safetensors", {{whole("w", {2, 3})}, {{kSlicesKey, text}}}}};
+    return Files{{"opt.safetensors", {{full("w", {2, 3})}, {{kSlicesKey, text}}}}};
   };
   refuses(with("{"), "opt.safetensors: lockstep.slices", "is not valid JSON");
   refuses(with("[]"), "opt.safetensors", "expected an object");
@@ -262,14 +259,14 @@ TEST_F(TensorSetTest, SeesEveryFlippedBitOfAHeaderWithoutTheData) {
   EXPECT_NO_THROW(TensorSet(checkpoint, "opt"));
 }
 
-TEST_F(TensorSetTest, SeesEveryFlippedBitOfAPieceWhenItIsAskedFor) {
+TEST_F(TensorSetTest, FindsEveryFlippedBitOfARequestedSlice) {
   const StoredCheckpoint checkpoint = save(halves(5, 5));
   const size_t header = SafetensorsMap(path_ / kSecond).header_bytes().size();
   for (size_t byte = header; byte < fs::file_size(path_ / kSecond); ++byte) {
     flip_bit(path_ / kSecond, byte, static_cast<int>(byte % 8));
     const TensorSet set(checkpoint, "opt");
     const auto& slices = set.tensor("w").slices;
-    EXPECT_EQ(set.bytes(slices[0]).size(), 20U) << "the other slice is whole";
+    EXPECT_EQ(set.bytes(slices[0]).size(), 20U) << "the other slice is intact";
     EXPECT_THAT(
         [&] { set.bytes(slices[1]); },
         ThrowsMessage<CheckpointError>(AllOf(HasSubstr(kSecond), HasSubstr("\"w\"] is damaged"))))
@@ -279,7 +276,7 @@ TEST_F(TensorSetTest, SeesEveryFlippedBitOfAPieceWhenItIsAskedFor) {
   }
 }
 
-TEST_F(TensorSetTest, ComparesAPieceOnlyTheFirstTime) {
+TEST_F(TensorSetTest, ChecksASliceOnlyOnce) {
   const TensorSet set(save(halves(5, 5)), "opt");
   const TensorSlice& slice = set.tensor("w").slices[0];
   set.bytes(slice);

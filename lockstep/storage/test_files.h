@@ -60,6 +60,14 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
+/// Updates the checksum in the text of a manifest.
+inline std::string with_checksum(std::string text) {
+  const std::string before = "\"crc32c\": \"";
+  const size_t digits = text.find(before) + before.size();
+  const uint32_t crc = lockstep::crc32c(std::string_view(text).substr(digits + 8));
+  return text.replace(digits, 8, fmt::format("{:08x}", crc));
+}
+
 /// Changes manifest.json, and updates its checksum.
 inline void edit_manifest(
     const std::filesystem::path& checkpoint,
@@ -67,11 +75,7 @@ inline void edit_manifest(
   const std::filesystem::path path = checkpoint / kManifestName;
   nlohmann::json manifest = nlohmann::json::parse(read_bytes(path));
   edit(manifest);
-  std::string text = manifest.dump(2) + "\n";
-  const std::string before = "\"crc32c\": \"";
-  const size_t digits = text.find(before) + before.size();
-  const uint32_t crc = lockstep::crc32c(std::string_view(text).substr(digits + 8));
-  write_bytes(path, text.replace(digits, 8, fmt::format("{:08x}", crc)));
+  write_bytes(path, with_checksum(manifest.dump(2) + "\n"));
 }
 
 /// A tensor of a test, with its elements.

@@ -18,8 +18,8 @@ namespace lockstep::storage {
 /// The function must start no threads; the process ends with the returned exit code, or 99 after an
 /// exception.
 struct TracedChild {
-  /// The treatment of a system call: 0 permits it, kKill kills the process before it, and a
-  /// positive errno makes it fail without effect.
+  /// Decides about a system call: 0 permits it, kKill kills the process before it, a positive errno
+  /// makes it fail.
   static constexpr int kKill = -1;
   using Decide = std::function<int(long number)>;
 

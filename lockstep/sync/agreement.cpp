@@ -84,8 +84,7 @@ void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const st
             "prepare",
             fmt::format(
                 "the model differs between ranks at {} {}; rank 0 has {}, rank {} has {}; build "
-                "the same model on "
-                "every rank",
+                "the same model on every rank",
                 what,
                 i,
                 item_of(0, i),
@@ -96,7 +95,7 @@ void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const st
   }
 }
 
-NamedTensors held_everywhere(Group& group, const NamedTensors& tensors) {
+NamedTensors tensors_on_all_ranks(Group& group, const NamedTensors& tensors) {
   std::set<std::string> names;
   std::map<std::string, NamedTensor> by_line;
   std::string mine;
@@ -128,7 +127,7 @@ NamedTensors held_everywhere(Group& group, const NamedTensors& tensors) {
   return everywhere;
 }
 
-std::vector<at::Tensor> start_alike(
+std::vector<at::Tensor> broadcast_initial_values(
     Group& group, const NamedTensors& parameters, const NamedTensors& buffers) {
   check_same_on_all_ranks(group, parameters, "parameter");
   check_same_on_all_ranks(group, buffers, "buffer");

@@ -12,10 +12,11 @@ namespace lockstep {
 
 /// Reports the arrival of gradients: the only code that uses autograd's internals.
 ///
-/// `on_gradient(i)` is called once in every backward that reaches tensor i, after its gradient has
-/// been accumulated into `grad`, on autograd's thread (the caller of backward for CPU tensors). An
-/// exception propagates out of backward(). It hooks the node that accumulates the gradient, not the
-/// tensor's single post-accumulate hook, so hooks of Python or other libraries still work.
+/// Calls `on_gradient(i)` once in every backward that reaches tensor i, after its gradient has been
+/// accumulated into `grad`. The call is on autograd's thread (the caller of backward for CPU
+/// tensors). An exception propagates out of backward(). It hooks the node that accumulates the
+/// gradient, not the tensor's single post-accumulate hook, so hooks of Python or other libraries
+/// still work.
 class BackwardHooks {
  public:
   /// Every tensor must be a leaf that requires grad.

@@ -31,7 +31,7 @@ TEST(BackwardHooks, FiresOnceABackwardAfterAccumulationEvenIfUsedTwice) {
   EXPECT_TRUE(at::equal(a.grad(), at::full({2}, 3.0)));
 }
 
-TEST(BackwardHooks, LivesBesideAnotherOneAndStopsWhenDestroyed) {
+TEST(BackwardHooks, WorksBesideAnotherOneAndStopsWhenDestroyed) {
   at::Tensor a = leaf();
   int first = 0;
   int second = 0;
@@ -45,7 +45,7 @@ TEST(BackwardHooks, LivesBesideAnotherOneAndStopsWhenDestroyed) {
   EXPECT_EQ(second, 1);
 }
 
-TEST(BackwardHooks, WhatItThrowsComesOutOfBackward) {
+TEST(BackwardHooks, AnExceptionPropagatesOutOfBackward) {
   at::Tensor a = leaf();
   const BackwardHooks hooks({a}, [](size_t) { throw std::runtime_error("from the hook"); });
   EXPECT_THROW(a.sum().backward(), std::runtime_error);

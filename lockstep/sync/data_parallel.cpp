@@ -34,11 +34,11 @@ DataParallel::DataParallel(
         "data_parallel",
         fmt::format(
             "the comm hook {} sets the communication dtype of all gradients; got parameters with "
-            "communication dtype {}, too; leave one of them out",
+            "communication dtype {}, too; remove one of them",
             name_of(options.comm_hook.type),
             c10::toString(comm_dtypes.dtype)));
   }
-  everything_ = start_alike(group, parameters, buffers);
+  everything_ = broadcast_initial_values(group, parameters, buffers);
   reducer_ = std::make_shared<Reducer>(
       parameters,
       options.broadcast_buffers ? tensors_of(buffers) : std::vector<at::Tensor>(),

@@ -18,7 +18,7 @@ struct DataParallelOptions {
   int64_t cap_bytes = int64_t{25} << 20;
   /// Largest first bucket in bytes, small so that the first message starts early.
   int64_t first_cap_bytes = int64_t{1} << 20;
-  /// Whether rank 0's buffers (BatchNorm's running statistics) are broadcast.
+  /// Broadcasts rank 0's buffers (BatchNorm's running statistics).
   bool broadcast_buffers = true;
   /// Compression of gradients for communication.
   CommHookOptions comm_hook = {};
@@ -35,30 +35,32 @@ class Reducer;
 ///
 /// - Gradients may be zeroed in place or dropped (`mutable_grad().reset()`, as torch's zero_grad
 ///   does): the next backward writes into the buckets again. Dropping is faster: autograd then
-///   returns a new tensor, which is copied once, while zeroing and adding reads and writes the
-///   memory three more times.
-/// - A parameter without a gradient on this rank counts as zero; one without a gradient on any rank
-///   keeps an undefined `grad`, so that optimizers skip it, as in one process.
+///   returns a new tensor, which is copied once. Zeroing and adding reads and writes the memory
+///   three more times.
+/// - A parameter without a gradient on this rank counts as zero. A parameter without a gradient on
+///   any rank keeps an undefined `grad`, so that optimizers skip it, as in one process.
 /// - After a backward that only accumulates, a parameter without a gradient on this rank has an
 ///   undefined `grad`, so that an optimizer that steps by local gradients skips it as well.
-/// - Frozen parameters (requires_grad false at construction) are ignored. One that requires
-///   gradients later is a ConfigError at the next backward, since its gradient would not be
-///   averaged. Trained ones may be frozen temporarily. A parameter under two names is reduced once.
+/// - Frozen parameters (requires_grad false at construction) are ignored. A frozen parameter that
+///   requires gradients later is a ConfigError at the next backward, since its gradient would not
+///   be averaged. Trained parameters may be frozen temporarily. A parameter under two names is
+///   reduced once.
 /// - Rank 0's buffers are broadcast after every backward that averaged: the next forward on every
 ///   rank starts with equal buffers, as with PyTorch's DDP, which broadcasts them before it.
-/// - Any backward that reaches the model works, including `loss.backward()`. Only one that may
-///   reach none of its parameters on this rank needs `begin_backward` and `finish_backward` around
-///   it.
+/// - Any backward that reaches the model works, including `loss.backward()`. Only a backward that
+///   may reach no parameter on this rank needs `begin_backward` and `finish_backward` around it.
 ///
 /// Sends 2(N-1)/N * gradient bytes a step and rank (ring), less with a comm hook (comm_hook.h).
 /// Memory: the gradients. For different numbers of batches see run_joined (join.h). A group of one
 /// has no hooks, no buckets and no communication.
 ///
-/// Not thread-safe; one backward at a time. After: Li et al., "PyTorch Distributed", VLDB 2020.
+/// Not thread-safe; one backward at a time. Modelled on Li et al., "PyTorch Distributed", VLDB
+/// 2020.
 class DataParallel final : public GradientSync {
  public:
-  /// `comm_dtypes`: parameters with 16-bit gradient communication, as with a comm hook of that
-  /// type, in separate buckets; not together with a comm hook.
+  /// Copies rank 0's values to all ranks. `comm_dtypes`: parameters with 16-bit gradient
+  /// communication, in separate buckets; cannot be combined with a comm hook. Throws ConfigError.
+  /// Collective.
   DataParallel(
       const NamedTensors& parameters,
       const NamedTensors& buffers,
@@ -73,11 +75,11 @@ class DataParallel final : public GradientSync {
   void abandon_backward() noexcept override;
   void set_sync(bool sync) override;
   void check_alive() const override;
-  /// While true, nothing is sent, regardless of `set_sync`: for strategies that average parameters
+  /// While true, sends nothing, regardless of `set_sync`: for strategies that average parameters
   /// instead of gradients.
   void set_local(bool local);
 
-  /// The comm hook's state for a checkpoint, different on each rank. Empty (iteration 0, no
+  /// Returns the comm hook's state for a checkpoint, different on each rank. Empty (iteration 0, no
   /// tensors) without compression and in a group of one.
   CommHookState hook_state() const;
   /// See CommHook::check_state and load_state. Both do nothing in a group of one.

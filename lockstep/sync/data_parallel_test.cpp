@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
     DataParallelTest,
     ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Values(1, 100, 1 << 20)));
 
-TEST_P(DataParallelTest, EqualsOneProcessWhateverTheControlFlow) {
+TEST_P(DataParallelTest, EqualsOneProcessForEveryControlFlow) {
   const auto [size, cap_bytes] = GetParam();
   const std::vector<std::function<bool(int)>> branches = {
       [](int) { return true; }, [](int) { return false; }, [](int rank) { return rank == 0; }};
@@ -182,7 +182,7 @@ TEST(DataParallel, TorchsOwnOptimizersMayZeroTheGradients) {
   }
 }
 
-TEST(DataParallel, ABackwardThatThrewCanBeAbandonedAndIsNoticedOtherwise) {
+TEST(DataParallel, ABackwardThatThrewCanBeAbandonedOrIsReported) {
   ranks(2, [](Group group) {
     const Toy toy;
     DataParallel parallel(
@@ -238,7 +238,7 @@ TEST(DataParallel, LocalWinsOverSync) {
   });
 }
 
-TEST(DataParallel, ABackwardThatOnlyAccumulatesLeavesWhatItDidNotReachUndefined) {
+TEST(DataParallel, AnAccumulatingBackwardLeavesUnreachedGradientsUndefined) {
   for (const bool local : {false, true}) {
     ranks(2, [&](Group group) {
       const Toy toy;

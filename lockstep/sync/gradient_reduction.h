@@ -14,8 +14,8 @@
 
 namespace lockstep {
 
-/// The operations of a GradientReduction that differ between data parallel and ZeRO. All are called
-/// with gradient mode off and under GradientReduction's lock, except `parameter_name`.
+/// The operations of a GradientReduction that differ between data parallel and ZeRO.
+/// GradientReduction calls all but `parameter_name` with gradient mode off and under its lock.
 class GradientBuckets {
  public:
   GradientBuckets() = default;
@@ -28,7 +28,7 @@ class GradientBuckets {
   /// Stores a gradient that autograd has accumulated. `averages`: whether the backward averages.
   /// Returns whether the gradient counts as a second one if the first was sent.
   virtual bool on_gradient(size_t parameter, bool averages) = 0;
-  /// An averaging backward reaches its first parameter; throws to refuse it.
+  /// Called when an averaging backward reaches its first parameter; throws to refuse it.
   virtual void begin_backward() {}
   /// Called once in each averaging backward, before the first bucket starts.
   virtual void begin_reduction() = 0;
@@ -38,26 +38,26 @@ class GradientBuckets {
   virtual void finish_buckets() = 0;
   /// Drops started reductions; with `wait`, after none is running any more.
   virtual void abandon_buckets(bool wait) = 0;
-  /// An announced backward without averaging has ended.
+  /// Called when an announced backward without averaging has ended.
   virtual void finish_local_backward() = 0;
 };
 
 /// The state of gradient reduction from the first gradient of a backward to the last average.
 ///
-/// A bucket starts when all its parameters have arrived and all buckets before it have started, so
-/// buckets start in index order on every rank, whatever the order of gradients. The end of backward
-/// starts the rest. A backward without averaging starts no bucket.
+/// A bucket starts when all its gradients have arrived and all buckets before it have started. So
+/// buckets start in index order on every rank, regardless of the order of gradients. The end of
+/// backward starts the rest. A backward without averaging starts no bucket.
 ///
 /// Cost: a lock and a virtual call for each gradient, no allocation. Thread safety: gradients may
 /// arrive on several threads; one backward at a time.
 class GradientReduction {
  public:
-  /// A backward that begins before the previous averaging one has ended.
+  /// The treatment of a backward that begins before the previous averaging one has ended.
   enum class Overlap {
     kRefused,  ///< Its first gradient throws Error.
     kAllowed   ///< It belongs to the previous one: a backward within a backward.
   };
-  /// `where`: for messages. `buckets` must outlive this.
+  /// `where` is for messages. `buckets` must outlive this.
   GradientReduction(const char* where, Overlap overlap, GradientBuckets& buckets)
       : where_(where), overlap_(overlap), buckets_(buckets) {}
 
@@ -67,8 +67,8 @@ class GradientReduction {
   void watch(
       const std::vector<at::Tensor>& parameters, const std::shared_ptr<GradientReduction>& self);
 
-  /// Announces a backward. It averages, if set_sync allows it, even if it reaches no parameter;
-  /// without `has_work` only if it reaches one.
+  /// Announces a backward. If set_sync allows it, the backward averages even if it reaches no
+  /// parameter; without `has_work` only if it reaches one.
   void begin(bool has_work = true);
   /// Records the arrival of a gradient in autograd's backward number `backward`. Throws ConfigError
   /// for a second gradient of a parameter whose bucket has started.

@@ -89,7 +89,7 @@ class FakeBuckets final : public GradientBuckets {
   std::vector<std::string> calls_;
 };
 
-TEST(GradientReduction, StartsBucketsInIndexOrderWhateverTheOrderOfGradients) {
+TEST(GradientReduction, StartsBucketsInIndexOrderForEveryOrderOfGradients) {
   FakeBuckets buckets;
   buckets.reduction.begin();
   EXPECT_THAT(buckets.calls(), IsEmpty());
@@ -178,7 +178,7 @@ TEST(GradientReduction, AbandonedBackwardLeavesNothingToTheNext) {
       ElementsAre("backward", "reduction", "start 0", "start 1", "start 2", "finish"));
 }
 
-TEST(GradientReduction, FailureAtTheEndAbandonsAndTheNextBackwardIsWhole) {
+TEST(GradientReduction, FailureAtTheEndAbandonsAndTheNextBackwardIsComplete) {
   for (const char* failing : {"reduction", "start 1", "finish"}) {
     FakeBuckets buckets;
     buckets.failing = failing;

@@ -14,7 +14,7 @@ class GradientSync {
   GradientSync(const GradientSync&) = delete;
   GradientSync& operator=(const GradientSync&) = delete;
 
-  /// Announces a backward in which this rank takes part, whether or not it reaches the model.
+  /// Announces a backward of this rank, which may or may not reach the model.
   virtual void begin_backward() = 0;
   /// Completes the averaging of that backward, unless autograd has already. Throws CommError.
   virtual void finish_backward() = 0;

@@ -13,8 +13,8 @@ class DataParallel;
 
 /// Options with the names and defaults of PyTorch's join.
 struct JoinOptions {
-  /// True: gradients are divided by the number of all ranks, so every sample counts the same, and
-  /// gradients shrink as ranks run out of data. False: by the number of ranks that still have data.
+  /// True: divides gradients by the number of all ranks, so every sample counts the same. Gradients
+  /// shrink as ranks run out of data. False: divides by the number of ranks that still have data.
   bool divide_by_initial_world_size = true;
   /// Every rank throws ConfigError when the first one has run out of data.
   bool throw_on_early_termination = false;
@@ -24,20 +24,20 @@ struct JoinOptions {
 ///
 /// A rank whose body has returned takes part in the averaging of the others, with zero gradients,
 /// until the last body has returned. Gradients that it had accumulated but not averaged are
-/// included the first time. At the end every rank has the parameters and buffers of `models`, and
-/// the tensors of `more`, of a rank that was among the last; `more` (for instance optimizer state)
-/// is called then, and must return tensors of the same shapes and dtypes on every rank. While ranks
-/// are missing, buffers are those of the first rank that still has data.
+/// included the first time. At the end every rank gets the parameters and buffers of `models`, and
+/// the tensors of `more`, from a rank that was among the last. `more` (for instance optimizer
+/// state) is called then, and must return tensors of the same shapes and dtypes on every rank.
+/// While ranks are missing, buffers are those of the first rank that still has data.
 ///
 /// Only backwards that average are counted, so accumulation steps may differ. `body` must not call
-/// other collectives a number of times that depends on the data: they would meet the averaging of
-/// another rank, which is a CommError.
+/// other collectives a number of times that depends on the data: they would be matched with the
+/// averaging of another rank, which is a CommError.
 ///
 /// Cost: each averaging has one more all-reduce of (ranks + 2 models) int64, overlapped with
 /// backward. With several models, a model's averaging starts after its backward, not within it.
 ///
 /// An exception of `body` propagates at once, without informing the other ranks: end the program,
-/// as the launcher does for all. A group of one just runs `body`. Collective. After:
+/// as the launcher does for all. A group of one only runs `body`. Collective. Modelled on
 /// torch.distributed.algorithms.Join, and its hook for DDP.
 void run_joined(
     const std::vector<std::shared_ptr<DataParallel>>& models,

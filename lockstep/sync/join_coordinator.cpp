@@ -64,16 +64,15 @@ const JoinCoordinator::ActiveRanks& JoinCoordinator::wait() {
   return counts_;
 }
 
-void JoinCoordinator::refuse_early_end(bool here) const {
+void JoinCoordinator::refuse_early_end(bool this_rank) const {
   if (options_.throw_on_early_termination &&
       counts_.alive.size() < static_cast<size_t>(group_.size()) && !counts_.alive.empty()) {
     throw ConfigError(
         "join",
         fmt::format(
             "{} has run out of data before the others; only rank {} had more; shard the data "
-            "evenly, "
-            "or leave throw_on_early_termination off",
-            here ? "this rank" : "another rank",
+            "evenly, or leave throw_on_early_termination off",
+            this_rank ? "this rank" : "another rank",
             fmt::join(counts_.alive, ", ")));
   }
 }

@@ -26,7 +26,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Join, WhatARankHadAccumulatedGoesAlong) {
+TEST(Join, AccumulatedGradientsOfAFinishedRankAreIncluded) {
   // Rank 1 ends in the middle of a group, without averaging it.
   JoinNet expected;
   for (int i : {0, 1}) {
@@ -205,7 +205,7 @@ TEST(Join, EvenInputsDoNotCountAsEarlyTermination) {
   });
 }
 
-TEST(Join, AnExceptionComesOutAtOnceAndTheModelIsFreeAgain) {
+TEST(Join, AnExceptionPropagatesAtOnceAndReleasesTheModel) {
   ranks(2, [](Group group) {
     JoinNet net;
     const auto parallel = net.parallel(group);

@@ -100,8 +100,8 @@ void Reducer::begin() {
   reduction_.begin(/*has_work=*/!buckets_.empty() || !buffers_.empty());
 }
 
-/// Makes `grad` the view into the bucket, whatever autograd or the user's zero_grad has put there.
-/// Returns whether it was another tensor.
+/// Copies the gradient to the bucket and makes `grad` the view into it. Returns whether `grad` was
+/// another tensor before.
 bool Reducer::adopt_gradient(size_t parameter) {
   at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
   const at::Tensor& view = gradients_[parameter].view;
@@ -122,10 +122,10 @@ bool Reducer::adopt_gradient(size_t parameter) {
 
 bool Reducer::on_gradient(size_t parameter, bool averages) {
   Gradient& gradient = gradients_[parameter];
-  // A custom function may return no gradient at all.
+  // A custom function may return no gradient.
   if (parameters_[parameter].tensor.grad().defined()) {
-    // Autograd's own addition counts one; more is a zeroing in place, for instance by torch's
-    // optimizers.
+    // Autograd's own addition increments the version once. More increments are a zeroing in place,
+    // for instance by torch's optimizers.
     if (adopt_gradient(parameter) || gradient.view._version() != ++gradient.version) {
       gradient.is_average = false;
     }
@@ -135,7 +135,7 @@ bool Reducer::on_gradient(size_t parameter, bool averages) {
     local_backward_ = id;
     BackwardHooks::at_end_of_backward([self = shared_from_this()] {
       const auto lock = self->reduction_.lock();
-      self->drop_untouched();
+      self->drop_missing_gradients();
     });
   }
   return true;
@@ -183,8 +183,9 @@ void Reducer::start_bucket(size_t index) {
   hook_->start(index);
 }
 
-/// After a backward that only accumulated: as `take_average`, by what this rank has.
-void Reducer::drop_untouched() {
+/// Undefines `grad` of parameters without a gradient on this rank, after a backward that only
+/// accumulated.
+void Reducer::drop_missing_gradients() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
     if (!gradients_[i].exists && aliases(gradient, gradients_[i].view)) {

@@ -16,7 +16,7 @@ namespace lockstep {
 
 class JoinCoordinator;
 
-/// Returns the trained parameters: each once, even with two names, without frozen and empty ones.
+/// Returns the trained parameters, each once even with two names, without frozen and empty ones.
 NamedTensors trainable(const NamedTensors& parameters);
 
 /// The buckets of DataParallel: gradients are views into them, and a comm hook averages them. A
@@ -31,7 +31,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
       const DataParallelOptions& options,
       const flat::CommDtypes& comm_dtypes);
 
-  /// Installs hooks on the parameters. Not in the constructor because hooks refer to this weakly.
+  /// Installs hooks on the parameters. The constructor cannot, since hooks refer to this weakly.
   void watch();
 
   void begin();
@@ -44,8 +44,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void set_sync(bool sync);
   void set_local(bool local);
 
-  /// Announces every later averaging as one of `model`; nullptr: no more. `defer`: buckets wait for
-  /// the end of backward.
+  /// Announces every later averaging as one of `model`; nullptr ends this. `defer`: buckets wait
+  /// for the end of backward.
   void set_join_coordinator(
       std::shared_ptr<JoinCoordinator> join_coordinator, size_t model, bool defer);
   bool has_join_coordinator() const { return join_coordinator_ != nullptr; }
@@ -71,16 +71,16 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void start_bucket(size_t bucket) override;
   void finish_buckets() override;
   void abandon_buckets(bool wait) override;
-  void finish_local_backward() override { drop_untouched(); }
+  void finish_local_backward() override { drop_missing_gradients(); }
 
   bool adopt_gradient(size_t parameter);
   /// Returns whether a parameter's gradient is the last average, or that average changed in place.
   bool holds_average(size_t parameter) const;
-  /// Returns whether gradients still hold averages, as far as known: zeroed ones, or ones that
-  /// other code wrote to, do not count.
+  /// Returns whether gradients still hold averages. Gradients that were zeroed, or that other code
+  /// wrote to, do not count.
   bool adds_to_average() const;
   void take_average(const flat::GradBucket& bucket);
-  void drop_untouched();
+  void drop_missing_gradients();
 
   Group group_;
   NamedTensors parameters_;

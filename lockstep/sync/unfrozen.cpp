@@ -27,9 +27,9 @@ void refuse_unfrozen(const NamedTensors& frozen, const char* where) {
       throw ConfigError(
           where,
           fmt::format(
-              "{} requires gradients, and did not when the model was prepared: its gradients would "
-              "not be averaged; expected it to stay frozen; prepare() the model with all "
-              "parameters unfrozen that are ever trained, and freeze some afterwards",
+              "{} requires gradients, but was frozen when the model was prepared, so its gradients "
+              "would not be averaged; expected it to stay frozen; unfreeze it before prepare(), "
+              "and freeze it afterwards while it is not trained",
               item.name));
     }
   }

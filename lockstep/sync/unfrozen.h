@@ -5,13 +5,13 @@
 
 namespace lockstep {
 
-/// Returns the floating-point parameters that require no gradients: theirs are not averaged. Each
-/// once, even if it has several names.
+/// Returns the floating-point parameters that require no gradients, each once even with several
+/// names.
 NamedTensors frozen_among(const NamedTensors& parameters);
 
-/// ConfigError, in the name of `where`, if one of them requires gradients now: its gradients would
-/// not be averaged, or it would not be updated. `frozen`: from the function above, when the model
-/// was prepared. Local: the same on all ranks that train the same parameters.
+/// Throws ConfigError if a parameter of `frozen` requires gradients now. Its gradients would not be
+/// averaged, or it would not be updated. `frozen`: the result of frozen_among when the model was
+/// prepared. `where` is for the message. Local: equal on all ranks that train the same parameters.
 void refuse_unfrozen(const NamedTensors& frozen, const char* where);
 
 }  // namespace lockstep

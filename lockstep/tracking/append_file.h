@@ -8,17 +8,17 @@
 
 namespace lockstep::tracking {
 
-/// Creates `folder` and its missing parents; ConfigError, naming it, if that fails.
+/// Creates `folder` and its missing parents. Throws ConfigError, naming it, if that fails.
 void make_folders(const std::filesystem::path& folder);
 
-/// A file to which complete records are appended: each is one write(2), so that a file of a killed
+/// Appends complete records to a file. Each record is one write(2), so that the file of a killed
 /// process ends with a complete record. Closed on exec. Not thread-safe.
 ///
-/// A failure while opening is a ConfigError, later an Error, both with path and errno's text. A
+/// Throws ConfigError if opening fails, and Error later, both with the path and errno's text. A
 /// partly written record (a full disk) is removed, so that the next one is readable if it fits.
 class AppendFile {
  public:
-  /// Creates `path`; false if the name exists.
+  /// Creates `path`. Returns false if the name exists.
   bool create(const std::filesystem::path& path);
   /// Opens `path`, or creates it.
   void open(const std::filesystem::path& path);
@@ -30,11 +30,11 @@ class AppendFile {
   void append(std::string_view record);
   /// Flushes everything to disk.
   void sync();
-  /// Closes; a failure that the system reports only now (a quota) is an Error. A second call does
-  /// nothing.
+  /// Closes the file. Throws Error for a failure that the system reports only now (a quota). A
+  /// second call does nothing.
   void close();
 
-  /// The last byte a regular file had when opened; nothing if it was empty.
+  /// Returns the last byte of a regular file when it was opened; nothing if the file was empty.
   std::optional<char> last_byte() const { return last_byte_; }
   const std::filesystem::path& path() const { return path_; }
 

@@ -18,14 +18,14 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-TEST(AppendFile, CreatesOnlyWhatIsNotThere) {
+TEST(AppendFile, CreatesOnlyAMissingFile) {
   const TestFolder folder;
   AppendFile first;
   EXPECT_TRUE(first.create(folder.path() / "a"));
   first.append("one");
   AppendFile second;
   EXPECT_FALSE(second.create(folder.path() / "a"));
-  EXPECT_EQ(bytes_of(folder.path() / "a"), "one");
+  EXPECT_EQ(contents(folder.path() / "a"), "one");
 }
 
 TEST(AppendFile, RecordsReachTheFileAtOnce) {
@@ -33,14 +33,14 @@ TEST(AppendFile, RecordsReachTheFileAtOnce) {
   AppendFile file;
   file.open(folder.path() / "a");
   file.append("one");
-  EXPECT_EQ(bytes_of(file.path()), "one");
+  EXPECT_EQ(contents(file.path()), "one");
   file.append("two");
   file.append("");
-  EXPECT_EQ(bytes_of(file.path()), "onetwo");
+  EXPECT_EQ(contents(file.path()), "onetwo");
   EXPECT_NO_THROW(file.sync());
 }
 
-TEST(AppendFile, OpensWhatIsThereAndTellsItsLastByte) {
+TEST(AppendFile, OpensAnExistingFileAndReportsItsLastByte) {
   const TestFolder folder;
   {
     AppendFile file;
@@ -54,10 +54,10 @@ TEST(AppendFile, OpensWhatIsThereAndTellsItsLastByte) {
   file.open(folder.path() / "a");
   EXPECT_EQ(file.last_byte(), 'e');
   file.append("two");
-  EXPECT_EQ(bytes_of(file.path()), "onetwo");
+  EXPECT_EQ(contents(file.path()), "onetwo");
 }
 
-TEST(AppendFile, WhatCannotBeOpenedIsAConfigErrorWithPathAndReason) {
+TEST(AppendFile, AFileThatCannotBeOpenedIsAConfigErrorWithPathAndReason) {
   const TestFolder folder;
   const auto path = folder.path() / "missing" / "a";
   AppendFile file;
@@ -88,10 +88,10 @@ int append_until_full(const std::filesystem::path& folder) {
   return 1;
 }
 
-TEST(AppendFile, ARecordThatFitsOnlyInPartIsTakenBack) {
+TEST(AppendFile, ARecordThatFitsOnlyInPartIsRemoved) {
   const TestFolder folder;
   EXPECT_EQ(run_with_file_limit(15, &append_until_full, folder.path()), 0);
-  EXPECT_EQ(bytes_of(folder.path() / "a"), "0123456789xyz");
+  EXPECT_EQ(contents(folder.path() / "a"), "0123456789xyz");
 }
 
 TEST(MakeFolders, CreatesParentsAndIsSafeToRepeat) {
@@ -101,7 +101,7 @@ TEST(MakeFolders, CreatesParentsAndIsSafeToRepeat) {
   EXPECT_TRUE(std::filesystem::is_directory(folder.path() / "a" / "b"));
 }
 
-TEST(MakeFolders, WhatCannotBeAFolderIsAConfigErrorNamingIt) {
+TEST(MakeFolders, AnImpossibleFolderIsAConfigErrorThatNamesIt) {
   const TestFolder folder;
   AppendFile file;
   file.open(folder.path() / "a");

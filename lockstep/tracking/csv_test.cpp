@@ -33,14 +33,14 @@ TEST_F(Csv, WritesOneFileACurveUnderItsLastName) {
   EXPECT_THAT(lines("loss.csv"), ElementsAre("step,loss", "8,2", "16,0.3333333333333333"));
 }
 
-TEST_F(Csv, GoesOnInFilesThatAreThere) {
+TEST_F(Csv, AppendsToExistingFiles) {
   { CsvTracker(folder()).log({{"loss", 2}}, 1); }
   std::ofstream(folder() / "loss.csv", std::ios::app) << "2,1.";  // Torn.
   CsvTracker(folder()).log({{"loss", 1}}, 2);
   EXPECT_THAT(lines("loss.csv"), ElementsAre("step,loss", "1,2", "2,1.", "2,1"));
 }
 
-TEST_F(Csv, WritesWhatIsNoNumber) {
+TEST_F(Csv, WritesNaNAndInfinity) {
   CsvTracker(folder()).log({{"a", std::numeric_limits<double>::quiet_NaN()}}, 1);
   CsvTracker(folder()).log({{"a", -std::numeric_limits<double>::infinity()}}, 2);
   EXPECT_THAT(lines("a.csv"), ElementsAre("step,a", "1,NaN", "2,-Infinity"));

@@ -19,12 +19,12 @@ namespace lockstep::tracking {
 ///     step,lr
 ///     8,0.001
 ///
-/// as DeepSpeed's csv_monitor. Numbers read back as exactly the same double; others are NaN,
-/// Infinity and -Infinity. Settings and the run's end are not stored. Existing files are appended
-/// to, so a resumed run continues them. One write(2) a line.
+/// as DeepSpeed's csv_monitor. Numbers read back as exactly the same double; non-finite ones are
+/// NaN, Infinity and -Infinity. Settings and the run's end are not stored. Existing files are
+/// appended to, so a resumed run continues them. One write(2) a line.
 class CsvTracker final : public Tracker {
  public:
-  /// Creates the folder if missing; ConfigError, naming the path, if that fails.
+  /// Creates the folder if missing. Throws ConfigError, naming the path, if that fails.
   explicit CsvTracker(std::filesystem::path folder);
 
   std::string name() const override { return "csv"; }
@@ -48,11 +48,12 @@ class CsvTracker final : public Tracker {
 /// A line of values has "step". "time" is in seconds since 1970. Numbers read back as exactly the
 /// same double; non-finite ones are the strings "NaN", "Infinity" and "-Infinity".
 ///
-/// An existing file is appended to, so a resumed run continues it: of a repeated step the later
-/// line counts. An incomplete last line of a crash is ended first. One write(2) a line.
+/// An existing file is appended to, so a resumed run continues it. The later line of a repeated
+/// step counts. An incomplete last line of a crash is ended first. One write(2) a line.
 class JsonlTracker final : public Tracker {
  public:
-  /// Creates parent folders and file if missing; ConfigError, naming the path, if that fails.
+  /// Creates parent folders and file if missing. Throws ConfigError, naming the path, if that
+  /// fails.
   explicit JsonlTracker(const std::filesystem::path& path);
 
   std::string name() const override { return "jsonl"; }
@@ -67,10 +68,10 @@ class JsonlTracker final : public Tracker {
   void append_line(std::string line);
 
   AppendFile file_;
-  bool torn_;  ///< The file has no newline at its end, and nothing was appended yet.
+  bool incomplete_line_;  ///< The file has no newline at its end, and nothing was appended yet.
 };
 
-/// Writes a new event file into `folder`, for `tensorboard --logdir`: one run is one folder, and a
+/// Writes a new event file into `folder`, for `tensorboard --logdir`. One run is one folder, and a
 /// resumed run adds a file.
 ///
 /// log() is one write(2) of a complete record, without buffering. The config appears in the Text
@@ -78,8 +79,8 @@ class JsonlTracker final : public Tracker {
 /// precision there. Costs about 1 kB of memory, and about 40 bytes of file a value.
 class TensorBoardTracker final : public Tracker {
  public:
-  /// Creates the folder and the file events.out.tfevents.<unix time>.<host>.<pid>.<n>; ConfigError,
-  /// naming it, if that fails.
+  /// Creates the folder and the file events.out.tfevents.<unix time>.<host>.<pid>.<n>. Throws
+  /// ConfigError, naming it, if that fails.
   explicit TensorBoardTracker(const std::filesystem::path& folder);
 
   std::string name() const override { return "tensorboard"; }

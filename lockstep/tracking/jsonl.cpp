@@ -24,12 +24,12 @@ JsonlTracker::JsonlTracker(const std::filesystem::path& path) {
     make_folders(path.parent_path());
   }
   file_.open(path);
-  torn_ = file_.last_byte().value_or('\n') != '\n';
+  incomplete_line_ = file_.last_byte().value_or('\n') != '\n';
 }
 
 void JsonlTracker::append_line(std::string line) {
-  file_.append((torn_ ? "\n" : "") + std::move(line) + "\n");
-  torn_ = false;
+  file_.append((incomplete_line_ ? "\n" : "") + std::move(line) + "\n");
+  incomplete_line_ = false;
 }
 
 void JsonlTracker::do_store_config(const nlohmann::json& config) {

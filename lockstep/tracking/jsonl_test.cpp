@@ -51,7 +51,7 @@ TEST_F(Jsonl, EveryLineIsInTheFileWhenTheCallReturns) {
   for (int step = 0; step < 5; ++step) {
     tracker.log({{"loss", 0.5}}, step);
     ASSERT_EQ(lines().size(), static_cast<size_t>(step + 1));
-    ASSERT_EQ(bytes_of(path()).back(), '\n');
+    ASSERT_EQ(contents(path()).back(), '\n');
   }
   tracker.flush();
 }
@@ -110,7 +110,7 @@ TEST_F(Jsonl, RefusesTheNamesEveryLineHas) {
   EXPECT_EQ(lines().size(), 1U);
 }
 
-TEST_F(Jsonl, EscapesWhatANameMayHold) {
+TEST_F(Jsonl, EscapesEveryCharacterOfAName) {
   JsonlTracker tracker(path());
   const std::string name = "a \"b\"\n\tα";
   tracker.log({{name, 1}}, 1);
@@ -118,7 +118,7 @@ TEST_F(Jsonl, EscapesWhatANameMayHold) {
   EXPECT_EQ(json::parse(lines()[0]).at(name), 1.0);
 }
 
-TEST_F(Jsonl, AResumedRunGoesOnInTheSameFile) {
+TEST_F(Jsonl, AResumedRunAppendsToTheSameFile) {
   {
     JsonlTracker tracker(path());
     tracker.log({{"loss", 2}}, 1);
@@ -172,9 +172,9 @@ int log_until_full(const std::filesystem::path& folder) {
   return 1;
 }
 
-TEST_F(Jsonl, AFullDiskLeavesWholeLines) {
+TEST_F(Jsonl, AFullDiskLeavesCompleteLines) {
   EXPECT_EQ(run_with_file_limit(1000, &log_until_full, folder_.path()), 0);
-  const std::string bytes = bytes_of(folder_.path() / "m.jsonl");
+  const std::string bytes = contents(folder_.path() / "m.jsonl");
   ASSERT_FALSE(bytes.empty());
   EXPECT_EQ(bytes.back(), '\n');
   for (const std::string& line : lines_of(folder_.path() / "m.jsonl")) {

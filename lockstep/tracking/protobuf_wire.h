@@ -19,12 +19,12 @@ void append_little_endian(std::string& bytes, Integer value) {
 
 /// Writes one protobuf message, field by field, in the order of the calls.
 ///
-/// It has no schema: the caller passes field numbers and types. Own code, because torch's protobuf
-/// headers and symbols conflict with Debian's in one program.
+/// It has no schema: the caller passes field numbers and types. Lockstep has its own writer,
+/// because torch's protobuf headers and symbols conflict with Debian's in one program. Source:
 /// https://protobuf.dev/programming-guides/encoding
 class ProtobufWriter {
  public:
-  /// int32, int64, uint64, bool and enums; a negative number takes ten bytes.
+  /// Writes an int32, int64, uint64, bool or enum; a negative number takes ten bytes.
   ProtobufWriter& varint(uint32_t field, int64_t value) {
     key(field, 0);
     raw_varint(static_cast<uint64_t>(value));
@@ -40,7 +40,7 @@ class ProtobufWriter {
     append_little_endian(bytes_, std::bit_cast<uint32_t>(value));
     return *this;
   }
-  /// A string (UTF-8), bytes or a message inside this one.
+  /// Writes a string (UTF-8), bytes, or a message inside this one.
   ProtobufWriter& bytes(uint32_t field, std::string_view value) {
     key(field, 2);
     raw_varint(value.size());

@@ -16,7 +16,7 @@ namespace {
 
 using Folder = std::filesystem::path;
 
-/// A built-in tracker.
+/// Describes a built-in tracker.
 struct Entry {
   const char* name;
   std::function<std::unique_ptr<Tracker>(const Folder& folder)> make;
@@ -38,7 +38,7 @@ const std::vector<Entry>& entries() {
 Folder run_folder(const MakeOptions& options) {
   if (options.project_dir.empty()) {
     throw ConfigError(
-        "tracking", "project_dir is empty; got '', expected a folder for all runs; try 'runs'");
+        "tracking", "project_dir is empty; expected a folder for all runs; try 'runs'");
   }
   const std::filesystem::path name = options.project_name;
   const bool leads_out =
@@ -48,7 +48,7 @@ Folder run_folder(const MakeOptions& options) {
     throw ConfigError(
         "tracking",
         fmt::format(
-            "project_name is no folder in {}; got '{}', expected a relative path without '..'",
+            "project_name is not a folder in {}; got '{}', expected a relative path without '..'",
             options.project_dir.string(),
             options.project_name));
   }

@@ -22,7 +22,7 @@ using testing::Not;
 using testing::ThrowsMessage;
 
 std::vector<std::string> records(const TensorBoardTracker& tracker) {
-  return records_of(bytes_of(tracker.path()));
+  return records_of(contents(tracker.path()));
 }
 
 TEST(TensorBoard, NamesItsFileAsEventFilesAreNamed) {
@@ -68,7 +68,7 @@ TEST(TensorBoard, ConfigMetricsAndStatusGoToTheHParamsTab) {
   tracker.store_config({{"optimizer", {{"lr", 0.1}}}});
   tracker.log({{"loss", 0.5}}, 1);
   EXPECT_THAT(
-      bytes_of(tracker.path()),
+      contents(tracker.path()),
       AllOf(
           HasSubstr("config/text_summary"),
           HasSubstr("_hparams_/session_start_info"),
@@ -104,14 +104,14 @@ int log_until_full(const std::filesystem::path& folder) {
   return 1;
 }
 
-TEST(TensorBoard, AFullDiskIsAnErrorAndLeavesWholeRecords) {
+TEST(TensorBoard, AFullDiskIsAnErrorAndLeavesCompleteRecords) {
   const TestFolder folder;
   EXPECT_EQ(run_with_file_limit(1000, &log_until_full, folder.path()), 0);
   const auto file = std::filesystem::directory_iterator(folder.path())->path();
-  const std::vector<std::string> whole = records_of(bytes_of(file));
-  EXPECT_GT(whole.size(), 10U);
+  const std::vector<std::string> records = records_of(contents(file));
+  EXPECT_GT(records.size(), 10U);
   size_t size = 0;
-  for (const std::string& record : whole) {
+  for (const std::string& record : records) {
     size += record.size() + 16;
   }
   EXPECT_EQ(size, std::filesystem::file_size(file));

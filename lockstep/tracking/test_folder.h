@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,11 +10,6 @@
 #include "lockstep/base/test_folder.h"
 
 namespace lockstep::tracking {
-
-inline std::string bytes_of(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-}
 
 inline std::vector<std::string> lines_of(const std::filesystem::path& path) {
   std::ifstream stream(path);
@@ -31,8 +24,8 @@ inline std::vector<std::string> lines_of(const std::filesystem::path& path) {
 /// checksum.
 std::vector<std::string> records_of(const std::string& bytes);
 
-/// Runs `body` in a process whose files are limited to `bytes`, like on a full disk. Returns its
-/// exit code.
+/// Runs `body` in a process whose files are limited to `bytes`, as on a full disk. Returns the exit
+/// code.
 int run_with_file_limit(
     size_t bytes,
     int (*body)(const std::filesystem::path& folder),

@@ -35,7 +35,7 @@ constexpr uint32_t kShapeDim = 2;
 constexpr uint32_t kDimSize = 1;
 constexpr int64_t kDtypeString = 7;
 
-// And of tensorboard/plugins/hparams/{plugin_data,api}.proto.
+// Field numbers of tensorboard/plugins/hparams/{plugin_data,api}.proto.
 constexpr uint32_t kHParamsExperiment = 2;
 constexpr uint32_t kHParamsSessionStart = 3;
 constexpr uint32_t kHParamsSessionEnd = 4;
@@ -56,7 +56,7 @@ constexpr int64_t kTypeNumber = 3;
 constexpr int64_t kStatusSuccess = 1;
 constexpr int64_t kStatusFailure = 2;
 
-// And of google/protobuf/struct.proto, of a map entry.
+// Field numbers of google/protobuf/struct.proto, and of a map entry.
 constexpr uint32_t kStructNumber = 2;
 constexpr uint32_t kStructString = 3;
 constexpr uint32_t kStructBool = 4;
@@ -106,7 +106,7 @@ int64_t type_of(const json& value) {
   return value.is_number() ? kTypeNumber : kTypeString;
 }
 
-/// Rounds to single precision; too large values become infinite, for which a cast is undefined.
+/// Rounds to single precision. Too large values, for which a cast is undefined, become infinite.
 float to_single(double value) {
   constexpr double kMost = std::numeric_limits<float>::max();
   if (std::isfinite(value) && std::abs(value) > kMost) {

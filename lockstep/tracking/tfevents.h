@@ -10,12 +10,13 @@
 
 #include "lockstep/tracking/tracker.h"
 
-/// The encoding of TensorBoard's event files: TensorFlow's Event and Summary, TensorBoard's
-/// HParams. Each function returns one serialized Event; frame_record() makes a record of the file
-/// from it. `wall_time_s` is in seconds since 1970. Pure functions.
+/// Encodes TensorBoard's event files: TensorFlow's Event and Summary, TensorBoard's HParams. Each
+/// function returns one serialized Event; frame_record() makes a record of the file from it.
+/// `wall_time_s` is in seconds since 1970. Pure functions.
 namespace lockstep::tracking::tfevents {
 
-/// A TFRecord: length, masked CRC-32C of the length, `payload`, masked CRC-32C of the payload.
+/// Frames a TFRecord: length, masked CRC-32C of the length, `payload`, masked CRC-32C of the
+/// payload.
 std::string frame_record(std::string_view payload);
 
 /// Returns the first event of every file.

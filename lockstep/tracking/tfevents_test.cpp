@@ -26,8 +26,8 @@ std::string hex(const std::string& bytes) {
   return text;
 }
 
-// The fixtures were made by tests/tracking/make_fixtures.py with TensorBoard's own protobuf classes
-// and record writer; maps and repeated fields in the order of names.
+// tests/tracking/make_fixtures.py made the fixtures with TensorBoard's own protobuf classes and
+// record writer. Maps and repeated fields are in the order of names.
 TEST(TfEvents, FramesARecordAsTfRecordDoes) {
   EXPECT_EQ(hex(frame_record("abc")), "0300000000000000b099490e6162636e57f121");
   EXPECT_EQ(hex(frame_record("")), "000000000000000029039807d8ea82a2");

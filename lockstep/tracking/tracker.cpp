@@ -86,13 +86,16 @@ void Tracker::log(const Values& values, int64_t step) {
     if (tag.empty()) {
       throw ConfigError(
           "tracking",
-          fmt::format("the name of a value is empty; got {} named '' at step {}", value, step));
+          fmt::format(
+              "the name of a value is empty; got value {} at step {}, expected a name",
+              value,
+              step));
     }
     if (!is_utf8(tag)) {
       throw ConfigError(
           "tracking",
           fmt::format(
-              "the name of a value is no valid UTF-8; got {}, expected UTF-8",
+              "the name of a value is not valid UTF-8; got {}, expected UTF-8",
               json(tag).dump(-1, ' ', true, json::error_handler_t::replace)));
     }
   }

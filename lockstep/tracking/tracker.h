@@ -9,17 +9,17 @@
 
 namespace lockstep::tracking {
 
-/// The values of one step. NaN and infinities are valid, and must be preserved.
+/// Maps names to the values of one step. NaN and infinities are valid, and must be preserved.
 using Values = std::map<std::string, double>;
 
-/// The end of a run.
+/// Reports how a run ended.
 enum class RunStatus {
-  kFinished,  ///< It completed.
-  kFailed,    ///< An error ended it.
-  kKilled,    ///< It was ended from outside: a signal, a time limit.
+  kFinished,  ///< The run completed.
+  kFailed,    ///< An error ended the run.
+  kKilled,    ///< A signal or a time limit ended the run.
 };
 
-/// "finished", "failed" or "killed".
+/// Returns "finished", "failed" or "killed".
 const char* name_of(RunStatus status);
 
 /// Stores the curves of one run in a file or on a server. By default only the main process uses it.
@@ -38,10 +38,10 @@ class Tracker {
   Tracker(const Tracker&) = delete;
   Tracker& operator=(const Tracker&) = delete;
 
-  /// Its name in messages; for Lockstep's own trackers the name for make_tracker().
+  /// Returns the name in messages; for Lockstep's own trackers the name for make_tracker().
   virtual std::string name() const = 0;
-  /// Returns whether an Accelerator uses it only on the main process; false: on every process that
-  /// has it.
+  /// Returns true if an Accelerator uses the tracker only on the main process; false: on every
+  /// process that has it.
   virtual bool main_process_only() const { return true; }
 
   /// Stores the run's settings, preferably before the first log(). Throws ConfigError unless
@@ -52,8 +52,9 @@ class Tracker {
   void log(const Values& values, int64_t step);
   /// Blocks until everything logged is on disk, or on the server; slower than log().
   void flush();
-  /// Records how the run ended and closes. Later calls do nothing; log() and store_config() after
-  /// it are ConfigErrors. A tracker destroyed without it leaves a run that looks interrupted.
+  /// Records how the run ended and closes the tracker. Later calls of finish() and flush() do
+  /// nothing; log() and store_config() then throw ConfigError. A tracker destroyed without finish()
+  /// leaves a run that looks interrupted.
   void finish(RunStatus status = RunStatus::kFinished);
 
  private:
@@ -73,7 +74,7 @@ const char* name_of_non_finite(double value);
 /// invalid UTF-8 becomes U+FFFD.
 nlohmann::json portable_config(const nlohmann::json& config);
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 double wall_time_s();
 
 }  // namespace lockstep::tracking

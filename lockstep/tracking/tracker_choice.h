@@ -10,21 +10,21 @@
 
 namespace lockstep::tracking {
 
-/// A tracker: one of Lockstep's by name, or an object of the program's own class. Converts from
-/// either, so a list may mix them: {"jsonl", std::make_shared<MyTracker>()}.
+/// Selects a tracker: one of Lockstep's by name, or an object of the program's own class. Converts
+/// from either, so a list may mix them: {"jsonl", std::make_shared<MyTracker>()}.
 class TrackerChoice {
  public:
-  /// A name for make_tracker().
+  /// Takes a name for make_tracker().
   TrackerChoice(const char* name) : name_(name) {}             // NOLINT
   TrackerChoice(std::string name) : name_(std::move(name)) {}  // NOLINT
-  /// The program's own tracker.
+  /// Takes the program's own tracker.
   template <std::derived_from<Tracker> T>
   TrackerChoice(std::shared_ptr<T> tracker)  // NOLINT
       : is_own_(true), tracker_(std::move(tracker)) {}
 
   bool is_own() const { return is_own_; }
   const std::string& name() const { return name_; }
-  /// Null if the choice is a name, or the program passed a null pointer.
+  /// Returns null if the choice is a name, or the program passed a null pointer.
   const std::shared_ptr<Tracker>& tracker() const { return tracker_; }
 
  private:

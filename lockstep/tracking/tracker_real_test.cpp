@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorBoard's own reader makes of our files. Needs the Python that LOCKSTEP_PYTHON names.
+// Reads Lockstep's files by TensorBoard's own reader, in the Python that LOCKSTEP_PYTHON names.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 
 const std::string kPython = LOCKSTEP_PYTHON;
-constexpr int kNoTensorboard = 3;  // Of read_tensorboard.py.
+constexpr int kNoTensorboard = 3;  // Exit code of read_tensorboard.py.
 
 struct Reading {
   int code = 0;
@@ -120,7 +120,7 @@ TEST_F(RealTensorBoard, ReadsConfigAsTextAndHParams) {
   EXPECT_EQ(finished.at("status"), 1);
 }
 
-TEST_F(RealTensorBoard, ReadsATruncatedFileUpToItsLastWholeRecord) {
+TEST_F(RealTensorBoard, ReadsATruncatedFileUpToItsLastCompleteRecord) {
   std::filesystem::path file;
   {
     TensorBoardTracker tracker(folder_.path());

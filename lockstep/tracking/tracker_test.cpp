@@ -23,7 +23,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-/// Writes down what reaches a tracker.
+/// Records the calls of a tracker.
 class Recorder final : public Tracker {
  public:
   std::string name() const override { return "recorder"; }
@@ -38,7 +38,7 @@ class Recorder final : public Tracker {
   void do_finish(RunStatus status) override { calls.emplace_back(name_of(status)); }
 };
 
-TEST(Tracker, PassesOnWhatMakesSense) {
+TEST(Tracker, ForwardsValidValues) {
   Recorder tracker;
   tracker.store_config({{"lr", 0.1}});
   tracker.log({{"loss", 0.5}, {"accuracy", 0.9}}, 0);
@@ -82,7 +82,7 @@ TEST(Tracker, RefusesStepsNamesAndConfigsThatMakeNoSense) {
       [&] {
         tracker.log({{"bad \xff", 1}}, 3);
       },
-      ThrowsMessage<ConfigError>(HasSubstr("is no valid UTF-8")));
+      ThrowsMessage<ConfigError>(HasSubstr("is not valid UTF-8")));
   for (const json& config : {json(nullptr), json(1), json::array({1})}) {
     EXPECT_THAT(
         [&] { tracker.store_config(config); },
@@ -91,7 +91,7 @@ TEST(Tracker, RefusesStepsNamesAndConfigsThatMakeNoSense) {
   EXPECT_TRUE(tracker.calls.empty());
 }
 
-TEST(Tracker, ConfigsArriveAsEveryFormatCanHoldThem) {
+TEST(Tracker, ConfigsAreStoredInTheTypesOfEachFormat) {
   const double infinity = std::numeric_limits<double>::infinity();
   const json config = {
       {"clip", infinity},
@@ -109,7 +109,7 @@ TEST(Tracker, ConfigsArriveAsEveryFormatCanHoldThem) {
           {"seed", 7}}));
 }
 
-TEST(Tracker, DestructionWithoutFinishKeepsWhatWasLogged) {
+TEST(Tracker, DestructionWithoutFinishKeepsLoggedValues) {
   const TestFolder folder;
   std::filesystem::path events;
   {
@@ -120,7 +120,7 @@ TEST(Tracker, DestructionWithoutFinishKeepsWhatWasLogged) {
     tensorboard.log({{"a", 1}}, 1);
   }
   EXPECT_EQ(lines_of(folder.path() / "m.jsonl").size(), 1U);
-  EXPECT_EQ(records_of(bytes_of(events)).size(), 2U);
+  EXPECT_EQ(records_of(contents(events)).size(), 2U);
 }
 
 }  // namespace

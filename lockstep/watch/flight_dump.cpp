@@ -157,13 +157,13 @@ FlightDump read_dump(const std::filesystem::path& path) {
   if (bytes > kMaxBytes) {
     throw ConfigError(
         path.string(),
-        fmt::format("has {} bytes; no flight dump is larger than {}", bytes, kMaxBytes));
+        fmt::format("has {} bytes; expected a flight dump of at most {} bytes", bytes, kMaxBytes));
   }
   try {
     const Json json = Json::parse(std::string(std::istreambuf_iterator<char>(file), {}));
     if (json.value("format", "") != kFormat) {
       throw ConfigError(
-          path.string(), "is no flight dump; expected \"format\": \"lockstep-flight\"");
+          path.string(), "is not a flight dump; expected \"format\": \"lockstep-flight\"");
     }
     if (json.at("version") != kVersion) {
       throw ConfigError(
@@ -187,7 +187,8 @@ FlightDump read_dump(const std::filesystem::path& path) {
   } catch (const ConfigError&) {
     throw;
   } catch (const std::exception& problem) {
-    throw ConfigError(path.string(), fmt::format("is no complete flight dump: {}", problem.what()));
+    throw ConfigError(
+        path.string(), fmt::format("is not a complete flight dump: {}", problem.what()));
   }
 }
 

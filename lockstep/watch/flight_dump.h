@@ -12,25 +12,26 @@
 
 namespace lockstep::watch {
 
-/// The operations of all ranks of a job at one moment, written when a job fails and read by
-/// `lockstep flight`.
+/// Holds the operations of all ranks of a job at one moment. It is written when a job fails, and
+/// read by `lockstep flight`.
 struct FlightDump {
   std::string run_id;
   std::string why;     ///< The reason of the failure.
-  std::string time;    ///< When, in UTC.
+  std::string time;    ///< Time of the dump, in UTC.
   int64_t now_ns = 0;  ///< The time on the operations' clock.
   std::vector<RankView> ranks;
 };
 
-/// Parses a rank of a dump; nlohmann's exceptions for invalid content.
 nlohmann::ordered_json to_json(const RankView& view);
+/// Parses a rank of a dump. Throws nlohmann's exceptions for invalid content.
 RankView view_of(const nlohmann::ordered_json& json);
 
-/// Writes JSON: {"format": "lockstep-flight", "version": 1, ...}. Atomic, with mode 0600. Error if
-/// it cannot be written.
+/// Writes JSON: {"format": "lockstep-flight", "version": 2, ...}. Atomic, with mode 0600. Throws
+/// Error if it cannot be written.
 void write_dump(const FlightDump& dump, const std::filesystem::path& path);
 
-/// ConfigError, naming the file, if it cannot be read or is no dump of this version.
+/// Reads a dump. Throws ConfigError, naming the file, if it cannot be read or is not a dump of this
+/// version.
 FlightDump read_dump(const std::filesystem::path& path);
 
 }  // namespace lockstep::watch

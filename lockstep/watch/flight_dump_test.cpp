@@ -59,7 +59,7 @@ TEST(FlightDump, IsReadAsItWasWritten) {
   EXPECT_EQ(read.ranks[1].record.world, 2);
 }
 
-TEST(FlightDump, IsWholeOrAbsent) {
+TEST(FlightDump, IsCompleteOrAbsent) {
   const TestFolder folder;
   EXPECT_THROW(write_dump(some_dump(), folder / "none" / "flight.json"), Error);
   std::filesystem::create_directory(folder / "taken");
@@ -71,7 +71,7 @@ TEST(FlightDump, IsWholeOrAbsent) {
   EXPECT_EQ(files, 1U);
 }
 
-TEST(FlightDump, NamesAFileThatIsNone) {
+TEST(FlightDump, NamesAFileThatIsNotADump) {
   const TestFolder folder;
   const auto refuses = [&](const char* text, const char* what) {
     std::ofstream(folder / "x.json") << text;
@@ -79,11 +79,11 @@ TEST(FlightDump, NamesAFileThatIsNone) {
         [&] { read_dump(folder / "x.json"); },
         ThrowsMessage<ConfigError>(AllOf(HasSubstr("x.json"), HasSubstr(what))));
   };
-  refuses("", "is no complete flight dump");
-  refuses("[]", "is no complete flight dump");
-  refuses("{}", "is no flight dump");
+  refuses("", "is not a complete flight dump");
+  refuses("[]", "is not a complete flight dump");
+  refuses("{}", "is not a flight dump");
   refuses(R"({"format": "lockstep-flight", "version": 1})", "of version 1; expected version 2");
-  refuses(R"({"format": "lockstep-flight", "version": 2})", "is no complete flight dump");
+  refuses(R"({"format": "lockstep-flight", "version": 2})", "is not a complete flight dump");
   EXPECT_THAT(
       [&] { read_dump(folder / "none.json"); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("none.json"), HasSubstr("cannot be read"))));

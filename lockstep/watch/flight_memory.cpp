@@ -26,7 +26,7 @@ constexpr size_t kWords = sizeof(Operation) / sizeof(uint64_t);
 using Words = std::array<uint64_t, kWords>;
 constexpr int kTries = 100;  // Reads of an entry that is being written, which takes nanoseconds.
 
-struct Slot {
+struct Entry {
   std::atomic<uint64_t> version{0};
   std::array<std::atomic<uint64_t>, kWords> words{};
 
@@ -41,8 +41,8 @@ struct Slot {
     version.store(before + 2, std::memory_order_release);
   }
 
-  /// Returns nothing if it was never written, or if the writer was stopped or killed during a
-  /// write.
+  /// Returns nothing if the entry was never written, or if the writer was stopped or killed during
+  /// a write.
   std::optional<Operation> read() const {
     for (int i = 0; i < kTries; ++i) {
       const uint64_t before = version.load(std::memory_order_acquire);
@@ -75,7 +75,7 @@ struct FlightMemory::Layout {
   std::atomic<uint64_t> issued{0};
   std::atomic<uint64_t> ended{0};
   std::atomic<int64_t> progress_ns{0};
-  std::array<Slot, kOperations> slots;
+  std::array<Entry, kOperations> entries;
 
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
 };
@@ -124,24 +124,24 @@ std::optional<FlightMemory> FlightMemory::open(const std::string& path) {
 }
 
 bool FlightMemory::claim(int64_t pid, int64_t rank, int64_t world) {
-  int64_t nobody = 0;
-  if (!layout_->pid.compare_exchange_strong(nobody, pid) && nobody != pid) {
+  int64_t writer = 0;
+  if (!layout_->pid.compare_exchange_strong(writer, pid) && writer != pid) {
     return false;
   }
   layout_->left.store(0);
   layout_->saving.store(0);
   layout_->rank.store(rank);
   layout_->world.store(world);
-  touch();
+  record_progress();
   return true;
 }
 
-void FlightMemory::touch() {
+void FlightMemory::record_progress() {
   layout_->progress_ns.store(now_ns(), std::memory_order_relaxed);
 }
 
 void FlightMemory::write(const Operation& operation) {
-  layout_->slots[operation.number % kOperations].write(operation);
+  layout_->entries[operation.number % kOperations].write(operation);
   if (operation.number > layout_->issued.load(std::memory_order_relaxed)) {
     layout_->issued.store(operation.number, std::memory_order_relaxed);
   }
@@ -156,11 +156,11 @@ void FlightMemory::write(const Operation& operation) {
 
 void FlightMemory::count_end() {
   layout_->ended.fetch_add(1, std::memory_order_relaxed);
-  touch();
+  record_progress();
 }
 
 std::optional<Operation> FlightMemory::find(uint64_t number) const {
-  std::optional<Operation> found = layout_->slots[number % kOperations].read();
+  std::optional<Operation> found = layout_->entries[number % kOperations].read();
   if (found && found->number != number) {
     found.reset();
   }
@@ -169,17 +169,17 @@ std::optional<Operation> FlightMemory::find(uint64_t number) const {
 
 void FlightMemory::set_step(int64_t step) {
   layout_->step.store(step, std::memory_order_relaxed);
-  touch();
+  record_progress();
 }
 
 void FlightMemory::set_left() {
   layout_->left.store(1, std::memory_order_relaxed);
-  touch();
+  record_progress();
 }
 
 void FlightMemory::set_saving(bool saving) {
   layout_->saving.store(saving ? 1 : 0, std::memory_order_relaxed);
-  touch();
+  record_progress();
 }
 
 FlightRecord FlightMemory::read() const {
@@ -194,8 +194,8 @@ FlightRecord FlightMemory::read() const {
       .ended = layout_->ended.load(),
       .progress_ns = layout_->progress_ns.load(),
       .operations = {}};
-  for (const Slot& slot : layout_->slots) {
-    if (const auto operation = slot.read()) {
+  for (const Entry& entry : layout_->entries) {
+    if (const auto operation = entry.read()) {
       record.operations.push_back(*operation);
     }
   }

@@ -13,27 +13,28 @@
 
 namespace lockstep::watch {
 
-/// A snapshot of a rank's record.
+/// Holds a snapshot of a rank's record.
 struct FlightRecord {
   int64_t pid = 0;  ///< 0: no process uses the memory yet.
   int64_t rank = 0;
   int64_t world = 1;
-  bool left = false;    ///< It takes no further part in the job.
-  bool saving = false;  ///< It writes a checkpoint, or waits for ranks that do.
+  bool left = false;    ///< The rank has left the job.
+  bool saving = false;  ///< The rank writes a checkpoint, or waits for ranks that do.
   int64_t step = 0;     ///< Training steps done.
-  uint64_t issued = 0;  ///< Operations.
+  uint64_t issued = 0;  ///< Requested operations.
   uint64_t ended = 0;
   int64_t progress_ns = 0;            ///< Time of the last change of this record.
   std::vector<Operation> operations;  ///< The last ones, oldest first.
 
-  /// Its last operation failed, probably because another rank was lost.
+  /// Returns whether the last operation failed, probably because another rank was lost.
   bool lost_peer() const {
     return !operations.empty() && operations.back().stage == Stage::kFailed;
   }
 };
 
-/// The memory in which a rank records its operations and its launcher reads them, even if the rank
-/// is stopped, hangs, or is dead. The rank writes without system calls and without waiting.
+/// Maps the memory in which a rank records its operations and its launcher reads them. The launcher
+/// can read it even if the rank is stopped, hangs, or is dead. The rank writes without system calls
+/// and without waiting.
 ///
 /// Layout: a header of atomic words, then a ring of kOperations entries, each with a version that
 /// is odd while it is written. A sealed memfd: nothing in the file system, freed with the last
@@ -44,9 +45,10 @@ class FlightMemory {
  public:
   static constexpr size_t kOperations = 256;
 
-  /// Creates an empty one. Error if the kernel refuses.
+  /// Creates an empty record. Throws Error if the kernel refuses.
   static FlightMemory create();
-  /// Opens that of another process, by path(). Nothing if there is none, or it is invalid.
+  /// Opens the record of another process, by its path(). Returns nothing if `path` has no valid
+  /// record.
   static std::optional<FlightMemory> open(const std::string& path);
 
   FlightMemory(FlightMemory&&) noexcept = default;
@@ -55,16 +57,16 @@ class FlightMemory {
   FlightMemory& operator=(const FlightMemory&) = delete;
   ~FlightMemory() = default;
 
-  /// The path for open() in another process of this user, while this process lives; empty for
-  /// opened memory.
+  /// Returns the path for open() in another process of this user, valid while this process lives;
+  /// empty for opened memory.
   const std::string& path() const { return path_; }
 
-  /// Makes this process (or `pid`) the writer; false if another one is.
+  /// Makes process `pid` the writer. Returns false if another process is the writer.
   bool claim(int64_t pid, int64_t rank, int64_t world);
   void write(const Operation& operation);
   /// Counts the end of an operation whose entry was overwritten by a later one.
   void count_end();
-  /// The entry of operation `number`, if it still exists. For the writer.
+  /// Returns the entry of operation `number`, if it still exists. For the writer.
   std::optional<Operation> find(uint64_t number) const;
   void set_step(int64_t step);
   void set_left();
@@ -78,7 +80,7 @@ class FlightMemory {
     void operator()(Layout* layout) const;
   };
   FlightMemory(Layout* layout, UniqueFd fd, std::string path);
-  void touch();
+  void record_progress();
 
   std::unique_ptr<Layout, Unmap> layout_;
   UniqueFd fd_;

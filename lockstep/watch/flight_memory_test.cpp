@@ -16,7 +16,7 @@
 namespace lockstep::watch {
 namespace {
 
-TEST(FlightMemory, ShowsWhatAnotherProcessWroteBeforeItWasKilled) {
+TEST(FlightMemory, ShowsTheRecordOfAKilledProcess) {
   FlightMemory memory = FlightMemory::create();
   const pid_t child = ::fork();
   if (child == 0) {
@@ -82,7 +82,7 @@ TEST(FlightMemory, TakesNothingElseForARecord) {
   ::close(fd);
 }
 
-/// Fields that must agree tell a torn read.
+/// Detects a read during a write by fields that must agree.
 TEST(FlightMemory, NeverShowsHalfAnOperation) {
   FlightMemory memory = FlightMemory::create();
   std::atomic<bool> stop{false};

@@ -56,11 +56,11 @@ void FlightRecorder::start(uint64_t number) {
   }
 }
 
-void FlightRecorder::end(uint64_t number, bool well) {
+void FlightRecorder::end(uint64_t number, bool succeeded) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (auto operation = memory_.find(number)) {
     operation->ended_ns = now_ns();
-    operation->stage = well ? Stage::kDone : Stage::kFailed;
+    operation->stage = succeeded ? Stage::kDone : Stage::kFailed;
     memory_.write(*operation);
   } else {
     memory_.count_end();

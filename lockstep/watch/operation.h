@@ -12,35 +12,34 @@ enum class Stage : uint32_t { kIssued, kRunning, kDone, kFailed };
 
 const char* name_of(Stage stage);
 
-/// One collective or message of one rank, in the form that the launcher reads: plain bytes, no
-/// pointers. Times are CLOCK_MONOTONIC, the same for all processes of a host; 0 for stages not
-/// reached.
+/// Describes one collective or message of one rank, in the form that the launcher reads: plain
+/// bytes, no pointers. Times are CLOCK_MONOTONIC, the same for all processes of a host; 0 for
+/// stages not reached.
 struct Operation {
   static constexpr size_t kSizes = 6;
   static constexpr uint64_t kWorld = 0;
 
-  uint64_t number = 0;      ///< Of this process, from 1.
+  uint64_t number = 0;      ///< Counts operations of this process, from 1.
   uint64_t group = kWorld;  ///< Equal on all members of a group; the job's own group is kWorld.
-  int64_t sequence = -1;    ///< Of the collectives of the group, from 0; -1 for send and recv.
+  int64_t sequence = -1;    ///< Counts collectives of the group, from 0; -1 for send and recv.
   int64_t step = 0;         ///< The training step it belongs to.
   int64_t issued_ns = 0;    ///< The program requested it.
   int64_t started_ns = 0;   ///< Earlier operations were done.
   int64_t ended_ns = 0;
-  std::array<int64_t, kSizes> sizes{};  ///< Of the tensor; further ones are left out.
+  std::array<int64_t, kSizes> sizes{};  ///< The tensor's first sizes.
   std::array<char, 20> name{};          ///< "all_reduce", and so on; cut if longer.
   std::array<char, 12> reduce{};        ///< "sum"; empty for operations without reduction.
   std::array<char, 20> dtype{};         ///< "float32"; empty without a tensor.
   int32_t dims = -1;                    ///< -1: no tensor.
-  int32_t peer = -1;                    ///< Of send and recv, and a root; -1: none.
+  int32_t peer = -1;                    ///< The peer of send and recv, or the root; -1: none.
   Stage stage = Stage::kIssued;
 
   bool is_over() const { return stage == Stage::kDone || stage == Stage::kFailed; }
-  /// "all_reduce(sum) of float32[10, 20]", "send to rank 1 of int64[3]".
+  /// Formats "all_reduce(sum) of float32[10, 20]" or "send to rank 1 of int64[3]".
   std::string describe() const;
 };
 static_assert(sizeof(Operation) % sizeof(uint64_t) == 0, "copied as words");
 
-/// Formats it for people.
 inline double seconds_of(int64_t ns) {
   return static_cast<double>(ns) / 1e9;
 }

@@ -24,7 +24,7 @@ TEST(Operation, IsDescribedAsErrorsDo) {
   EXPECT_EQ(operation.describe(), "barrier");
 }
 
-TEST(Operation, LeavesOutSizesThatHaveNoRoom) {
+TEST(Operation, OmitsSizesBeyondItsCapacity) {
   Operation operation = all_reduce(1, 0, Stage::kDone);
   operation.dims = 8;
   operation.sizes = {1, 2, 3, 4, 5, 6};

@@ -17,6 +17,7 @@
 #include "lockstep/base/unique_fd.h"
 
 namespace lockstep::watch {
+
 std::optional<ProcessState> process_state(int64_t pid) {
   const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 1024> text{};

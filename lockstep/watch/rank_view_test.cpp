@@ -14,7 +14,7 @@
 namespace lockstep::watch {
 namespace {
 
-TEST(ProcessState, SaysWhetherAProcessIsStoppedWhateverItsName) {
+TEST(ProcessState, ReportsWhetherAProcessOfAnyNameIsStopped) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::prctl(PR_SET_NAME, ") R 1 2 (x");

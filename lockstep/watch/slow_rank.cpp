@@ -17,16 +17,16 @@ constexpr double kWaitingAtLeast = 0.2;
 // With shared memory, dozens of operations may fit into one delay by the kernel's scheduler.
 constexpr int64_t kWaitedAtLeastNs = 100'000'000;
 
-/// The time at which each rank issued an operation, and the rank.
+/// Holds the time at which each rank issued an operation, and the rank.
 using Arrivals = std::vector<std::pair<int64_t, int>>;
 
-/// The operations that one rank issued last.
+/// Sums up the operations that one rank issued last.
 struct LastArrivals {
   size_t times = 0;
-  int64_t waited_ns = 0;  ///< By the others; time in which several operations wait counts once.
+  int64_t waited_ns = 0;  ///< Time that the others waited; overlapping waits count once.
   int64_t counted_until_ns = 0;
 
-  /// The others waited from `from_ns` until `until_ns`. Call in the operations' order.
+  /// Adds a wait of the others from `from_ns` until `until_ns`. Call it in the operations' order.
   void add(int64_t from_ns, int64_t until_ns) {
     ++times;
     waited_ns += std::max<int64_t>(0, until_ns - std::max(from_ns, counted_until_ns));
@@ -78,9 +78,8 @@ std::optional<SlowRank> slow_by_own_clocks(std::vector<RankView> ranks) {
   return SlowRank{
       slow.rank,
       fmt::format(
-          "rank {} on {} is slow: the other ranks spend at least {:.0f} % of their time in "
-          "operations, "
-          "waiting for it, and it spends {:.0f} %",
+          "rank {0} on {1} is slow: the other ranks spend at least {2:.0f} % of their time in "
+          "operations, waiting for rank {0}, which spends {3:.0f} %",
           slow.rank,
           slow.host,
           others * 100,
@@ -132,8 +131,7 @@ std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks) {
           rank,
           fmt::format(
               "rank {} is slow: it was last in {} of the last {} operations, and the other ranks "
-              "waited "
-              "for it for {:.0f} % of {:.1f} s",
+              "waited for it for {:.0f} % of {:.1f} s",
               rank,
               sums.times,
               operations.size(),

@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t kThousandth = 10'000;
 
-/// Operations a step of `step_ns` apart; rank 1 comes `late` thousandths of a step after the
-/// others, to those that `is_late` says.
+/// Returns views of three ranks with an operation every `step_ns`. Rank 1 is `late` thousandths of
+/// a step after the others, for the operations that `is_late` selects.
 template <typename IsLate>
 std::vector<RankView> job(
     uint64_t operations, int64_t late, IsLate is_late, int64_t step_ns = 1000 * kThousandth) {
@@ -41,7 +41,7 @@ TEST(SlowRank, IsTheOneTheOthersWaitFor) {
           testing::HasSubstr("the other ranks waited for it for 50 %")));
 }
 
-/// As the buckets of a backward: all are asked for, and then waited for together.
+/// Starts several operations and then waits for all, like the buckets of a backward.
 TEST(SlowRank, WaitingForSeveralOperationsAtOnceCountsOnce) {
   constexpr int64_t kStepNs = 100'000'000;
   std::vector<RankView> views = {view_of(0, {}), view_of(1, {})};
@@ -59,28 +59,28 @@ TEST(SlowRank, WaitingForSeveralOperationsAtOnceCountsOnce) {
   EXPECT_THAT(slow->what, testing::HasSubstr("waited for it for 51 % of 2.0 s"));
 }
 
-TEST(SlowRank, IsNobodyWhoIsLateByLittleOrSeldom) {
+TEST(SlowRank, IsNoRankThatIsLateByLittleOrSeldom) {
   EXPECT_FALSE(find_slow_rank(job(50, 100, [](auto) { return true; })));
   EXPECT_FALSE(find_slow_rank(job(50, 900, [](auto number) { return number % 2 == 0; })));
 }
 
-TEST(SlowRank, IsNobodyWhereWaitingTakesNoTimeToSpeakOf) {
+TEST(SlowRank, IsNoRankIfWaitingTakesLittleTime) {
   EXPECT_FALSE(find_slow_rank(job(
       50, 500, [](auto) { return true; }, 1000)));
 }
 
-TEST(SlowRank, IsNotJudgedByAFewOperations) {
+TEST(SlowRank, NeedsManyOperations) {
   EXPECT_FALSE(find_slow_rank(job(19, 500, [](auto) { return true; })));
 }
 
-TEST(SlowRank, IsJudgedByOperationsThatAllHaveComeTo) {
+TEST(SlowRank, IsFoundFromOperationsThatAllRanksReached) {
   std::vector<RankView> views = job(50, 500, [](auto) { return true; });
   auto& forgotten = views[2].record.operations;
   forgotten.erase(forgotten.begin(), forgotten.end() - 10);
   EXPECT_FALSE(find_slow_rank(views));
 }
 
-TEST(SlowRank, OfAnotherHostIsWhoSpendsLeastOfItsTimeInOperations) {
+TEST(SlowRank, OfAnotherHostSpendsTheLeastTimeInOperations) {
   std::vector<RankView> views = {view_of(0, {}), view_of(1, {}), view_of(2, {})};
   views[2].host = "node7";
   const auto spend = [&views](double first, double second, double third) {
@@ -102,7 +102,7 @@ TEST(SlowRank, OfAnotherHostIsWhoSpendsLeastOfItsTimeInOperations) {
   EXPECT_FALSE(find_slow_rank(views));
 }
 
-TEST(SlowRank, APartOfTimeCountsOperationsUnderWayTogetherOnce) {
+TEST(SlowRank, ATimeShareCountsConcurrentOperationsOnce) {
   FlightRecord record;
   for (uint64_t number = 1; number <= 20; ++number) {
     EXPECT_FALSE(share_in_operations(record));

@@ -4,16 +4,12 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::watch {
 namespace {
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
 
 const char* has(const std::vector<int>& ranks) {
   return ranks.size() == 1 ? "has" : "have";
@@ -27,8 +23,7 @@ bool is_member(const RankView& view, uint64_t group) {
              [group](const Operation& operation) { return operation.group == group; });
 }
 
-/// Returns whether the rank has issued the operation of that group and sequence, as far as
-/// recorded.
+/// Returns whether the rank has issued the operation `wanted`, as far as recorded.
 bool has_issued(const RankView& view, const Operation& wanted) {
   return std::any_of(
       view.record.operations.begin(), view.record.operations.end(), [&](const Operation& own) {
@@ -41,7 +36,7 @@ struct Waiting {
   const Operation* operation;
 };
 
-/// The longest wait in an operation of a group.
+/// Returns the longest wait in an operation of a group.
 std::optional<Waiting> longest_wait(const std::vector<RankView>& ranks) {
   std::optional<Waiting> longest;
   for (const RankView& view : ranks) {

@@ -17,7 +17,7 @@ constexpr int64_t kNow = 100 * kSecondNs;
 constexpr int64_t kLongAgo = kNow - kTimeout;
 constexpr int64_t kJustNow = kNow - kTimeout + 1;
 
-TEST(Stall, IsBlamedOnThoseWhoHaveNotComeToTheOperation) {
+TEST(Stall, IsBlamedOnRanksThatHaveNotReachedTheOperation) {
   const auto stall = find_stall(
       {view_of(0, {all_reduce(1, 5, Stage::kDone), all_reduce(2, kLongAgo, Stage::kRunning)}),
        view_of(1, {all_reduce(1, 5, Stage::kDone)}),
@@ -33,12 +33,12 @@ TEST(Stall, IsBlamedOnThoseWhoHaveNotComeToTheOperation) {
       "30.0 s");
 }
 
-TEST(Stall, IsNoneBeforeItsTime) {
+TEST(Stall, IsNotReportedBeforeItsTimeout) {
   EXPECT_FALSE(find_stall(
       {view_of(0, {all_reduce(1, kJustNow, Stage::kRunning)}), view_of(1, {})}, kNow, kTimeout));
 }
 
-TEST(Stall, IsNoneWhileARankSavesThatTheOthersWaitFor) {
+TEST(Stall, IsNotReportedWhileTheAwaitedRankSaves) {
   RankView saver = view_of(1, {});
   saver.record.saving = true;
   RankView waiting = view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)});
@@ -63,7 +63,7 @@ TEST(SaveGetsOn, WhileAWriterDoesSomethingOrAllWaitForAnotherHost) {
   EXPECT_FALSE(save_progresses({view_of(0, {}), view_of(1, {})}, kTimeout));
 }
 
-TEST(Stall, NamesAStoppedRankAlsoIfItHasComeToTheOperation) {
+TEST(Stall, NamesAStoppedRankAlsoIfItHasReachedTheOperation) {
   RankView stopped = view_of(1, {all_reduce(1, kLongAgo, Stage::kRunning)});
   stopped.process.state = 'T';
   const auto stall =
@@ -84,7 +84,7 @@ TEST(Stall, IsBetweenTheRanksIfAllAreInTheOperation) {
   EXPECT_THAT(stall->what, HasSubstr("no data is transferred; check the network between them"));
 }
 
-TEST(Stall, OfAGroupIsNoMatterOfOtherRanks) {
+TEST(Stall, OfAGroupIgnoresOtherRanks) {
   Operation before = all_reduce(1, 1, Stage::kDone);
   Operation waiting = all_reduce(2, kLongAgo, Stage::kRunning);
   before.group = waiting.group = 77;
@@ -106,7 +106,7 @@ TEST(Stall, OfAMessageIsBlamedOnItsOtherEnd) {
   EXPECT_THAT(stall->ranks, ElementsAre(2));
 }
 
-TEST(Stall, IsNotARankThatComputesWhileNobodyWaits) {
+TEST(Stall, IsNotAComputingRankWithoutAWaitingRank) {
   RankView computing = view_of(0, {all_reduce(1, 5, Stage::kDone)});
   computing.idle_ns = 0;
   RankView idle = view_of(1, {all_reduce(1, 5, Stage::kDone)});
@@ -119,7 +119,7 @@ TEST(Stall, IsNotARankThatComputesWhileNobodyWaits) {
   EXPECT_THAT(stall->what, HasSubstr("been idle for 30.0 s"));
 }
 
-TEST(Stall, NamesARankThatIsStoppedThoughNobodyWaitsYet) {
+TEST(Stall, NamesAStoppedRankBeforeAnotherWaits) {
   RankView stopped = view_of(0, {});
   stopped.process.state = 'T';
   stopped.stopped_ns = kTimeout - 1;
@@ -150,7 +150,7 @@ TEST(Stall, NamesARankThatIsStoppedWhileItExitsOrThatNeverJoined) {
   EXPECT_THAT(find_stall({exiting, never_joined}, kNow, kTimeout).value().ranks, ElementsAre(0));
 }
 
-TEST(Stall, IsNotARankInADebuggerThatNobodyWaitsFor) {
+TEST(Stall, IsNotARankInADebuggerWithoutAWaitingRank) {
   RankView debugged = view_of(0, {});
   debugged.process.state = 't';
   debugged.idle_ns = 10 * kTimeout;
@@ -164,7 +164,7 @@ TEST(Stall, CountsNoWaitBeforeTheEndOfAPause) {
   EXPECT_TRUE(find_stall(ranks, kNow, kTimeout, kLongAgo));
 }
 
-/// Rank 0 of two waits in connect().
+/// Returns two ranks, of which rank 0 waits in connect().
 std::vector<RankView> joining() {
   std::vector<RankView> ranks = {view_of(0, {}), RankView{}};
   ranks[0].record.world = 2;
@@ -192,7 +192,7 @@ TEST(AbsentRank, IsOneThatEndedWith0BeforeItJoined) {
 
 TEST(AbsentRank, IsOneThatWasStoppedBeforeItJoined) {
   std::vector<RankView> ranks = joining();
-  ranks[0].running = false;  // It has lost patience.
+  ranks[0].running = false;  // Its wait has timed out.
   EXPECT_FALSE(find_stopped_before_join(ranks, 2, 0));
   ranks[1].process.state = 'T';
   const auto absent = find_stopped_before_join(ranks, 2, 0);
@@ -202,7 +202,7 @@ TEST(AbsentRank, IsOneThatWasStoppedBeforeItJoined) {
   EXPECT_FALSE(find_stopped_before_join(ranks, 2, 0));
 }
 
-TEST(Stall, IsNoMatterOfWhoHasLeftOrNeverJoined) {
+TEST(Stall, IgnoresRanksThatHaveLeftOrNeverJoined) {
   RankView left = view_of(0, {});
   left.record.left = true;
   left.idle_ns = 10 * kTimeout;

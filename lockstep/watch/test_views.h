@@ -11,7 +11,7 @@ namespace lockstep::watch {
 
 constexpr int64_t kSecondNs = 1'000'000'000;
 
-/// An all_reduce of the job's own group.
+/// Returns an all_reduce of the job's own group.
 inline Operation all_reduce(uint64_t number, int64_t issued_ns, Stage stage) {
   Operation operation;
   operation.number = number;
@@ -27,7 +27,7 @@ inline Operation all_reduce(uint64_t number, int64_t issued_ns, Stage stage) {
   return operation;
 }
 
-/// A rank that runs and has joined, with these operations.
+/// Returns a rank that runs and has joined, with these operations.
 inline RankView view_of(int rank, std::vector<Operation> operations) {
   RankView view;
   view.rank = rank;

@@ -100,7 +100,7 @@ Sent sent_in_a_step(const CommSetup& setup, at::ScalarType narrow) {
       traffic.of(Op::kAllGather, narrow)};
 }
 
-TEST(CommDtypes, HalvesTheBytesOfWhatIsListedAlone) {
+TEST(CommDtypes, HalvesTheBytesOfListedParametersOnly) {
   constexpr int64_t kWeights = 3 * kWidth * kWidth;
   constexpr int64_t kBiases = 3 * 128;  // A shard has 64 elements or more.
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
@@ -133,7 +133,7 @@ TEST(CommDtypes, MayBeForGradientsOnly) {
   }
 }
 
-TEST(CommDtypes, AllRanksComputeWithWhatParametersRoundToAndOwnExactOnes) {
+TEST(CommDtypes, AllRanksComputeWithRoundedParametersAndOwnExactOnes) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ranks(3, [dtype](Group group) {
       Net alone;
@@ -172,7 +172,7 @@ std::vector<at::Tensor> parts_after_steps(Group& group, const CommSetup& setup, 
   return parts;
 }
 
-TEST(CommDtypes, ExactValuesThatWereLookedAtAreNotWhatTrainingGoesOnWith) {
+TEST(CommDtypes, TrainingDoesNotUseExactValuesThatWereOnlyRead) {
   constexpr int64_t kAll = 1 << 20;  // What was looked at is still here in forward.
   const CommSetup in_16_bits{.max_live_elements = kAll};
   const CommSetup in_8_bits{
@@ -203,7 +203,7 @@ TEST(CommDtypes, AnExactScopeWithinAnotherDoesNotEndIt) {
 }
 
 /// Rank 1 is through with them, and wants the next forward's, while rank 0 still looks around.
-TEST(CommDtypes, WhatIsHeldExactStaysSoWhileAnotherRankTrainsOn) {
+TEST(CommDtypes, ExactValuesStayExactWhileAnotherRankTrains) {
   ranks(2, [](Group group) {
     Net alone;
     Net net;
@@ -237,7 +237,7 @@ TEST(CommDtypes, KeptParametersStayExact) {
   });
 }
 
-TEST(CommDtypes, WritingToAPartLeavesTheRestExactWhereverItLies) {
+TEST(CommDtypes, WritingToAPartLeavesTheRestExact) {
   const TestFolder folder;
   const OffloadParam in_files{
       .device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0};
@@ -288,7 +288,7 @@ TEST(CommDtypes, AveragesAreRoundedOnceAndAddUpInFp32) {
   }
 }
 
-TEST(CommDtypes, WhatFp16CannotHoldIsInfiniteOnAllRanks) {
+TEST(CommDtypes, ValuesBeyondFp16AreInfiniteOnAllRanks) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
       Net net;
@@ -341,7 +341,7 @@ TEST(CommDtypes, TrainsAsFullWidthWithinABand) {
   }
 }
 
-TEST(CommDtypes, SecondCopiesAreNarrowAndChangeNoBit) {
+TEST(CommDtypes, SecondCopiesAreIn16BitsAndBitExact) {
   const PlusPlusOptions secondaries{.hpz_partition_size = 2};
   const std::vector<double> losses = train({});
   const std::vector<double> with_copies = train({.plus_plus = secondaries});
@@ -363,7 +363,7 @@ TEST(CommDtypes, SecondCopiesAreNarrowAndChangeNoBit) {
   });
 }
 
-TEST(CommDtypes, AloneNothingTravelsAndNothingIsRounded) {
+TEST(CommDtypes, OneRankSendsAndRoundsNothing) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(1, [placement](Group group) {
       Net alone;
@@ -379,14 +379,15 @@ TEST(CommDtypes, AloneNothingTravelsAndNothingIsRounded) {
   }
 }
 
-TEST(CommDtypes, IsNotForWhatZeroPlusPlusRounds) {
+TEST(CommDtypes, RefusesValuesThatZeroPlusPlusQuantizes) {
   ranks(2, [](Group group) {
     for (const PlusPlusOptions& plus_plus :
          {PlusPlusOptions{.quantized_weights = true},
           PlusPlusOptions{.quantized_gradients = true, .host_size = 2}}) {
       EXPECT_THAT(
           [&] { divide(Net(), group, {.plus_plus = plus_plus}); },
-          ThrowsMessage<ConfigError>(HasSubstr("communication dtype, too; leave one of them out")));
+          ThrowsMessage<ConfigError>(
+              HasSubstr("cannot be combined with a 16-bit communication dtype")));
     }
   });
 }

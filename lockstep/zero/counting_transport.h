@@ -20,17 +20,17 @@ namespace lockstep::zero {
 
 /// Bytes that cross between hosts, summed over all ranks. For tests.
 ///
-/// It counts the minimum, which is what comm/hierarchy sends: a value goes once to each host that
-/// lacks it, and ranks of a host add up before they send. For a group on H hosts, and an operation
-/// whose full result has B bytes:
+/// It counts the minimum, as comm/hierarchy sends it: each host receives a missing value once, and
+/// ranks of a host add up before they send. For a group on H hosts, and an operation whose full
+/// result has B bytes:
 ///
 ///     all_gather, broadcast    B (H-1)      every host gets what it lacks
 ///     reduce_scatter           B (H-1)      every host sends one sum for each part it does not own
 ///     all_reduce               2 B (H-1)    a reduce_scatter, then an all_gather
-///     all_to_all               what one rank has for ranks on other hosts, exactly
+///     all_to_all               the exact bytes from ranks to ranks on other hosts
 ///
-/// With two hosts, a stage 3 step of M bytes of parameters, gathered twice and reduced once, is 3M.
-/// The 128 bytes of Group's check and the messages of a barrier are not counted. Thread-safe.
+/// A stage 3 step of M bytes of parameters on two hosts gathers twice and reduces once: 3M. The 128
+/// bytes of Group's check and the messages of a barrier are not counted. Thread-safe.
 class HostTraffic {
  public:
   explicit HostTraffic(int ranks_per_host) : ranks_per_host_(ranks_per_host) {}
@@ -139,7 +139,7 @@ class CountingTransport final : public comm::Transport {
   HostTraffic* traffic_;
 };
 
-/// Returns `group`, which must be the world, with counting.
+/// Returns `group`, which must be the world, with counted operations.
 inline Group counted(const Group& group, HostTraffic& traffic) {
   std::vector<int> all;
   for (int rank = 0; rank < group.size(); ++rank) {

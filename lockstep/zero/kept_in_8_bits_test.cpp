@@ -50,7 +50,7 @@ at::Tensor inputs(int rank) {
   return at::cos(at::arange(2 * 64, at::kFloat) * (rank + 0.5)).reshape({2, 64});
 }
 
-TEST(KeptIn8Bits, WhatAllComputeWithIsTheRoundedBase) {
+TEST(QuantizedFrozenWeights, AllRanksComputeWithTheRoundedBase) {
   for (const int world : {1, 2, 3}) {
     ranks(world, [](Group group) {
       Lora net;
@@ -71,7 +71,7 @@ TEST(KeptIn8Bits, WhatAllComputeWithIsTheRoundedBase) {
   }
 }
 
-TEST(KeptIn8Bits, ARankKeepsAndSendsAQuarterOfIt) {
+TEST(QuantizedFrozenWeights, ARankKeepsAndSendsAQuarterOfIt) {
   const auto frozen_bytes = [](bool in_8_bits) {
     int64_t bytes = 0;
     ranks(2, [&](Group group) {
@@ -98,7 +98,7 @@ TEST(KeptIn8Bits, ARankKeepsAndSendsAQuarterOfIt) {
   EXPECT_LT(static_cast<double>(frozen_bytes(true)), 0.3 * static_cast<double>(exact));
 }
 
-TEST(KeptIn8Bits, TrainsAsOnABaseThatWasRoundedBeforehand) {
+TEST(QuantizedFrozenWeights, TrainsAsOnABaseThatWasRoundedBeforehand) {
   for (const int world : {1, 2}) {
     ranks(world, [](Group group) {
       const auto train = [&](Lora& net, Sharding& sharding) {
@@ -122,7 +122,7 @@ TEST(KeptIn8Bits, TrainsAsOnABaseThatWasRoundedBeforehand) {
   }
 }
 
-TEST(KeptIn8Bits, WhatIsWrittenIsRoundedAndKept) {
+TEST(QuantizedFrozenWeights, WrittenValuesAreRoundedAndKept) {
   ranks(2, [](Group group) {
     Lora net;
     const auto sharding = page_in_8_bits(net, group);
@@ -135,29 +135,29 @@ TEST(KeptIn8Bits, WhatIsWrittenIsRoundedAndKept) {
   });
 }
 
-TEST(KeptIn8Bits, PiecesAreCopiesThatCanBePutBack) {
+TEST(QuantizedFrozenWeights, SlicesAreCopiesThatCanBeWrittenBack) {
   ranks(2, [](Group group) {
     Lora net;
     const auto sharding = page_in_8_bits(net, group);
     const at::Tensor before = net->base->weight.detach().clone();
-    EXPECT_TRUE(sharding->slices().is_kept_in_8_bits(net->base->weight));
-    EXPECT_FALSE(sharding->slices().is_kept_in_8_bits(net->up->weight));
+    EXPECT_TRUE(sharding->slices().is_quantized(net->base->weight));
+    EXPECT_FALSE(sharding->slices().is_quantized(net->up->weight));
     std::vector<ShardSlice> shard_slices = sharding->slices().saved(net->base->weight);
     ASSERT_EQ(shard_slices.size(), 1U);
     EXPECT_TRUE(at::equal(
         shard_slices[0].values,
         before.reshape({-1}).narrow(0, shard_slices[0].begin, shard_slices[0].values.numel())));
     sharding->finish_parameter_use();
-    sharding->pack(shard_slices);
+    sharding->store_quantized(shard_slices);
     EXPECT_TRUE(at::equal(net->base->weight.detach(), before)) << "to the bit";
     shard_slices[0].values.neg_();
     sharding->finish_parameter_use();
-    sharding->pack(shard_slices);
+    sharding->store_quantized(shard_slices);
     EXPECT_TRUE(at::allclose(net->base->weight.detach(), -before, 1e-5));
   });
 }
 
-TEST(KeptIn8Bits, SmallValuesAreNotPutOnTheGridOfLargeOnesThatTheyReplace) {
+TEST(QuantizedFrozenWeights, SmallValuesDoNotUseTheScaleOfReplacedLargeOnes) {
   ranks(2, [](Group group) {
     Lora net;
     const auto sharding = divided(
@@ -177,7 +177,7 @@ TEST(KeptIn8Bits, SmallValuesAreNotPutOnTheGridOfLargeOnesThatTheyReplace) {
       }
     }
     sharding->finish_parameter_use();
-    sharding->pack(shard_slices);
+    sharding->store_quantized(shard_slices);
     const double step = 1.0 / 8 / 1000 / 127;
     for (size_t i = 0; i < frozen.size(); ++i) {
       EXPECT_TRUE(at::allclose(frozen[i].detach(), wanted[i], 0, 0.51 * step)) << i;

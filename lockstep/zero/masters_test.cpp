@@ -133,7 +133,7 @@ TEST(Masters, CollectUpdatesThatTheParametersWouldLose) {
   });
 }
 
-TEST(Masters, TakeWhatAProgramWritesAndKeepTheRest) {
+TEST(Masters, AdoptWrittenValuesAndKeepTheRest) {
   on_ranks([](Group group, Model& model, Sharding& sharding) {
     const at::ScalarType dtype = model.weight.scalar_type();
     const float step = 1.0F / 8192;
@@ -206,7 +206,7 @@ at::Tensor loss_with(const Model& model, double factor) {
   return (model.weight * each).sum();
 }
 
-TEST(Masters, HoldGradientsInFp32UntilTheyAreAveragedIfToldSo) {
+TEST(Masters, KeepGradientsInFp32UntilTheyAreAveragedOnRequest) {
   on_kept_ranks(
       {.fp32_gradients = true, .fp32_comm = true},
       [](Group group, Model& model, Sharding& sharding) {
@@ -233,7 +233,7 @@ TEST(Masters, HoldGradientsInFp32UntilTheyAreAveragedIfToldSo) {
       });
 }
 
-TEST(Masters, RoundWhatIsHeldOnceToSendIt) {
+TEST(Masters, RoundTheAccumulatedGradientOnceToSendIt) {
   on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
     sharding.set_sync(false);
     run_backward(sharding, loss_with(model, 4096));
@@ -248,7 +248,7 @@ TEST(Masters, RoundWhatIsHeldOnceToSendIt) {
   });
 }
 
-TEST(Masters, AverageWhatIsHeldOfParametersThatTheLastBackwardLeftOut) {
+TEST(Masters, AverageGradientsOfParametersThatTheLastBackwardDidNotReach) {
   on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
     sharding.set_sync(false);
     run_backward(sharding, loss_with(model, 3));
@@ -261,7 +261,7 @@ TEST(Masters, AverageWhatIsHeldOfParametersThatTheLastBackwardLeftOut) {
   });
 }
 
-TEST(Masters, AddAveragesUpRoundedIfToldSo) {
+TEST(Masters, AccumulateRoundedAveragesOnRequest) {
   on_kept_ranks({.rounded_sums = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
     for (const double factor : {4096, 1, 1, 1}) {
       run_backward(sharding, loss_with(model, factor) + (model.other * 0).sum());
@@ -273,7 +273,7 @@ TEST(Masters, AddAveragesUpRoundedIfToldSo) {
   });
 }
 
-TEST(Masters, AreTheParametersThemselvesIfToldSo) {
+TEST(Masters, AreTheParametersThemselvesOnRequest) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
       ranks(2, [&](Group group) {
@@ -303,7 +303,7 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-TEST(Masters, OfShardedParametersLeaveA16BitShardWhenTheyGoToAFile) {
+TEST(Masters, InFilesKeepA16BitShardOfShardedParameters) {
   const TestFolder folder;
   ranks(2, [&](Group group) {
     const auto memory_with = [&](const OffloadParam& masters) {
@@ -351,14 +351,14 @@ void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
   });
 }
 
-TEST(Masters, AreExactWhereParametersTravelRounded) {
+TEST(Masters, AreExactIfParametersAreSentRounded) {
   const TestFolder folder;
   expect_exact_where_parameters_travel_rounded({});
   expect_exact_where_parameters_travel_rounded(
       {.device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0});
 }
 
-TEST(Masters, TakeTheAverageOfTheRanksRoundedAsItTravels) {
+TEST(Masters, UseTheAverageInTheDtypeThatIsSent) {
   ranks(2, [](Group group) {
     Model model(at::kBFloat16);
     const auto sharding = divided(model.named(), group, ShardingOptions(), {}, {model.trained()});

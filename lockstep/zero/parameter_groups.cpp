@@ -27,7 +27,8 @@ std::vector<NamedTensors> by_group(
       throw ConfigError(
           "zero",
           fmt::format(
-              "{} is trained by no optimizer of this prepare(); add it to one, or freeze it",
+              "{} requires gradients, but no optimizer of this prepare() has it; add it to one, or "
+              "freeze it",
               item.name));
     }
     sorted[found->second].push_back(item);
@@ -38,8 +39,8 @@ std::vector<NamedTensors> by_group(
       })) {
     throw ConfigError(
         "zero",
-        "an optimizer has a parameter that is not the prepared model's; prepare one model that has "
-        "all of them");
+        "an optimizer has a parameter that the prepared model does not have; prepare one model "
+        "that has all parameters of its optimizers");
   }
   return sorted;
 }
@@ -57,8 +58,7 @@ std::set<const at::TensorImpl*> persistent_parameters(
   return kept;
 }
 
-NamedTensors sharded_though_frozen(
-    const NamedTensors& all, const std::set<const at::TensorImpl*>& kept) {
+NamedTensors frozen_to_shard(const NamedTensors& all, const std::set<const at::TensorImpl*>& kept) {
   NamedTensors frozen;
   std::set<const at::TensorImpl*> seen;
   for (const NamedTensor& item : all) {
@@ -80,7 +80,7 @@ NamedTensors with_masters(const NamedTensors& all, const LowPrecisionPolicy& low
   return found;
 }
 
-NamedTensors joined(NamedTensors first, const NamedTensors& second) {
+NamedTensors concatenated(NamedTensors first, const NamedTensors& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
 }

@@ -79,7 +79,7 @@ bool ShardReducer::on_gradient(size_t parameter, bool averages) {
   return gradient.defined();
 }
 
-/// Other gradients stay with their parameters, for autograd to add to.
+/// Gradients that are not held stay with their parameters: autograd adds to them.
 void ShardReducer::hold(size_t parameter) {
   const at::Tensor& tensor = model_.parameters()[parameter].tensor;
   at::Tensor& gradient = tensor.mutable_grad();
@@ -137,8 +137,8 @@ void ShardReducer::start_bucket(size_t index) {
   gradients.start_reduce();
 }
 
-/// [parameter] Whether any rank had a gradient, 0 or 1; the first element is greater if any rank
-/// adds to gradients that a step has used.
+/// The message has 1 for each parameter with a gradient on any rank, else 0. Its first element is
+/// greater if any rank adds to gradients that a step has used.
 Pending ShardReducer::start_presence() {
   at::Tensor flags = at::empty({static_cast<int64_t>(present_.size())}, at::kByte);
   auto* values = flags.mutable_data_ptr<uint8_t>();
@@ -180,9 +180,9 @@ void ShardReducer::refuse_used() {
   }
   throw ConfigError(
       "zero",
-      "backward after step() would add to gradients that the step has used: they are stored with "
-      "each rank's shards, which the model's own zero_grad() does not reach; call "
-      "optimizer.zero_grad(), of the prepared optimizer, after each step()");
+      "backward would add to gradients that step() has already used: they are stored with each "
+      "rank's shards, where the model's own zero_grad() does not clear them; call zero_grad() of "
+      "the prepared optimizer after each step()");
 }
 
 void ShardReducer::abandon_buckets(bool wait) {

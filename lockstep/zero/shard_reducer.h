@@ -16,14 +16,14 @@
 
 namespace lockstep::zero {
 
-/// Finds out whether a backward adds to gradients that a step has used.
+/// Detects a backward that would add to gradients that a step has used.
 class UsedGradients {
  public:
   /// Marks the present gradients of all slices as used.
   void mark(const ShardedModel& model);
   void clear() { used_.clear(); }
-  /// Returns whether a slice still has a marked gradient. One that a program has dropped, or
-  /// written to (zeroed, for instance), does not count.
+  /// Returns whether a slice still has a marked gradient. A gradient that a program has dropped or
+  /// written to (zeroed, for instance) does not count.
   bool any_left() const;
 
  private:
@@ -38,7 +38,7 @@ class UsedGradients {
 /// Reduces the gradients of a ShardedModel to each rank's shards.
 ///
 /// At most three buckets have full gradients at a time: one is filled, one is sent, one may wait.
-/// Autograd's threads call it; see GradientReduction for thread safety.
+/// Autograd's threads call it. Thread safety: see GradientReduction.
 class ShardReducer final : private GradientBuckets {
  public:
   /// `model`, `speculative`: must outlive this. `buffers`: those that are broadcast from rank 0.
@@ -75,7 +75,7 @@ class ShardReducer final : private GradientBuckets {
   void hold(size_t parameter);
   /// Continues the reductions before bucket `index`, and ends all but the last ones.
   void advance_before(size_t index);
-  /// Starts the exchange that says which parameters have a gradient on any rank. Collective.
+  /// Starts the all-reduce of the flags of parameters with a gradient. Collective.
   Pending start_presence();
   void refuse_used();
 
@@ -83,7 +83,7 @@ class ShardReducer final : private GradientBuckets {
   SpeculativeUpdates& speculative_;
   Group group_;
   std::vector<at::Tensor> buffers_;
-  bool holds_in_fp32_;  ///< fp16 and bf16 gradients.
+  bool holds_in_fp32_;  ///< fp16 and bf16 gradients are held in fp32.
   GradientReduction reduction_;
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or held.
   std::vector<at::Tensor> held_;  ///< [parameter] fp32 sum of earlier backwards; undefined if none.

@@ -14,8 +14,8 @@ void ShardSlices::add(ShardedBucket& bucket) {
     if (bucket.has_masters() && !bucket.is_sharded_param()) {
       with_masters_.insert(key);
     }
-    if (bucket.is_kept_in_8_bits()) {
-      packed_[key] = &bucket;
+    if (bucket.is_quantized()) {
+      quantized_[key] = &bucket;
     }
   }
   for (const ShardSlice& shard_slice : bucket.shard_slices()) {
@@ -48,9 +48,9 @@ const ShardSlice* ShardSlices::find(const at::Tensor& values) const {
 
 std::vector<ShardSlice> ShardSlices::saved(const at::Tensor& parameter) const {
   std::vector<ShardSlice> shard_slices;
-  const auto packed = packed_.find(parameter.unsafeGetTensorImpl());
-  if (packed != packed_.end()) {
-    shard_slices = packed->second->unpacked();
+  const auto quantized = quantized_.find(parameter.unsafeGetTensorImpl());
+  if (quantized != quantized_.end()) {
+    shard_slices = quantized->second->dequantized();
     std::erase_if(shard_slices, [&](const ShardSlice& shard_slice) {
       return !shard_slice.parameter.is_same(parameter);
     });
@@ -62,10 +62,10 @@ std::vector<ShardSlice> ShardSlices::saved(const at::Tensor& parameter) const {
   return shard_slices;
 }
 
-void ShardSlices::pack(const std::vector<ShardSlice>& copies) const {
+void ShardSlices::store_quantized(const std::vector<ShardSlice>& copies) const {
   const c10::AutoGradMode no_grad(false);
   for (const ShardSlice& copy : copies) {
-    packed_.at(copy.parameter.unsafeGetTensorImpl())->pack(copy);
+    quantized_.at(copy.parameter.unsafeGetTensorImpl())->store_quantized(copy);
   }
 }
 

@@ -17,22 +17,22 @@ class ShardSlices {
   /// `bucket` must outlive this.
   void add(ShardedBucket& bucket);
 
-  /// Returns all slices, by their values; not those stored in 8 bits.
+  /// Returns all slices by their values, except those stored in 8 bits.
   const std::map<const at::TensorImpl*, ShardSlice>& all() const { return by_values_; }
-  /// Returns the slices of `parameters`; for an unknown parameter, itself.
+  /// Returns the slices of `parameters`; an unknown parameter is returned itself.
   std::vector<at::Tensor> of(const std::vector<at::Tensor>& parameters) const;
   /// Returns the slice with these values; null if none has them.
   const ShardSlice* find(const at::Tensor& values) const;
   /// Returns this rank's part of a sharded parameter for saving: its slices, or, if stored in 8
   /// bits, copies.
   std::vector<ShardSlice> saved(const at::Tensor& parameter) const;
-  /// Returns whether its slices are copies, which `pack` stores after a write. The same on all
-  /// ranks.
-  bool is_kept_in_8_bits(const at::Tensor& parameter) const {
-    return packed_.contains(parameter.unsafeGetTensorImpl());
+  /// Returns whether the parameter is stored in 8 bits, equally on all ranks. Its slices are
+  /// copies; `store_quantized` stores them after a write.
+  bool is_quantized(const at::Tensor& parameter) const {
+    return quantized_.contains(parameter.unsafeGetTensorImpl());
   }
-  bool any_in_8_bits() const { return !packed_.empty(); }
-  void pack(const std::vector<ShardSlice>& copies) const;
+  bool any_quantized() const { return !quantized_.empty(); }
+  void store_quantized(const std::vector<ShardSlice>& copies) const;
   /// Returns whether the slices of a replicated parameter are its fp32 masters.
   bool has_masters_of(const at::Tensor& parameter) const {
     return with_masters_.contains(parameter.unsafeGetTensorImpl());
@@ -41,8 +41,8 @@ class ShardSlices {
  private:
   std::map<const at::TensorImpl*, ShardSlice> by_values_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> by_parameter_;
-  std::set<const at::TensorImpl*> with_masters_;            ///< Replicated parameters.
-  std::map<const at::TensorImpl*, ShardedBucket*> packed_;  ///< Parameters stored in 8 bits.
+  std::set<const at::TensorImpl*> with_masters_;               ///< Replicated parameters.
+  std::map<const at::TensorImpl*, ShardedBucket*> quantized_;  ///< Parameters stored in 8 bits.
 };
 
 }  // namespace lockstep::zero

@@ -83,10 +83,10 @@ ShardedModel::ShardedModel(
       parameters,
       sharded ? options.param_persistence_threshold : kUnlimited,
       sharded ? options.model_persistence_threshold : kUnlimited);
-  const NamedTensors frozen =
-      sharded ? sharded_though_frozen(parameters, persistent) : NamedTensors();
-  refuse_common_memory(joined(trainable(parameters), frozen), joined(parameters, buffers));
-  start_alike(group_, parameters, buffers);
+  const NamedTensors frozen = sharded ? frozen_to_shard(parameters, persistent) : NamedTensors();
+  refuse_common_memory(
+      concatenated(trainable(parameters), frozen), concatenated(parameters, buffers));
+  broadcast_initial_values(group_, parameters, buffers);
   prepare(parameters, persistent, options);
   for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
     shards_.emplace_back();
@@ -210,7 +210,7 @@ void ShardedModel::add_shard(ShardedBucket& bucket) {
 void ShardedModel::add_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
   BucketComm comm = comm_;
-  comm.kept_in_8_bits = options.plus_plus.quantized_frozen;
+  comm.quantized_storage = options.plus_plus.quantized_frozen;
   for (const flat::BucketPlan& plan : plan_unit_buckets(tensors, options, options.cap_bytes)) {
     frozen_.push_back(std::make_unique<ShardedBucket>(
         plan, tensors, comm, ParamPlacement::kSharded, pointer_to(shard_places_)));
@@ -232,10 +232,10 @@ void ShardedModel::check_in_place() const {
         throw ConfigError(
             "optimizer",
             fmt::format(
-                "{} is not what is trained: ZeRO updates the memory that prepare() assigned to it; "
-                "got other memory since (set_data, Module::to, loading into another dtype), "
-                "expected the same memory; change its values with copy_, or move and convert the "
-                "model before prepare()",
+                "the optimizer no longer updates {}: its memory was replaced after prepare() "
+                "(set_data, Module::to, loading into another dtype); expected parameters to keep "
+                "their memory; change values with copy_, or move and convert the model before "
+                "prepare()",
                 parameters_[members_[bucket][entry]].name));
       }
     }

@@ -27,7 +27,7 @@ struct Shard {
   std::vector<flat::ShardBounds> bounds;
 };
 
-/// The sharded buckets of a model: creates them, and finds the parameters in them.
+/// Creates the sharded buckets of a model, and finds the parameters in them.
 ///
 /// Buckets hold parameters of one optimizer group, in reverse order of registration. In stage 3
 /// frozen parameters have buckets, too. Not thread-safe; lookups are.
@@ -75,8 +75,8 @@ class ShardedModel {
       const NamedTensors& parameters,
       const ParameterSet& persistent,
       const ShardingOptions& options);
-  /// Creates `places` with space for this rank's part of `parameters`: on all ranks or, with an
-  /// error, on none. Collective if `options` name a disk.
+  /// Creates `places` with space for this rank's part of `parameters`. If it fails on one rank, all
+  /// ranks throw. Collective if `options` name a disk.
   void reserve(
       std::optional<ShardPlaces>& places,
       const OffloadParam& options,

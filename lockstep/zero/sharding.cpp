@@ -71,10 +71,10 @@ void Sharding::gather_parameters() {
   speculative_.mark_synced();
 }
 
-void Sharding::pack(const std::vector<ShardSlice>& copies) {
-  model_.slices().pack(copies);
+void Sharding::store_quantized(const std::vector<ShardSlice>& copies) {
+  model_.slices().store_quantized(copies);
   if (ParamCoordinator* coordinator = model_.coordinator();
-      coordinator != nullptr && model_.slices().any_in_8_bits()) {
+      coordinator != nullptr && model_.slices().any_quantized()) {
     coordinator->drop_secondary_shards();
   }
 }

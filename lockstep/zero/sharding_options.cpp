@@ -20,22 +20,21 @@ void check_options(const ShardingOptions& options) {
   if (options.plus_plus.any() && !sharded) {
     throw ConfigError(
         "zero",
-        "ZeRO++ changes how the parameters of stage 3 are sent; got replicated parameters, "
-        "expected sharded ones; use stage 3");
+        "ZeRO++ needs ZeRO stage 3; got replicated parameters, expected sharded ones; use stage 3");
   }
   if (!options.comm_dtypes.parameters.empty() &&
       ((options.plus_plus.quantized_weights && !options.comm_dtypes_for_gradients_only) ||
        options.plus_plus.quantized_gradients)) {
     throw ConfigError(
         "zero",
-        "ZeRO++ sends parameters in 8 bits, or gradients in 4; got parameters with a 16-bit "
-        "communication dtype, too; leave one of them out");
+        "ZeRO++ quantization cannot be combined with a 16-bit communication dtype of the same "
+        "values; got both; remove one of them");
   }
   if (options.offload.device != OffloadDevice::kNone && !sharded) {
     throw ConfigError(
         "zero",
-        "offload_param moves the shards of sharded parameters; got replicated parameters, expected "
-        "sharded ones; use stage 3");
+        "offload_param needs ZeRO stage 3; got replicated parameters, expected sharded ones; use "
+        "stage 3");
   }
 }
 

@@ -21,21 +21,21 @@ struct ShardingOptions {
   /// Largest first bucket in bytes, small so that the first message starts early.
   int64_t first_cap_bytes = int64_t{1} << 20;
   bool broadcast_buffers = true;
-  /// Sets of parameters that form a bucket each, of any size. A bucket has parameters of one
+  /// Sets of parameters, each of which forms a bucket of any size. A bucket has parameters of one
   /// optimizer group; a unit with several groups has a bucket for each.
   std::vector<std::vector<at::Tensor>> units = {};
   /// kSharded is stage 3: ranks unshard parameters only while operations use them.
   ParamPlacement placement = ParamPlacement::kReplicated;
   /// Stage 3 does not shard parameters of up to this many elements.
   int64_t param_persistence_threshold = 0;
-  /// The limit of their elements together, in the order of the parameters.
+  /// The limit of the elements of these parameters together, in the order of the parameters.
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   ParamCoordinatorOptions coordinator = {};
   /// Only for sharded parameters.
   PlusPlusOptions plus_plus = {};
-  /// Only for sharded parameters: where each rank's shard is stored.
+  /// The storage of each rank's shard of sharded parameters.
   OffloadParam offload = {};
-  /// Where fp32 masters are stored; for sharded parameters only if `offload` does not say it. The
+  /// The storage of fp32 masters. `offload`, if set, overrides it for sharded parameters. The
   /// rounded masters stay with the bucket.
   OffloadParam offload_masters = {};
   LowPrecisionPolicy low_precision_policy = {};

@@ -74,7 +74,7 @@ TEST(Sharding, EveryElementHasOneOwnerAndItsValue) {
   }
 }
 
-TEST(Sharding, PiecesHaveTheAverageAndParametersNone) {
+TEST(Sharding, SlicesHaveTheAverageGradientAndParametersNone) {
   ranks(3, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -87,7 +87,7 @@ TEST(Sharding, PiecesHaveTheAverageAndParametersNone) {
   });
 }
 
-TEST(Sharding, AveragesAddUpInTheShardAndLocalGradientsAreTakenAlong) {
+TEST(Sharding, AveragesAddUpInTheShardAndIncludeLocalGradients) {
   ranks(2, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -104,7 +104,7 @@ TEST(Sharding, AveragesAddUpInTheShardAndLocalGradientsAreTakenAlong) {
   });
 }
 
-TEST(Sharding, WhatTookPartOnNoRankHasNoGradientAndOnOneRankZerosElsewhere) {
+TEST(Sharding, UnusedParametersHaveNoGradientAndOnesUsedOnOneRankHaveZerosElsewhere) {
   ranks(2, [](Group group) {
     Model model;
     const auto sharding = shard(model, group, {.cap_bytes = 1, .first_cap_bytes = 1});
@@ -133,7 +133,7 @@ TEST(Sharding, ARankWhoseLossReachesNothingGivesZeros) {
   });
 }
 
-TEST(Sharding, AnUpdateOfThePiecesReachesAllRanks) {
+TEST(Sharding, AnUpdateOfTheSlicesReachesAllRanks) {
   ranks(3, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -151,7 +151,7 @@ TEST(Sharding, AnUpdateOfThePiecesReachesAllRanks) {
   });
 }
 
-TEST(Sharding, TheNormIsThatOfAllPieces) {
+TEST(Sharding, TheNormCoversAllSlices) {
   ranks(2, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -169,12 +169,12 @@ TEST(Sharding, SaysWhichParameterNoOptimizerTrains) {
       Sharding(model.named(), NamedTensors(), {{model.a, model.b}}, std::move(group), {});
       FAIL() << "nobody trains c";
     } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("c is trained by no optimizer"));
+      EXPECT_THAT(error.what(), HasSubstr("c requires gradients, but no optimizer"));
     }
   });
 }
 
-TEST(Sharding, AUnitHasABucketOfItsOwn) {
+TEST(Sharding, AUnitHasItsOwnBucket) {
   ranks(2, [](Group group) {
     const Model model;
     const auto buckets = [&](int64_t cap, const std::vector<std::vector<at::Tensor>>& units) {

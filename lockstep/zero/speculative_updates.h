@@ -13,13 +13,12 @@
 
 namespace lockstep::zero {
 
-/// Callbacks of speculative updates, which act on copies while backward still runs. Autograd's
-/// threads call them.
+/// Callbacks of speculative updates, which act on copies while backward still runs. Called on
+/// autograd's threads.
 struct SpeculativeCallbacks {
   /// Returns whether an update follows the running backward.
   std::function<bool()> due;
-  /// The slices of shard `index` of a group will have `gradient`, with the shard's layout, unless
-  /// other code changes it.
+  /// Begins the update of shard `index` of a group with `gradient`, in the shard's layout.
   std::function<void(size_t group, size_t index, const at::Tensor& gradient)> begin;
   /// Called before that gradient, or one of its parameters, is written to.
   std::function<void(size_t group, size_t index)> discard;
@@ -27,9 +26,9 @@ struct SpeculativeCallbacks {
 
 /// Tracks the buckets whose updates have begun while backward still runs.
 ///
-/// An update begins only if all parameters of its bucket have a gradient on this rank, and no value
-/// that a program wrote is missing in the shard. A written parameter discards it. Does nothing
-/// without callbacks. Not thread-safe.
+/// An update begins only if all parameters of its bucket have a gradient on this rank, and the
+/// shard has all values that a program wrote. A write to a parameter discards the update. Does
+/// nothing without callbacks. Not thread-safe.
 class SpeculativeUpdates {
  public:
   /// `model` must outlive this.
@@ -49,7 +48,7 @@ class SpeculativeUpdates {
   void mark_synced();
 
  private:
-  /// A counter that every write to a bucket's parameters increments.
+  /// Returns a counter that every write to a bucket's parameters increments.
   int64_t version_of(size_t index) const;
 
   ShardedModel& model_;

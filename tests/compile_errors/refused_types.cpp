@@ -65,7 +65,7 @@ void data_sets() {
 void data_loader_of_torch(lockstep::Accelerator& accelerator) {
   auto loader = torch::data::make_data_loader(
       torch::data::datasets::TensorDataset(at::ones({3})), torch::data::DataLoaderOptions(2));
-  // refused: prepare takes no DataLoader of torch
+  // refused: prepare does not accept torch's DataLoader
   auto prepared = accelerator.prepare(std::move(loader));
   for (auto& batch : *prepared) {
     static_cast<void>(batch);

@@ -357,7 +357,7 @@ void on_ranks(
 class Conformance : public ::testing::TestWithParam<std::tuple<Strategy, int>> {};
 
 /// The ranks' batches of one round are contiguous, so together they are a full batch.
-TEST_P(Conformance, TrainsAsOneProcessOnTheWholeBatch) {
+TEST_P(Conformance, TrainsAsOneProcessOnTheFullBatch) {
   const auto& [strategy, world] = GetParam();
   const Weights expected = whole_batches(strategy.clip, strategy.muon);
   on_ranks(world, strategy.options(), [&, &strategy = strategy](Accelerator& accelerator) {

@@ -46,7 +46,7 @@ class Damage : public FaultBench {
   void expect_passed_over(const testing::Matcher<std::string>& says) {
     const Outcome outcome = run(damaged_, {"--resume"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("passed over"), says));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("skipped"), says));
     EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_1\n"));
     expect_unbroken(damaged_);
   }
@@ -71,7 +71,7 @@ TEST_F(Damage, OneFlippedBitInAnyFileIsSeen) {
   }
 }
 
-TEST_F(Damage, OneFlippedBitInATensorIsSaidWithItsName) {
+TEST_F(Damage, OneFlippedBitInATensorIsReportedWithItsName) {
   const fs::path file = newest_ / "model.safetensors";
   const std::string last = storage::SafetensorsMap(file).names().back();
   storage::flip_bit(file, fs::file_size(file) - 1, 7);
@@ -79,7 +79,7 @@ TEST_F(Damage, OneFlippedBitInATensorIsSaidWithItsName) {
       AllOf(HasSubstr("model.safetensors"), HasSubstr(last), HasSubstr("damaged")));
 }
 
-TEST_F(Damage, OneRanksFileIsSaidWithThatRank) {
+TEST_F(Damage, DamageOfOneRanksFileIsReportedWithThatRank) {
   const fs::path file = newest_ / "random_states_1.safetensors";
   storage::flip_bit(file, fs::file_size(file) - 1);
   expect_refused_and_passed_over(
@@ -122,7 +122,7 @@ TEST_F(Damage, AManifestOfAnotherStepsCheckpoint) {
   expect_refused(HasSubstr("checkpoint_2"));
 }
 
-TEST_F(Damage, ACheckpointOfANewerVersionIsNotGoneBackBehind) {
+TEST_F(Damage, ACheckpointOfANewerVersionIsNotSkipped) {
   edit_manifest(newest_, [](nlohmann::json& manifest) { manifest["version"] = 9; });
   const auto says_all =
       AllOf(HasSubstr("checkpoint_2"), HasSubstr("got \"9\""), HasSubstr("newer"));
@@ -222,7 +222,7 @@ TEST_F(Damage, AnEmptyFolderThatIsTheNewest) {
   fs::create_directory(checkpoint(damaged_, 3));
   const Outcome outcome = run(damaged_, {"--resume"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("passed over"), HasSubstr("checkpoint_3")));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("skipped"), HasSubstr("checkpoint_3")));
   EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_2\n"));
   expect_unbroken(damaged_);
 }
@@ -289,7 +289,7 @@ TEST_F(Damage, ALinkToADiskThatIsNotMountedIsNamed) {
   EXPECT_EQ(last_step(damaged_, 0), 0) << "it began anew";
 }
 
-TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {
+TEST_F(Damage, ALinkAtTheNextCheckpointsPathIsNotFollowed) {
   for (const bool dangling : {false, true}) {
     SCOPED_TRACE(dangling ? "to nothing" : "to a folder");
     damaged_ = project("damaged", 1);
@@ -312,7 +312,7 @@ TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {
   }
 }
 
-TEST_F(Damage, ALinkNamedLikeWhatADeadSaveLeftIsNotFollowed) {
+TEST_F(Damage, ALinkNamedLikeADeadSavesFolderIsNotFollowed) {
   const fs::path control_channel = folder_ / "outside";
   fs::create_directory(control_channel);
   write_bytes(control_channel / "diary", "dear");

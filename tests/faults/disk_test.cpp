@@ -137,7 +137,7 @@ TEST(FileSizeLimit, FailsTheSaveWithTheFilesNameAndEndsNoRankBySignal) {
   EXPECT_THAT(strangers_in(folder.path()), IsEmpty());
 }
 
-TEST_F(Disk, TrainingMayGoOnAfterAFullOne) {
+TEST_F(Disk, TrainingMayContinueAfterAFullOne) {
   if (!can_mount_) {
     GTEST_SKIP() << "no disk can be mounted here";
   }
@@ -164,13 +164,13 @@ TEST_F(Disk, OneThatIsFullForOneRankIsNamedOnAllRanks) {
     EXPECT_THAT(
         failure_of(project, rank),
         AllOf(
-            HasSubstr("the optimizer's state cannot go to files on rank 1"),
+            HasSubstr("the optimizer's state cannot be stored in files on rank 1"),
             HasSubstr("nvme_path '" + disk.string() + "_1': No space left on device")));
   }
   EXPECT_THAT(outcome.err, Not(HasSubstr("has left the group")));
 }
 
-TEST_F(Disk, AReadOnlyOneIsSeenBeforeTrainingBegins) {
+TEST_F(Disk, AReadOnlyOneIsReportedBeforeTrainingBegins) {
   if (!can_mount_) {
     GTEST_SKIP() << "no disk can be mounted here";
   }

@@ -106,7 +106,7 @@ TEST_F(Failing, NoMoreDescriptorsFailTheSave) {
   EXPECT_TRUE(fail_at(1, 1, ENFILE, "create"));
 }
 
-TEST_F(Failing, WritesThatAreCutShortAreGoneOnWith) {
+TEST_F(Failing, ShortWritesAreContinued) {
   const fs::path slow = project("slow", 1);
   const auto [outcome, calls] =
       run_with_fault(slow, {.rank = 0, .call = -1, .action = "short", .kinds = "write"});
@@ -118,7 +118,7 @@ TEST_F(Failing, WritesThatAreCutShortAreGoneOnWith) {
   EXPECT_THAT(newest.skipped, IsEmpty());
 }
 
-TEST_F(Failing, AFailedSaveDoesNotChangeTheTrainingThatGoesOn) {
+TEST_F(Failing, AFailedSaveDoesNotChangeTheTraining) {
   const fs::path stubborn = project("stubborn", 1);
   const auto [outcome, calls] = run_with_fault(
       stubborn,

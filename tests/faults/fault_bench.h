@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using e2e::Outcome;
 using storage::edit_manifest;
 
-/// The steps after which fault_fixture saves for the first, second and third time. Faults hit the
+/// Steps after which fault_fixture saves for the first, second and third time. Faults hit the
 /// second save.
 constexpr int kFirstSave = 4;
 constexpr int kSecondSave = 8;
@@ -38,7 +38,7 @@ struct Fault {
   std::string kinds = {};
 };
 
-/// Whether LOCKSTEP_FAULTS=all asks for every call, not every fifth.
+/// Returns whether LOCKSTEP_FAULTS=all requests every call, not every fifth.
 bool tries_all();
 
 /// Returns the calls among 1 to `calls` that fail in this run: every one, or every fifth from one
@@ -63,15 +63,15 @@ class FaultBench : public testing::Test {
       const std::vector<std::string>& arguments,
       const std::vector<std::string>& variables = {},
       int ranks = 2);
-  /// The same from the first save on, with a fault in the second save; also returns the counted
-  /// calls.
+  /// Runs the fixture from the first save on, with a fault in the second save. Also returns the
+  /// counted calls.
   std::pair<Outcome, std::vector<Call>> run_with_fault(
       const fs::path& project, const Fault& fault, const std::vector<std::string>& arguments = {});
   /// Returns the number of calls of a save in that rank.
   int calls_of_a_save(int rank, const std::string& kinds = {});
 
-  /// Expects that all steps of the run are bit-exact with the run without faults, samples and loss;
-  /// with `to_the_end` the weights, too.
+  /// Expects that samples and loss of all steps are bit-exact with the run without faults. With
+  /// `to_the_end` it compares the weights, too.
   void expect_unbroken(const fs::path& project, bool to_the_end = true);
   /// Resumes, and expects that the run loads checkpoint `from`, ends like the run without faults,
   /// and leaves no temporary folder.
@@ -81,7 +81,7 @@ class FaultBench : public testing::Test {
   fs::path unbroken_ = folder_ / "unbroken";
 };
 
-/// Returns the names in `<project>/checkpoints` that are no checkpoints.
+/// Returns the names in `<project>/checkpoints` that are not checkpoints.
 std::vector<std::string> strangers_in(const fs::path& project);
 
 /// Returns the step of the last line of a rank, 0 without any.

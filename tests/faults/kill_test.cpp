@@ -55,7 +55,7 @@ TEST_F(Kill, Rank0AtAnyCallOfASaveLeavesTheOldOrTheNewCheckpoint) {
 }
 
 /// `--max-restarts` resumes the job without a user.
-TEST_F(Kill, AJobThatIsRestartedGoesOnByItselfFromItsLastCheckpoint) {
+TEST_F(Kill, ARestartedJobResumesFromItsLastCheckpoint) {
   const fs::path killed = project("killed", 0);
   const Outcome outcome =
       run(killed,

@@ -18,8 +18,8 @@
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/lockstep.h"
 
-/// The training that fault_fixture and resume_fixture run, and the lines that they log for a
-/// bit-exact comparison.
+/// Training of fault_fixture and resume_fixture, and the lines that they log for a bit-exact
+/// comparison.
 namespace lockstep::faults {
 
 /// A network of two layers with dropout.

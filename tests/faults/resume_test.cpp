@@ -216,7 +216,7 @@ using StopSignal = std::tuple<std::string, int>;
 
 class Preemption : public Stopped, public testing::WithParamInterface<StopSignal> {};
 
-TEST_P(Preemption, AllRanksSaveAfterTheSameBatchAndTheJobEndsWith75AndGoesOn) {
+TEST_P(Preemption, AllRanksSaveAfterTheSameBatchAndTheJobEndsWith75AndResumes) {
   const auto& [who, signal] = GetParam();
   // Ranks ask each other at least every 64 batches, of these 1200; no other event makes them save.
   const Setting setting{.ranks = 2, .accumulate = 3, .steps = 400, .every = 1000};
@@ -229,7 +229,7 @@ TEST_P(Preemption, AllRanksSaveAfterTheSameBatchAndTheJobEndsWith75AndGoesOn) {
   }
   const Outcome outcome = run.wait();
   EXPECT_EQ(outcome.code, kPreempted) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("told to stop"));
+  EXPECT_THAT(outcome.err, HasSubstr("exiting with code 75"));
   EXPECT_TRUE(run.survivors().empty());
   EXPECT_EQ(steps_of(stopped_, 0).size(), steps_of(stopped_, 1).size());
   expect_no_end();
@@ -248,7 +248,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::get<0>(tested.param) + (std::get<1>(tested.param) == SIGTERM ? "Term" : "Usr1");
     });
 
-TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
+TEST_F(Stopped, ABusyRankSavesWithTheOthersAfterTwoSignals) {
   const Setting setting{.ranks = 2, .accumulate = 3, .steps = 400, .every = 1000, .hold_at = 8};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));
   run.await_out("holding");
@@ -267,7 +267,7 @@ TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
   expect_goes_on_as_if_unbroken(setting);
 }
 
-TEST_F(Stopped, ASecondJobInTheSameProjectIsRefusedAndTheFirstGoesOn) {
+TEST_F(Stopped, ASecondJobInTheSameProjectIsRefusedAndTheFirstContinues) {
   const Setting setting{.ranks = 2, .hold_at = 10};
   Setting second = setting;
   second.hold_at = 0;
@@ -291,7 +291,7 @@ TEST_F(Stopped, ASecondJobInTheSameProjectIsRefusedAndTheFirstGoesOn) {
   expect_goes_on_as_if_unbroken(setting);
 }
 
-TEST_F(Stopped, AJobThatWasKilledKeepsNobodyOut) {
+TEST_F(Stopped, AKilledJobLeavesNoLock) {
   const Setting setting{.ranks = 2, .hold_at = 10};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));
   run.await_out("holding");
@@ -301,7 +301,7 @@ TEST_F(Stopped, AJobThatWasKilledKeepsNobodyOut) {
   expect_goes_on_as_if_unbroken(setting);
 }
 
-TEST_F(Stopped, ATermTwoSecondsLaterEndsALoneProcessAndItGoesOnFromTheSaveBefore) {
+TEST_F(Stopped, ATermTwoSecondsLaterEndsALoneProcessWhichResumesFromThePreviousSave) {
   const Setting setting{.hold_at = 10};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));
   run.await_out("holding");

@@ -42,7 +42,7 @@ TEST(SharedMemory, AFullDevShmDoesNotMatter) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
-TEST(SharedMemory, ThatCannotBeHadIsSaidAndSocketsAreTaken) {
+TEST(SharedMemory, IfUnavailableIsReportedAndReplacedBySockets) {
   const std::string limited = "ulimit -f 1024";
   const e2e::Outcome automatic = self_test_under(limited, "auto");
   EXPECT_EQ(automatic.code, 0) << automatic.err;

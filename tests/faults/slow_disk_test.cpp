@@ -30,7 +30,7 @@ class SlowDisk : public FaultBench {
   }
 };
 
-TEST_F(SlowDisk, IsNoStallAndNoTimeout) {
+TEST_F(SlowDisk, IsNeitherAStallNorATimeout) {
   const fs::path slow = project("slow", 1);
   ::setenv("LOCKSTEP_TIMEOUT_MS", "1500", 1);  // The other ranks wait 2.4 s in an operation.
   const Outcome outcome = save_slowly(slow, "delay", "LOCKSTEP_STALL_TIMEOUT_SECONDS", "2");

@@ -27,8 +27,8 @@ import mutate  # noqa: E402
 import safetensors  # noqa: E402
 import seeds  # noqa: E402
 
-# Why ours may refuse what the reference accepts: what our message must say, and how to see in the parsed
-# header that it is true.
+# Reasons why our parser may refuse a file that the reference accepts: a part of our message, and a check of the
+# parsed header that confirms it.
 STRICTER = {
     "a name or key given twice": (["occurs twice", "has the key "], lambda seen: seen.duplicates),
     "a field the format does not have": (["the field "], lambda seen: seen.unknown_fields),
@@ -43,7 +43,7 @@ SUB_BYTE = {"F4", "F6_E2M3", "F6_E3M2"}
 
 
 class Ours:
-    """The parser in C++, asked a file at a time."""
+    """Runs the parser in C++ on one file at a time."""
 
     def __init__(self, program):
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -183,7 +183,7 @@ def main():
         seed = 20_260_801 if options.seconds is None else random.SystemRandom().randrange(2**32)
     print(f"differential: safetensors {safetensors.__version__}, seed {seed}", flush=True)
     if not safetensors.__version__.startswith("0.8."):
-        sys.exit("differential: expected safetensors 0.8, to which our parser is held; try ./dev fuzz")
+        sys.exit("differential: expected safetensors 0.8, the reference of our parser; try ./dev fuzz")
 
     mutator = mutate.Mutator(random.Random(seed))
     end = None if options.seconds is None else time.monotonic() + options.seconds

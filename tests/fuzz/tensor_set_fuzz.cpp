@@ -168,7 +168,7 @@ void try_set(Bytes bytes) {
   } catch (const CheckpointError& error) {
     lockstep::fuzz::require_fit_to_print(error, path);
     const std::string why = error.what();
-    if (names == 0 && (why.find("have a gap") != why.npos || why.find("overlap") != why.npos)) {
+    if (names == 0 && (why.find("leave a gap") != why.npos || why.find("overlap") != why.npos)) {
       const auto entries = by_name(files);
       require(
           !std::all_of(

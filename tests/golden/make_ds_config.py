@@ -32,7 +32,7 @@ WORDS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 class World:
-    """What DeepSpeedConfig asks for the number of ranks that share a batch."""
+    """Stands in for the object that tells DeepSpeedConfig the number of ranks that share a batch."""
 
     def __init__(self, size):
         self.size = size
@@ -108,7 +108,7 @@ def defaults():
 
 
 def parameters(of):
-    """What a class takes beside the parameters or the optimizer that it is for."""
+    """Returns the arguments of a class other than its parameters or optimizer."""
     found = list(inspect.signature(of.__init__).parameters.values())[2:]
     return {p.name: None if p.default is inspect.Parameter.empty else p.default for p in found}
 

@@ -56,7 +56,7 @@ def write_accelerate():
     for name, model in models().items():
         save_file(model.state_dict(), FOLDER / f"{name}.safetensors")
         (FOLDER / f"{name}.safetensors").chmod(0o644)
-        # The command makes models in float32, whatever they were saved in.
+        # The command builds models in float32, for any saved dtype.
         model = model.to(torch.float32)
         estimate.create_empty_model = lambda *_, model=model, **__: model
         arguments = type("Arguments", (), {})()

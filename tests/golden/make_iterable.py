@@ -76,7 +76,7 @@ def dispatch(n, batch_size, world, split, drop_last):
 
     try:
         return [run(rank) for rank in range(world)]
-    except ValueError:  # What it does when the data end before the first full step.
+    except ValueError:  # Accelerate fails if the data end before the first full step.
         return None
 
 

@@ -46,7 +46,7 @@ class Model(torch.nn.Module):
 
 
 def split(sizes, limit):
-    """Which tensors share a file, by their place, in the order of the files."""
+    """Returns the indices of the tensors of each file, in the order of the files."""
     files = split_state_dict_into_shards_factory(
         {str(place): size for place, size in enumerate(sizes)},
         get_storage_size=lambda size: size,

@@ -27,7 +27,7 @@ STEPS = 10
 
 
 def deepspeeds(method, compute):
-    """How to make it, of matrices and others."""
+    """Returns a function that makes the optimizer of matrices and other parameters."""
 
     def make(matrices, others):
         original_muon.ns_compute_dtype = lambda ns_method="gram": compute

@@ -49,7 +49,7 @@ def orthogonalize(matrices, epsilon=0, inner=power._orthogonalize):
 
 
 class Bucket:
-    """The one bucket of DDP, as far as the hooks look."""
+    """Stands in for the one bucket of DDP, with the members that the hooks use."""
 
     def __init__(self, buffer):
         self._buffer = buffer

@@ -153,7 +153,7 @@ TEST_F(Gpu, PassesDoNotTakeMoreMemoryEach) {
   EXPECT_LE(reserved_after(10), before + (int64_t{32} << 20));
 }
 
-TEST_F(Gpu, BatchesAreCopiedAheadOfWhatComputes) {
+TEST_F(Gpu, BatchesAreCopiedAheadOfComputation) {
   data::Loader loader(samples(), {.batch_size = 8, .workers = 2, .device = gpu()});
   const at::Tensor busy = at::eye(2048, at::TensorOptions(gpu()));
   for (int pass = 0; pass < 5; ++pass) {
@@ -285,7 +285,7 @@ TEST_F(Gpu, NcclItselfJoinsAndDoesEveryOperationOnItsStream) {
   }
 }
 
-TEST_F(Gpu, ACheckpointComesBackWithItsRandomNumbers) {
+TEST_F(Gpu, ACheckpointRestoresItsRandomNumbers) {
   const TestFolder folder;
   Accelerator accelerator({.save_when_preempted = false});
   Net net = new_net();

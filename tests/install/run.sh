@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs a build into a folder of its own, then builds and runs the project beside this
+# Installs a build into a new folder, then builds and runs the project beside this
 # script against only that folder and torch. Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX
 set -euo pipefail
 
@@ -14,7 +14,7 @@ fail() {
   exit 1
 }
 
-# A stranger's shell knows nothing of ours.
+# A user's shell has none of our variables.
 clean() {
   env -i PATH="$PATH" HOME="$HOME" "$@"
 }
@@ -38,7 +38,7 @@ for file in bin/lockstep include/lockstep/base/error.h libexec/lockstep/lockstep
   [[ -f $prefix/$file ]] || fail "$file was not installed"
 done
 if find "$prefix/include" -type f ! -name '*.h' | grep .; then
-  fail "these are no headers"
+  fail "an installed file in include/ is not a header"
 fi
 clean "$prefix/bin/lockstep" --help >/dev/null
 clean "$prefix/bin/lockstep" test -n 2 >"$work/selftest.log" || {
@@ -57,7 +57,7 @@ clean "$cmake" --build "$work/outside"
 clean "$work/outside/outside"
 clean "$work/outside/outside_core"
 if ldd "$work/outside/outside_core" | grep -i torch; then
-  fail "lockstep::core brings torch along"
+  fail "lockstep::core depends on torch"
 fi
 
 # A library built for another torch must be refused when it is found, not when it crashes.
@@ -68,6 +68,6 @@ if configure >"$work/refused.log" 2>&1; then
 fi
 grep -q "needs torch 1.13;" "$work/refused.log" || {
   cat "$work/refused.log"
-  fail "the refusal does not say why"
+  fail "the refusal gives no reason"
 }
 echo "installed, found, built, ran; another torch is refused"

@@ -12,8 +12,8 @@ namespace lockstep {
 
 /// Detects updates by an optimizer that `prepare` did not return.
 ///
-/// An update by such an optimizer is wrong within an accumulation group, whose gradients are not
-/// averaged yet, and with fp16, whose gradients are still multiplied by the loss scale. torch's
+/// Such an update is wrong within an accumulation group, whose gradients are not averaged yet. It
+/// is also wrong with fp16, whose gradients are still multiplied by the loss scale. torch's
 /// optimizers cannot be intercepted, so this class notes one element of up to eight parameters
 /// after a backward and compares them before the next one. SGD's writes change no version counter,
 /// so values are compared. Only the first hundred backwards are checked: a loop repeats the mistake

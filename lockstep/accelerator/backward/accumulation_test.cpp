@@ -70,7 +70,7 @@ TEST(Accumulate, FourSmallBatchesEqualOneLargeOne) {
   });
 }
 
-TEST(Accumulate, TheLastSmallerGroupIsTheMeanOfWhatItHas) {
+TEST(Accumulate, TheLastSmallerGroupIsTheMeanOfItsMicroSteps) {
   // 24 samples in batches of 2 and groups of 5: 5, 5 and 2. Accelerate divides the last by 5.
   Accelerator accelerator({.gradient_accumulation_steps = 5}, WorldSpec{}, Group());
   auto [net, loader] = accelerator.prepare(plain_net(), numbers(24, 2));
@@ -126,7 +126,7 @@ TEST(Accumulate, SyncEachBatchAveragesEveryMicroStep) {
   });
 }
 
-TEST(Accumulate, WithoutSyncWithDataloaderAGroupGoesOnInTheNextEpoch) {
+TEST(Accumulate, WithoutSyncWithDataloaderAGroupContinuesInTheNextEpoch) {
   const AcceleratorOptions options{
       .gradient_accumulation_plugin =
           GradientAccumulationPlugin{.num_steps = 4, .sync_with_dataloader = false}};
@@ -143,7 +143,7 @@ TEST(Accumulate, WithoutSyncWithDataloaderAGroupGoesOnInTheNextEpoch) {
   EXPECT_THAT(synced, ElementsAre(0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1));
 }
 
-TEST(Accumulate, ALoopLeftEarlyLeavesItsGroupOpen) {
+TEST(Accumulate, ALoopThatEndsEarlyKeepsItsGroupOpen) {
   Accelerator accelerator({.gradient_accumulation_steps = 3}, WorldSpec{}, Group());
   auto [net, loader] = accelerator.prepare(plain_net(), numbers(9, 1));
   for (auto& batch : loader) {
@@ -272,7 +272,7 @@ TEST(TokenCounts, OneTwoAndFourRanksTimesMicroStepsGiveTheSameGradient) {
   }
 }
 
-TEST(TokenCounts, ARankWithoutTokensIsNoTroubleAndNoTokensAtAllAre) {
+TEST(TokenCounts, ARankWithoutTokensIsAllowedAndZeroTokensInTotalAreAnError) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto net = accelerator.prepare(plain_net());
     const bool main = accelerator.is_main_process();
@@ -283,7 +283,7 @@ TEST(TokenCounts, ARankWithoutTokensIsNoTroubleAndNoTokensAtAllAre) {
   });
 }
 
-TEST(TokenCounts, AGroupHasCountsThroughoutOrNotAtAll) {
+TEST(TokenCounts, AGroupHasCountsInAllMicroStepsOrInNone) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
   auto net = accelerator.prepare(plain_net());
   const auto loss = [&] { return net->forward(at::ones({1, 1})).sum(); };
@@ -312,7 +312,7 @@ TEST(Accumulate, SeveralModelsWithOneBackwardEach) {
   });
 }
 
-TEST(Accumulate, AStateSavedWithinAGroupGoesOnWithinIt) {
+TEST(Accumulate, AStateSavedWithinAGroupContinuesWithinIt) {
   for (const bool counts : {false, true}) {
     const TestFolder folder;
     accelerated_ranks(2, {.gradient_accumulation_steps = 3}, [&](Accelerator& accelerator) {

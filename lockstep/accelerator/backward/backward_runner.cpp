@@ -41,8 +41,8 @@ void note_count(LoopState& loop, double count) {
   if (loop.joining) {
     throw ConfigError(
         "backward",
-        "counts do not go with join_uneven_inputs: processes without data have none to add; divide "
-        "each loss yourself and use backward(loss)");
+        "backward(loss_sum, count) cannot be combined with join_uneven_inputs: a process without "
+        "data has no count to add; divide each loss yourself and use backward(loss)");
   }
   AccumulationState& accumulation = loop.accumulation;
   const bool grouped = accumulation.in_micro_step && accumulation.plugin.num_steps > 1;
@@ -59,7 +59,7 @@ void note_count(LoopState& loop, double count) {
 // --- backwards that this runs
 
 /// Returns the factor of a loss in the current micro-step.
-double BackwardRunner::share_of_group() const {
+double BackwardRunner::accumulation_factor() const {
   const AccumulationState& accumulation = parts_.loop.accumulation;
   if (accumulation.counted) {
     throw ConfigError(
@@ -76,14 +76,14 @@ double BackwardRunner::share_of_group() const {
 
 void BackwardRunner::backward(const at::Tensor& loss, const BackwardOptions& options) {
   require_one_number(loss);
-  run(loss, share_of_group(), options);
+  run(loss, accumulation_factor(), options);
 }
 
 void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
   require_one_number(loss_sum);
   note_count(parts_.loop, count);
   AccumulationState& accumulation = parts_.loop.accumulation;
-  const bool alone = !accumulation.counted;
+  const bool is_first_count = !accumulation.counted;
   accumulation.counted = accumulation.counted.value_or(0) + count;
   if (!accumulation.averages()) {
     run(loss_sum, 1);
@@ -98,11 +98,13 @@ void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
   }
   if (total <= 0) {
     throw ConfigError(
-        "backward", "the counts of all processes and micro-steps add up to 0; skip such a step");
+        "backward",
+        "the counts of all processes and micro-steps add up to 0; expected more than 0; skip a "
+        "step without items");
   }
   // Averaging over processes divides by their number, which the total contains already.
   const double factor = context.size() / total;
-  if (!alone) {
+  if (!is_first_count) {
     parts_.gradients.scale(factor);
   }
   run(loss_sum, factor);
@@ -124,7 +126,7 @@ at::Tensor BackwardRunner::scaled(const at::Tensor& loss, double factor) {
     loop.scaling.update_if_due();
   }
   loop.clipped.clear();
-  loop.finite->look_at_loss(loss);
+  loop.finite->check_loss(loss);
   if (loop.finite->policy() == NonFinitePolicy::kIgnore) {
     loop.losses.note(loss);
   }
@@ -136,10 +138,10 @@ at::Tensor BackwardRunner::scaled(const at::Tensor& loss, double factor) {
 
 void BackwardRunner::run(const at::Tensor& loss, double factor, const BackwardOptions& options) {
   at::Tensor root = scaled(loss, factor);
-  const bool looked = parts_.model_check.look(root, parts_.accumulation.has_held());
+  const bool must_compare = parts_.model_check.read_graph(root, parts_.accumulation.has_held());
   if (options.computed && root.requires_grad()) {
     if (root.is_same(loss)) {
-      root = at::mul(loss, 1.0);  // The program's own tensor is not to keep the hook.
+      root = at::mul(loss, 1.0);  // The program's own tensor must not keep the hook.
     }
     root.register_hook([computed = options.computed](const at::Tensor&) {
       BackwardHooks::at_end_of_backward(computed);  // Before the averaging registers its callback.
@@ -159,7 +161,7 @@ void BackwardRunner::run(const at::Tensor& loss, double factor, const BackwardOp
     for (const PreparedModel& model : models) {
       model.sync->finish_backward();
     }
-    if (looked) {
+    if (must_compare) {
       parts_.model_check.compare();
     }
   } catch (...) {
@@ -187,7 +189,9 @@ void BackwardRunner::abandon_programs() noexcept {
 void BackwardRunner::average_gradients() {
   if (parts_.loop.accumulation.no_sync_depth > 0) {
     throw ConfigError(
-        "average_gradients", "within no_sync(), where nothing is averaged; leave it first");
+        "average_gradients",
+        "average_gradients() was called within no_sync(), which averages nothing; call it after "
+        "that scope ends");
   }
   abandon_programs();
   parts_.loop.clipped.clear();
@@ -209,11 +213,11 @@ at::Tensor BackwardRunner::scale_loss(const at::Tensor& loss, BackwardSteps step
   if (!loss.requires_grad()) {
     throw ConfigError(
         "backward",
-        "the loss depends on nothing that requires a gradient, so .backward() cannot be called on "
-        "it; call backward(loss), which counts it as this process's zero");
+        "the loss depends on no tensor that requires a gradient, so .backward() cannot be called "
+        "on it; call backward(loss), which averages zeros for this process");
   }
-  // A tensor of its own, since it keeps the hook.
-  const at::Tensor root = scaled(at::mul(loss, share_of_group()), 1);
+  // A separate tensor, since it keeps the hook.
+  const at::Tensor root = scaled(at::mul(loss, accumulation_factor()), 1);
   root.register_hook([this, alive = std::weak_ptr<const void>(alive_), steps = std::move(steps)](
                          const at::Tensor&) {
     if (alive.expired()) {
@@ -230,7 +234,7 @@ void BackwardRunner::begin_of_program(const BackwardSteps& steps) {
   if (caller_ == Caller::kThis) {
     throw ConfigError(
         "backward",
-        "got a loss that is scaled already; call .backward() on it, or pass the unscaled loss");
+        "the loss is already scaled; call .backward() on it, or pass the unscaled loss");
   }
   if (caller_ == Caller::kProgram && program_backward_ == backward) {
     return;  // Two scaled losses in one backward.
@@ -288,7 +292,7 @@ void BackwardRunner::watch_prepared() {
   const size_t models = parts_.objects.models.size();
   if (parts_.loop.accumulation.plugin.num_steps > 1 && !watch_.is_engines &&
       watch_.models != models) {
-    set_hooks([this] { refuse_undivided_backward(); });
+    set_hooks([this] { refuse_unscaled_backward(); });
     watch_.models = models;
   }
 }
@@ -323,7 +327,7 @@ void BackwardRunner::on_gradient(const std::function<void()>& check) {
   parts_.loop.clipped.clear();
 }
 
-void BackwardRunner::refuse_undivided_backward() const {
+void BackwardRunner::refuse_unscaled_backward() const {
   const AccumulationState& accumulation = parts_.loop.accumulation;
   if (accumulation.in_micro_step && accumulation.plugin.num_steps > 1) {
     throw ConfigError(

@@ -63,7 +63,7 @@ class BackwardRunner {
   /// Calls `check` at the first gradient of the prepared models from a backward of an unscaled
   /// loss; it throws if the gradients are wrong then. For the engine.
   void watch_unscaled_backwards(std::function<void()> check);
-  /// Lets `ends_update` tell whether a backward is the last of an update. For the engine, which
+  /// Lets `ends_update` decide whether a backward is the last of an update. For the engine, which
   /// counts micro-steps itself.
   void set_ends_update(std::function<bool()> ends_update);
 
@@ -83,7 +83,7 @@ class BackwardRunner {
     int accepted = -1;        ///< The last such backward that passed the check.
   };
 
-  double share_of_group() const;
+  double accumulation_factor() const;
   at::Tensor scaled(const at::Tensor& loss, double factor);
   void run(const at::Tensor& loss, double factor, const BackwardOptions& options = {});
   void abandon() noexcept;
@@ -92,7 +92,7 @@ class BackwardRunner {
   void end_of_program(const BackwardSteps& steps);
   void set_hooks(std::function<void()> check);
   void on_gradient(const std::function<void()>& check);
-  void refuse_undivided_backward() const;
+  void refuse_unscaled_backward() const;
 
   BackwardParts parts_;
   Caller caller_ = Caller::kNone;

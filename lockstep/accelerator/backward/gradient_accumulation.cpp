@@ -12,7 +12,9 @@ GradientScope GradientAccumulation::begin_micro_step(const std::vector<const voi
   AccumulationState& accumulation = loop_.accumulation;
   if (accumulation.in_micro_step) {
     throw ConfigError(
-        "accumulate", "inside another accumulate(); pass all models of the micro-step to one");
+        "accumulate",
+        "accumulate() was called inside another accumulate(); pass all models of the micro-step to "
+        "one call");
   }
   update_check_.refuse_unprepared_update();
   GradientSyncs syncs = syncs_of(models);
@@ -56,7 +58,9 @@ GradientScope GradientAccumulation::begin_no_sync(const std::vector<const void*>
 void GradientAccumulation::trigger_sync(const std::vector<const void*>& models) {
   if (loop_.accumulation.no_sync_depth == 0) {
     throw ConfigError(
-        "trigger_sync_in_backward", "outside of no_sync(), where every backward averages anyway");
+        "trigger_sync_in_backward",
+        "trigger_sync_in_backward() was called outside no_sync(), where every backward averages; "
+        "remove the call");
   }
   loop_.accumulation.sync_triggered = true;
   for (const auto& sync : syncs_of(models)) {

@@ -22,8 +22,8 @@ void MixedPrecision::warn_if_unused() {
   if (!used_ && context_.precision != Precision::kNo && !warned_) {
     warned_ = true;
     log_warning(fmt::format(
-        "mixed_precision is {}, and no forward has run under accelerator.autocast() yet: so far "
-        "the model computes in its own dtype",
+        "mixed_precision is {}, but no forward has run under accelerator.autocast() yet, so the "
+        "model computes in its own dtype; run each forward in that scope",
         name_of(context_.precision)));
   }
 }

@@ -35,7 +35,7 @@ TEST(NothingPrepared, BackwardOfSeveralProcessesIsRefusedAndOfOneIsNot) {
     EXPECT_THAT(
         [&] { backward(accelerator); },
         ThrowsMessage<ConfigError>(AllOf(
-            HasSubstr("no prepared model in a job of 2 processes"),
+            HasSubstr("no model is prepared in a job of 2 processes"),
             HasSubstr("prepare(model, optimizer, ...)"))));
   });
   Accelerator alone({}, WorldSpec{}, Group());
@@ -49,7 +49,7 @@ TEST(ModelNotPrepared, IsRefusedByItsOptimizerUnlessTheProgramAverages) {
     accelerator.backward(loss_of(net, rows_of(accelerator)));
     EXPECT_THAT(
         [&] { optimizer.step(); },
-        ThrowsMessage<ConfigError>(HasSubstr("2 parameters are of no prepared model")));
+        ThrowsMessage<ConfigError>(HasSubstr("2 parameters belong to no prepared model")));
     accelerator.wait_for_everyone();
     for (at::Tensor& parameter : net->parameters()) {
       parameter.mutable_grad() = accelerator.reduce(parameter.grad(), ReduceOp::kAvg);
@@ -71,7 +71,7 @@ TEST(ModelNotPrepared, WhileAnotherIsMakesItsOptimizersFirstStepAnError) {
     EXPECT_THAT(
         [&critics = critics] { critics.step(); },
         ThrowsMessage<ConfigError>(AllOf(
-            HasSubstr("2 of this optimizer's 2 parameters are of no prepared model"),
+            HasSubstr("2 of this optimizer's 2 parameters belong to no prepared model"),
             HasSubstr("pass their model to prepare"))));
     accelerator.wait_for_everyone();
   });
@@ -85,7 +85,7 @@ std::vector<std::string> warnings_of_second_model(
   std::vector<std::string> warnings;
   set_log_sink([&](const std::string& line) {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (line.find("of no prepared model") != std::string::npos) {
+    if (line.find("that no prepared model has") != std::string::npos) {
       warnings.push_back(line);
     }
   });
@@ -108,11 +108,11 @@ std::vector<std::string> warnings_of_second_model(
   return warnings;
 }
 
-TEST(ModelNotPrepared, WhoseOptimizerIsNotEitherIsToldWhereItTrainsApart) {
+TEST(ModelNotPrepared, WithAnUnpreparedOptimizerTheErrorSaysThatRanksTrainApart) {
   EXPECT_THAT(
       warnings_of_second_model([](Accelerator&, Linear) {}),
       ElementsAre(AllOf(
-          HasSubstr("2 trained parameters of no prepared model"),
+          HasSubstr("2 trained parameters that no prepared model has"),
           HasSubstr("pass their model and its optimizer to prepare"))));
   EXPECT_THAT(
       warnings_of_second_model([](Accelerator& accelerator, Linear head) {
@@ -123,7 +123,7 @@ TEST(ModelNotPrepared, WhoseOptimizerIsNotEitherIsToldWhereItTrainsApart) {
       IsEmpty());
 }
 
-TEST(ModelNotPrepared, IsNoErrorWhereTheProgramAveragesItsGradients) {
+TEST(ModelNotPrepared, IsAllowedIfTheProgramAveragesItsGradients) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two();
     at::Tensor temperature = at::zeros({1}).requires_grad_();

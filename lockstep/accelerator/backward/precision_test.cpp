@@ -167,7 +167,7 @@ TEST(Clipping, ReturnsTheGlobalNormOnceAndChangesNothingTheSecondTime) {
   });
 }
 
-TEST(Clipping, LeavesGradientsAloneThatAreStillAccumulating) {
+TEST(Clipping, DoesNotClipGradientsThatStillAccumulate) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
   auto net = accelerator.prepare(plain_net());
   auto micro_step = accelerator.accumulate(net);
@@ -199,7 +199,7 @@ TEST(NonFinite, StopNamesStepRankAndParameter) {
   });
 }
 
-TEST(NonFinite, SkipLeavesTheUpdateOutEverywhereAndIgnoreDoesNot) {
+TEST(NonFinite, SkipOmitsTheUpdateOnAllRanksAndIgnoreDoesNot) {
   for (const auto policy : {NonFinitePolicy::kSkip, NonFinitePolicy::kIgnore}) {
     accelerated_ranks(2, {.non_finite = policy}, [&](Accelerator& accelerator) {
       Linear net = plain_net();
@@ -248,7 +248,7 @@ TEST(Clipping, ClipsAfterABackwardOfOnesOwnAsWell) {
   }
 }
 
-TEST(NonFinite, Fp16StopsWhenNoScaleIsLeftToBlame) {
+TEST(NonFinite, Fp16StopsIfTheScaleCannotBeLower) {
   Accelerator accelerator(
       {.mixed_precision = Precision::kFP16,
        .grad_scaler = {.init_scale = 2},

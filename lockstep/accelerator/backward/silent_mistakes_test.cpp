@@ -64,7 +64,7 @@ TEST(OriginalOptimizer, OfLockstepIsRefusedAtItsFirstStepInEveryMode) {
           EXPECT_THAT(
               [&] { opt.step(); },
               ThrowsMessage<ConfigError>(AllOf(
-                  HasSubstr("step() of the optimizer that was passed to prepare"),
+                  HasSubstr("step() was called on the optimizer that was passed to prepare"),
                   HasSubstr("use the optimizer that prepare returned"))));
         });
         accelerator.wait_for_everyone();
@@ -73,7 +73,7 @@ TEST(OriginalOptimizer, OfLockstepIsRefusedAtItsFirstStepInEveryMode) {
   }
 }
 
-TEST(OriginalOptimizer, MayDropGradientsWhereThatIsTheSameAndNowhereElse) {
+TEST(OriginalOptimizer, MayDropGradientsOnlyWhereTheEffectIsTheSame) {
   for (const auto& [stage, steps] : {std::pair{0, 1}, {0, 2}, {2, 1}}) {
     accelerated_ranks(2, with_steps(steps, stage), [&](Accelerator& accelerator) {
       Linear net = two_by_two();
@@ -86,7 +86,7 @@ TEST(OriginalOptimizer, MayDropGradientsWhereThatIsTheSameAndNowhereElse) {
         } else {
           EXPECT_THAT(
               [&] { opt->zero_grad(); },
-              ThrowsMessage<ConfigError>(HasSubstr("zero_grad() of the optimizer that was")));
+              ThrowsMessage<ConfigError>(HasSubstr("zero_grad() was called on the optimizer")));
         }
       });
       accelerator.wait_for_everyone();
@@ -94,7 +94,7 @@ TEST(OriginalOptimizer, MayDropGradientsWhereThatIsTheSameAndNowhereElse) {
   }
 }
 
-TEST(OriginalOptimizer, IsItsOwnersAgainOnceNobodyHasThePreparedOne) {
+TEST(OriginalOptimizer, IsUsableAgainAfterThePreparedOneIsDestroyed) {
   Linear net = two_by_two();
   optim::AdamW opt(net->parameters(), {.lr = 0.1});
   {
@@ -202,7 +202,7 @@ TEST(Accumulation, WritesOfTheProgramWhereTheyDoNoHarmAreAllowed) {
   });
 }
 
-TEST(Accumulation, WeightsThatAreChangedForOneForwardAndBackwardAreNoUpdate) {
+TEST(Accumulation, WeightsChangedForOneForwardAndBackwardAreNotAnUpdate) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
@@ -238,7 +238,7 @@ TEST(OptimizerStep, AfterALossThatDependsOnNoParameterDoesNothing) {
   });
 }
 
-TEST(Accumulation, AStateLoadedWithinAGroupIsNoUpdate) {
+TEST(Accumulation, AStateLoadedWithinAGroupIsNotAnUpdate) {
   const TestFolder folder;
   accelerated_ranks(2, with_steps(2), [&](Accelerator& accelerator) {
     Linear net = two_by_two();
@@ -284,7 +284,7 @@ TEST(PlainBackward, WithinAccumulateIsRefusedInEveryMode) {
   }
 }
 
-TEST(PlainBackward, OfAScaledLossAndOutsideOfGroupsIsNoError) {
+TEST(PlainBackward, OfAScaledLossAndOutsideOfGroupsIsAllowed) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto [model, optimizer] =
@@ -319,7 +319,7 @@ TEST(AnotherModelsOptimizer, IsRefusedAtItsFirstStep) {
   });
 }
 
-TEST(AnotherModelsOptimizer, BesideTheRightOneIsRefusedAtItsSecondStep) {
+TEST(AnotherModelsOptimizer, TogetherWithTheRightOneIsRefusedAtItsSecondStep) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two(), other = two_by_two();
     auto [model, second, right, wrong] = accelerator.prepare(
@@ -335,7 +335,7 @@ TEST(AnotherModelsOptimizer, BesideTheRightOneIsRefusedAtItsSecondStep) {
   });
 }
 
-TEST(AnotherModelsOptimizer, IsNoErrorWhereModelsTakeTurns) {
+TEST(AnotherModelsOptimizer, IsAllowedIfModelsAlternate) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear first = two_by_two(), second = two_by_two();
     auto [a, b, a_optimizer, b_optimizer] = accelerator.prepare(
@@ -355,7 +355,7 @@ TEST(AnotherModelsOptimizer, IsNoErrorWhereModelsTakeTurns) {
 }
 
 /// The critic's gradients of the generator's loss are dropped, as GANs do.
-TEST(AnotherModelsOptimizer, AdversarialTrainingInGroupsGoesOn) {
+TEST(AnotherModelsOptimizer, AdversarialTrainingInGroupsContinues) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear generator = two_by_two(), critic = two_by_two();
     auto [g, c, g_optimizer, c_optimizer] = accelerator.prepare(
@@ -380,7 +380,7 @@ TEST(AnotherModelsOptimizer, AdversarialTrainingInGroupsGoesOn) {
   });
 }
 
-TEST(AnotherModelsOptimizer, FrozenForAWhileIsNoError) {
+TEST(AnotherModelsOptimizer, FrozenTemporarilyIsAllowed) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear frozen = two_by_two(), head = two_by_two();
   auto [model, optimizer] =
@@ -425,7 +425,7 @@ std::vector<std::string> logged_by(const std::function<void()>& body) {
   return lines;
 }
 
-TEST(NonFiniteLoss, IsSaidAtOnceAndAtTheEndIfItStays) {
+TEST(NonFiniteLoss, IsReportedAtOnceAndAtTheEndIfItPersists) {
   for (const bool stays : {false, true}) {
     const auto lines = logged_by([&] {
       Accelerator accelerator({}, WorldSpec{}, Group());
@@ -446,7 +446,7 @@ TEST(NonFiniteLoss, IsSaidAtOnceAndAtTheEndIfItStays) {
   }
 }
 
-TEST(NonFiniteLoss, OfAnotherRankAloneIsSaidAtTheEnd) {
+TEST(NonFiniteLoss, OfAnotherRankAloneIsReportedAtTheEnd) {
   const auto lines = logged_by([] {
     accelerated_ranks(2, {}, [](Accelerator& accelerator) {
       Linear net = two_by_two();

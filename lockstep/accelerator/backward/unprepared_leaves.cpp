@@ -52,33 +52,34 @@ uint32_t checksum(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-void UnpreparedLeaves::look(const at::Tensor& loss, const std::set<const void*>& prepared) {
+void UnpreparedLeaves::read_graph(const at::Tensor& loss, const std::set<const void*>& prepared) {
   std::vector<at::Tensor> leaves = leaves_of(loss);
   std::erase_if(leaves, [&](const at::Tensor& leaf) {
     return prepared.contains(leaf.unsafeGetTensorImpl());
   });
   // A batch is in one graph only; trained parameters are in the next one, too.
-  again_ = leaves;
-  std::erase_if(again_, [&](const at::Tensor& leaf) {
-    return std::none_of(
-        seen_.begin(), seen_.end(), [&](const at::Tensor& seen) { return seen.is_same(leaf); });
+  in_both_graphs_ = leaves;
+  std::erase_if(in_both_graphs_, [&](const at::Tensor& leaf) {
+    return std::none_of(last_leaves_.begin(), last_leaves_.end(), [&](const at::Tensor& seen) {
+      return seen.is_same(leaf);
+    });
   });
-  seen_ = std::move(leaves);
+  last_leaves_ = std::move(leaves);
 }
 
 void UnpreparedLeaves::compare(Group& group) {
-  const std::vector<at::Tensor> again = std::exchange(again_, {});
-  ++looks_;
-  if (is_through()) {
-    seen_.clear();
+  const std::vector<at::Tensor> in_both_graphs = std::exchange(in_both_graphs_, {});
+  ++checks_;
+  if (is_finished()) {
+    last_leaves_.clear();
   }
-  if (looks_ == 1) {
+  if (checks_ == 1) {
     return;  // On all ranks: nothing was updated yet.
   }
   struct Mine {
     uint64_t leaves;
     uint64_t checksum;
-  } mine{again.size(), checksum(again)};
+  } mine{in_both_graphs.size(), checksum(in_both_graphs)};
   std::string bytes(sizeof(mine), '\0');
   std::memcpy(bytes.data(), &mine, sizeof(mine));
   const std::vector<std::string> all = all_gather_bytes(group, bytes);
@@ -87,18 +88,18 @@ void UnpreparedLeaves::compare(Group& group) {
   });
   const bool differ = std::any_of(
       all.begin(), all.end(), [&](const std::string& theirs) { return theirs != bytes; });
-  if (!same_leaves || !differ || again.empty()) {
+  if (!same_leaves || !differ || in_both_graphs.empty()) {
     return;
   }
-  looks_ = kLooks;
-  seen_.clear();
+  checks_ = kMaxChecks;
+  last_leaves_.clear();
   log_warning(fmt::format(
-      "the loss depends on {} trained parameters of no prepared model (the first has the shape "
-      "[{}]), and their values differ between processes: each process trains its own; pass their "
-      "model and its optimizer to prepare, or average their gradients with accelerator.reduce "
-      "before the step; if they are to differ, nothing is wrong",
-      again.size(),
-      fmt::join(again.front().sizes(), ", ")));
+      "the loss depends on {} trained parameters that no prepared model has (the first has the "
+      "shape [{}]), and their values differ between processes; pass their model and its optimizer "
+      "to prepare, or average their gradients with accelerator.reduce before the step; ignore this "
+      "warning if they should differ",
+      in_both_graphs.size(),
+      fmt::join(in_both_graphs.front().sizes(), ", ")));
 }
 
 }  // namespace lockstep

@@ -23,19 +23,19 @@ namespace lockstep {
 class UnpreparedLeaves {
  public:
   /// Reads the graph of a loss before its backward. `prepared`: the parameters of prepared models.
-  void look(const at::Tensor& loss, const std::set<const void*>& prepared);
+  void read_graph(const at::Tensor& loss, const std::set<const void*>& prepared);
   /// Compares the leaves that the last two graphs have in common, after that backward. Collective.
   void compare(Group& group);
-  /// Whether no further check is needed.
-  bool is_through() const { return looks_ >= kLooks; }
+  /// Returns whether no further check is needed.
+  bool is_finished() const { return checks_ >= kMaxChecks; }
 
  private:
-  static constexpr int kLooks = 4;
+  static constexpr int kMaxChecks = 4;
 
-  int looks_ = 0;
-  /// By the last look; kept, so that their addresses are not reused.
-  std::vector<at::Tensor> seen_;
-  std::vector<at::Tensor> again_;  ///< By the last two.
+  int checks_ = 0;
+  /// Leaves of the last graph; kept, so that their addresses are not reused.
+  std::vector<at::Tensor> last_leaves_;
+  std::vector<at::Tensor> in_both_graphs_;  ///< Leaves that the last two graphs share.
 };
 
 }  // namespace lockstep

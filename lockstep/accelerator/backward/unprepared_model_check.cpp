@@ -44,25 +44,24 @@ void UnpreparedModelCheck::expect_model() const {
     throw ConfigError(
         "backward",
         fmt::format(
-            "got no prepared model in a job of {} processes, so nothing would average the "
-            "gradients and each process would train weights of its own; call prepare(model, "
-            "optimizer, ...) first, or loss.backward() for gradients that each process is to keep "
-            "for itself",
+            "no model is prepared in a job of {} processes, so no gradients would be averaged; "
+            "call prepare(model, optimizer, ...) first, or loss.backward() for gradients that stay "
+            "on their process",
             processes));
   }
 }
 
-bool UnpreparedModelCheck::look(const at::Tensor& loss, bool any_held) {
+bool UnpreparedModelCheck::read_graph(const at::Tensor& loss, bool any_held) {
   // With one model all processes take part in every backward that averages; with more, some may
   // not.
-  const bool looks = !leaves_.is_through() && objects_.context.is_distributed() &&
-                     objects_.models.size() == 1 && !loop_.joining && local_sgds_.empty() &&
-                     !any_held && loop_.accumulation.sync_gradients &&
-                     loop_.accumulation.no_sync_depth == 0;
-  if (looks) {
-    leaves_.look(loss, objects_.parameters());
+  const bool must_compare = !leaves_.is_finished() && objects_.context.is_distributed() &&
+                            objects_.models.size() == 1 && !loop_.joining && local_sgds_.empty() &&
+                            !any_held && loop_.accumulation.sync_gradients &&
+                            loop_.accumulation.no_sync_depth == 0;
+  if (must_compare) {
+    leaves_.read_graph(loss, objects_.parameters());
   }
-  return looks;
+  return must_compare;
 }
 
 void UnpreparedModelCheck::compare() {
@@ -99,10 +98,10 @@ bool UnpreparedModelCheck::agree(const std::vector<at::Tensor>& parameters) cons
     throw ConfigError(
         "optimizer",
         fmt::format(
-            "{} of this optimizer's {} parameters are of no prepared model, and their values or "
-            "gradients differ between processes, so each process would train its own; pass their "
-            "model to prepare, or average their gradients with accelerator.reduce before step(); "
-            "keep an optimizer of parameters that are to differ out of prepare",
+            "{} of this optimizer's {} parameters belong to no prepared model, and their values or "
+            "gradients differ between processes; pass their model to prepare, or average their "
+            "gradients with accelerator.reduce before step(); if they should differ, do not pass "
+            "their optimizer to prepare",
             count,
             parameters.size()));
   }

@@ -27,7 +27,7 @@ class UnpreparedModelCheck {
   void expect_model() const;
   /// Reads the graph of a loss before its backward, in the first backwards. Returns whether
   /// compare() must follow the backward. `any_held`: gradients were kept on their process before.
-  bool look(const at::Tensor& loss, bool any_held);
+  bool read_graph(const at::Tensor& loss, bool any_held);
   /// Warns if the graph has trained parameters that differ between processes. Collective.
   void compare();
 

@@ -75,19 +75,19 @@ void UnpreparedUpdateCheck::refuse_unprepared_update() {
   const bool is_scaled = loop_.scaling.scaler && accumulation.sync_gradients;
   const std::string_view remedy =
       is_prepared && is_scaled
-          ? "use the optimizer that prepare returned: its step() divides by that scale, and that "
-            "of the optimizer passed to prepare does not"
+          ? "use the optimizer that prepare returned: its step() divides by that scale, while the "
+            "optimizer passed to prepare does not"
       : is_prepared
-          ? "use the optimizer that prepare returned: its step() waits for the group's end, and "
-            "that of the optimizer passed to prepare does not"
+          ? "use the optimizer that prepare returned: its step() waits for the group's end, while "
+            "the optimizer passed to prepare does not"
           : "no prepared optimizer has this parameter: pass its optimizer to prepare, and use the "
             "optimizer that prepare returns";
   if (is_scaled) {
     throw ConfigError(
         "backward",
         fmt::format(
-            "{} was updated by gradients that are still multiplied by fp16's loss scale of {}; {}; "
-            "code that writes to parameters itself belongs after the optimizer's step()",
+            "parameter {} was updated by gradients that are still multiplied by fp16's loss scale "
+            "of {}; {}; move code that writes to parameters after the optimizer's step()",
             changed->name,
             loop_.scaling.scaler->get_scale(),
             remedy));
@@ -95,9 +95,9 @@ void UnpreparedUpdateCheck::refuse_unprepared_update() {
   throw ConfigError(
       "accumulate",
       fmt::format(
-          "{} was updated after micro-step {} of {}, before the gradients of all of them were "
-          "averaged; {}; code that writes to parameters itself belongs where sync_gradients() is "
-          "true",
+          "parameter {} was updated after micro-step {} of {}, before the gradients of all "
+          "micro-steps were averaged; {}; run code that writes to parameters only where "
+          "sync_gradients() is true",
           changed->name,
           accumulation.in_group,
           accumulation.plugin.num_steps,

@@ -27,7 +27,7 @@ class UnpreparedUpdateCheck {
   void refuse_unprepared_update();
   /// Accepts all changes so far.
   void forget() { check_.forget(); }
-  /// Watches nothing any more.
+  /// Stops watching.
   void clear();
 
  private:

@@ -58,7 +58,7 @@ struct Loop {
   }
 };
 
-TEST(CheckpointingSteps, SavesByItselfAfterTheBodyOfEverySoManyUpdates) {
+TEST(CheckpointingSteps, SavesAutomaticallyEveryNUpdates) {
   for (const bool async : {false, true}) {
     const TestFolder folder;
     const AcceleratorOptions options{
@@ -158,7 +158,7 @@ TEST(CheckpointingSteps, GradientsThatNoUpdateHasUsedAreAPartOfTheState) {
   }
 }
 
-TEST(Resume, ADamagedNewestCheckpointIsPassedOverAndAWrongProgramIsNot) {
+TEST(Resume, ADamagedNewestCheckpointIsSkippedAndAWrongProgramIsNot) {
   const TestFolder folder;
   accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -186,7 +186,7 @@ TEST(Resume, ADamagedNewestCheckpointIsPassedOverAndAWrongProgramIsNot) {
   });
 }
 
-TEST(Resume, AnEvaluationThatWasLeftEarlyBeginsItsNextTimeAnew) {
+TEST(Resume, AnEvaluationThatEndedEarlyRestartsNextTime) {
   const TestFolder folder;
   const auto look = [](Loop& loop) {
     std::vector<int64_t> seen;
@@ -213,7 +213,7 @@ struct Left : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-TEST(Preemption, OneProcessIsToldAndAllSaveAfterTheSameBatch) {
+TEST(Preemption, ASignalToOneProcessMakesAllSaveAfterTheSameBatch) {
   for (int size : {1, 2, 3}) {
     for (int64_t told_at : {1, 4, 5}) {
       const TestFolder folder;
@@ -253,7 +253,7 @@ TEST(Preemption, OneProcessIsToldAndAllSaveAfterTheSameBatch) {
   }
 }
 
-TEST(Preemption, ALoopThatOnlyEvaluatesGoesOnToItsEnd) {
+TEST(Preemption, AnEvaluationLoopContinuesToItsEnd) {
   const TestFolder folder;
   Accelerator accelerator(
       {.project_dir = folder.path(), .on_preempted = [](const fs::path&) { throw Left("left"); }},

@@ -87,7 +87,7 @@ struct Training {
   }
 };
 
-TEST_F(SaveState, AResumedRunEqualsTheUnbrokenOneToTheBit) {
+TEST_F(SaveState, AResumedRunIsBitExactWithTheUnbrokenOne) {
   for (int size : {1, 2}) {
     for (int64_t save_at :
          {1, 4, 5, 8, 11}) {  // In the middle and at the ends of epochs of 4 or 8 steps.
@@ -127,7 +127,7 @@ TEST_F(SaveState, RestoresEveryRanksRandomNumbers) {
   EXPECT_TRUE(at::equal(at::rand({4}), expected));
 }
 
-TEST_F(SaveState, WithoutAFolderNumbersItsCheckpointsAndLoadsTheNewestWholeOne) {
+TEST_F(SaveState, WithoutAFolderNumbersItsCheckpointsAndLoadsTheNewestCompleteOne) {
   const AcceleratorOptions options{.project_dir = folder_};
   accelerated_ranks(2, options, [&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -237,7 +237,7 @@ TEST_F(SaveState, AFlippedBitIsRefusedOnEveryRank) {
   EXPECT_EQ(refused, 2);
 }
 
-TEST_F(SaveState, AnUncheckedLoadTakesWhatTheFilesHoldButNoOtherSize) {
+TEST_F(SaveState, AnUncheckedLoadAcceptsChangedBytesButNoOtherSize) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
     accelerator.prepare(net);
@@ -267,7 +267,7 @@ TEST_F(SaveState, AnUncheckedLoadTakesWhatTheFilesHoldButNoOtherSize) {
   });
 }
 
-TEST_F(SaveState, WithoutAProjectDirSaysWhatToSet) {
+TEST_F(SaveState, WithoutAProjectDirIsAnError) {
   Accelerator alone({}, WorldSpec{}, Group());
   EXPECT_THROW(alone.save_state(), ConfigError);
 }
@@ -287,7 +287,7 @@ TEST_F(SaveState, AnOptimizerOfNoPreparedModelIsRefusedBeforeAnythingIsWritten) 
         }
         return std::string("no error");
       }(),
-      HasSubstr("a parameter of no prepared model"));
+      HasSubstr("a parameter that belongs to no prepared model"));
   EXPECT_FALSE(fs::exists(folder_ / "c"));
 }
 

@@ -75,8 +75,8 @@ void Checkpointer::load(const fs::path& folder, const LoadStateOptions& options)
   saver_.wait();
   if (resume_pending_) {
     log_warning(fmt::format(
-        "asked to resume, but the program loads {} itself; call resume_latest() instead if a "
-        "checkpoint exists",
+        "the launcher requested a resume, but the program loads {}; call resume_latest() instead "
+        "if a checkpoint exists",
         folder.string()));
   }
   loaded_ = true;
@@ -115,7 +115,7 @@ std::optional<fs::path> Checkpointer::resume_latest() {
     if (undamaged == newest) {
       throw;
     }
-    log_warning(fmt::format("passed over {}: {}", newest->string(), error.what()));
+    log_warning(fmt::format("skipped {}: {}", newest->string(), error.what()));
     if (undamaged) {
       load(*undamaged, {});
     }
@@ -128,8 +128,8 @@ fs::path Checkpointer::load_latest() {
   if (!loaded) {
     throw CheckpointError(
         project_.checkpoints().string(),
-        "holds no complete checkpoint to load; resume_latest() starts from the beginning if it "
-        "finds none");
+        "holds no complete checkpoint; call resume_latest() to start from the beginning if there "
+        "is none");
   }
   return *loaded;
 }
@@ -141,12 +141,12 @@ void Checkpointer::resume_if_asked(bool in_epochs) {
   const std::optional<fs::path> newest = resume_latest();
   if (newest && !in_epochs && !objects_.loaders.empty() && objects_.loaders.front()->epoch() > 0) {
     log_warning(
-        "resumed within a loop over epochs that counts from its beginning; for (epoch : "
-        "accelerator.epochs(n)) goes on where it was");
+        "the job resumed within a loop that counts epochs from its beginning; use for (epoch : "
+        "accelerator.epochs(n)), which continues at the saved epoch");
   }
   log_info(
       newest ? fmt::format("resumed from {}", newest->string())
-             : "asked to resume, and no checkpoint exists yet: starting from the beginning");
+             : "no checkpoint exists to resume from: training starts from the beginning");
 }
 
 void Checkpointer::between_batches() {
@@ -176,11 +176,11 @@ void Checkpointer::exit_preempted() {
   try {
     saver_.wait();
   } catch (const std::exception& error) {
-    log_error(std::string("the save before this one failed: ") + error.what());
+    log_error(std::string("the previous save failed: ") + error.what());
   }
   const fs::path folder = save_numbered({});
   log_info(fmt::format(
-      "told to stop{}: saved to {}, leaving with exit code {}; lockstep launch --resume goes on",
+      "preempted{}: saved to {}, exiting with code {}; continue with lockstep launch --resume",
       signal == 0 ? "" : fmt::format(" by signal {}", signal),
       folder.string(),
       static_cast<int>(kExitPreempted)));

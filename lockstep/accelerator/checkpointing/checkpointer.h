@@ -24,8 +24,8 @@ namespace lockstep {
 /// when a job is restarted. Not thread-safe.
 class Checkpointer {
  public:
-  /// Prepares the project's folder. Errors as ProjectFolder's. `end_training` is called before an
-  /// exit for preemption. Collective.
+  /// Prepares the project's folder. Throws as ProjectFolder does. `end_training` is called before
+  /// an exit for preemption. Collective.
   Checkpointer(
       PreparedObjects& objects,
       LoopState& loop,

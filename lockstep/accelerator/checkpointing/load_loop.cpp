@@ -39,7 +39,7 @@ std::optional<double> counted_share(const Loading& loading, const SavedAccumulat
   return counted;
 }
 
-/// Gradients that no update has used.
+/// Checks gradients that no update has used.
 void check_unused_gradients(Loading& loading, bool counted) {
   const std::vector<PreparedModel>& models = loading.targets.objects.models;
   for (size_t i = 0; i < models.size(); ++i) {
@@ -115,8 +115,8 @@ void check_schedulers(Loading& loading) {
   const storage::SavedMeta& saved = loading.saved;
   if (loading.options.may_lack_schedulers && schedulers.empty() && !saved.schedulers.empty()) {
     log_warning(fmt::format(
-        "{} has a learning rate schedule, and this program none: it is not loaded; prepare one to "
-        "continue it",
+        "{} has a learning rate schedule, which is not loaded: this program prepared none; prepare "
+        "one to continue it",
         loading.reader.path().string()));
     return;
   }
@@ -124,8 +124,8 @@ void check_schedulers(Loading& loading) {
       "schedulers",
       saved.schedulers.size(),
       schedulers.size(),
-      "prepare as many, or load without them: LoadStateOptions::schedulers = false, an engine's "
-      "load_lr_scheduler_states = false");
+      "prepare the same number, or load without them: LoadStateOptions::schedulers = false, an "
+      "engine's load_lr_scheduler_states = false");
   for (size_t i = 0; i < schedulers.size(); ++i) {
     loading.apply.push_back(schedulers[i].check_state(
         saved.schedulers[i],
@@ -188,8 +188,8 @@ void check_registered_objects(Loading& loading) {
       throw CheckpointError(
           loading.reader.path().string(),
           fmt::format(
-              "custom object {} had a state of its own in each of {} processes, which {} cannot "
-              "share; start {}, or register objects that are the same in all",
+              "custom object {} has a different state for each of {} processes, but this job has "
+              "{}; start {} processes, or register objects with the same state in all processes",
               i,
               loading.saved_by,
               loading.processes(),

@@ -54,8 +54,9 @@ void check_model_at(Loading& loading, size_t index) {
   loading.apply.push_back(check_model(
       shards.current, std::move(shards.saved), loading.set_path(stem), loading.options.strict));
   if (sharding) {
-    loading.apply.emplace_back(
-        [sharding, packed = std::move(shards.packed)] { sharding->pack(packed); });
+    loading.apply.emplace_back([sharding, quantized = std::move(shards.quantized)] {
+      sharding->store_quantized(quantized);
+    });
   }
   if (in_parts) {
     loading.apply.emplace_back([sharding] { sharding->gather_parameters(); });
@@ -67,7 +68,7 @@ void check_model_at(Loading& loading, size_t index) {
   });
 }
 
-/// If buffers do not follow rank 0's, each process continues with its own.
+/// Checks each process's own buffers, which were saved if buffers do not follow rank 0's.
 void check_own_buffers(Loading& loading, size_t model) {
   const PreparedObjects& objects = loading.targets.objects;
   const auto file_of = [&](int rank) {
@@ -117,8 +118,8 @@ void check_models(Loading& loading) {
       throw CheckpointError(
           loading.reader.path().string(),
           fmt::format(
-              "model {} was saved by a hook of the program's; register the load_state hook that "
-              "reads it",
+              "model {} was saved by a save_state hook of the program; register the load_state "
+              "hook that reads it",
               i));
     }
     check_model_at(loading, i);

@@ -34,15 +34,15 @@ std::vector<NamedTensors> Loading::of_all_ranks(
 }
 
 void Loading::must_match(
-    const char* what, size_t there, size_t here, const std::string& remedy) const {
-  if (there != here) {
+    const char* what, size_t saved_count, size_t prepared_count, const std::string& remedy) const {
+  if (saved_count != prepared_count) {
     throw CheckpointError(
         reader.path().string(),
         fmt::format(
             "holds {} {}, this program prepared {}{}",
-            there,
+            saved_count,
             what,
-            here,
+            prepared_count,
             remedy.empty() ? "" : "; " + remedy));
   }
 }

@@ -33,7 +33,7 @@ struct Loading {
   LoadTargets& targets;
   checkpoint::Reader reader;
   storage::SavedMeta saved;
-  checkpoint::ProofShare share;  ///< The checksums that this process verifies.
+  checkpoint::VerificationShare share;  ///< The checksums that this process verifies.
   LoadStateOptions options;
   int saved_by = 1;  ///< Number of processes.
   bool resharded = false;
@@ -49,21 +49,25 @@ struct Loading {
   std::string set_path(const std::string& stem) const;
   /// Returns the tensors of a set; each process verifies its share of them.
   NamedTensors tensor_set(const std::string& stem) const;
-  /// Returns the tensors that each of the processes that saved has in a file of its own.
+  /// Returns the tensors of each process that saved, from one file for each.
   std::vector<NamedTensors> of_all_ranks(const std::function<std::string(int rank)>& file_of) const;
   /// Throws CheckpointError unless the program prepared as many objects as were saved.
   void must_match(
-      const char* what, size_t there, size_t here, const std::string& remedy = "") const;
+      const char* what,
+      size_t saved_count,
+      size_t prepared_count,
+      const std::string& remedy = "") const;
 };
 
-/// Models, their buffers of each process, and compressed gradients that are still to be sent.
+/// Checks models, their buffers of each process, and compressed gradients that are still to be
+/// sent.
 void check_models(Loading& loading);
 void check_comm_hooks(Loading& loading);
-/// Optimizers, and local SGD's numbers of updates.
+/// Checks optimizers, and local SGD's numbers of updates.
 void check_optimizers(Loading& loading);
-/// Loss scale, schedules, and the position in an accumulation group.
+/// Checks loss scale, schedules, and the position in an accumulation group.
 void check_loop(Loading& loading);
-/// Loader positions and random numbers.
+/// Checks loader positions and random numbers.
 void check_positions(Loading& loading);
 void check_registered_objects(Loading& loading);
 

@@ -110,12 +110,12 @@ class SameSave : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(SameSave, RanksThatLoadDifferentCheckpointsAreToldTogetherAndNothingChanges) {
+TEST_F(SameSave, RanksThatLoadDifferentCheckpointsAllGetAnErrorAndNothingChanges) {
   expect_refused(
       "one",
       "two",
       AllOf(
-          HasSubstr("ranks would go on from different saves"),
+          HasSubstr("ranks would continue from different saves"),
           HasSubstr("rank 1 got \"" + (folder_ / "two").string() + "\", after 2 updates"),
           HasSubstr("rank 0, \"" + (folder_ / "one").string() + "\", after 1;")));
   expect_refused("one", "one_again", HasSubstr("rank 1 got"));
@@ -126,7 +126,7 @@ TEST_F(SameSave, CopiesOfOneOnSeveralDisksAreTheSame) {
   expect_loaded("one", "copy");
 }
 
-TEST_F(SameSave, WithoutAnIdGoesByTheUpdates) {
+TEST_F(SameSave, WithoutAnIdComparesTheUpdates) {
   for (const char* name : {"one", "one_again", "two"}) {
     forget_id(name);
   }
@@ -184,7 +184,7 @@ class ResumeLatest : public ::testing::Test {
   fs::path second_ = checkpoints_ / "checkpoint_2";
 };
 
-TEST_F(ResumeLatest, RefusesToBeginAnewWhereNoCheckpointCanBeUsedAndSaysWhy) {
+TEST_F(ResumeLatest, RefusesToStartFromScratchIfNoCheckpointIsUsableAndSaysWhy) {
   fs::remove(first_ / "manifest.json");
   const fs::path model = second_ / "model.safetensors";
   flip_bit(model, fs::file_size(model) - 1);
@@ -199,20 +199,20 @@ TEST_F(ResumeLatest, RefusesToBeginAnewWhereNoCheckpointCanBeUsedAndSaysWhy) {
       AllOf(HasSubstr("holds a checkpoint, of which none can be used"), HasSubstr("got 10 bytes")));
 }
 
-TEST_F(ResumeLatest, BeginsAnewWhereThereIsNoneButWhatASaveLeftThatDidNotEnd) {
+TEST_F(ResumeLatest, StartsFromScratchIfOnlyAnUnfinishedSaveExists) {
   fs::remove_all(first_);
   fs::rename(second_, storage::temporary_name(second_));
   fs::create_directory(checkpoints_ / "plots");
   expect_resumes_from("nothing");
 }
 
-TEST_F(ResumeLatest, DoesNotGoBackBehindWhatANewerLockstepWrote) {
+TEST_F(ResumeLatest, RefusesToSkipCheckpointsOfANewerLockstep) {
   expect_resumes_from("checkpoint_2");
   edit_manifest(second_, [](json& manifest) { manifest["version"] = 9; });
   expect_refused(AllOf(HasSubstr("checkpoint_2"), HasSubstr("got \"9\", expected 1")));
 }
 
-TEST_F(ResumeLatest, WhatItPassedOverTakesThePlaceOfNoWholeOne) {
+TEST_F(ResumeLatest, SkippedCheckpointsDoNotCountForRetention) {
   const fs::path model = second_ / "model.safetensors";
   flip_bit(model, fs::file_size(model) - 1);
   const auto save_two = [&](int limit) {
@@ -342,7 +342,7 @@ struct Best {
   void load_state_dict(const json& state) { loss = state.at("loss").get<double>(); }
 };
 
-TEST(RegisterForCheckpointing, NumbersThatAreNotFiniteComeBack) {
+TEST(RegisterForCheckpointing, NonFiniteNumbersAreRestored) {
   for (const double loss : {Best().loss, -Best().loss, std::nan("")}) {
     const TestFolder folder;
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
@@ -373,7 +373,7 @@ TEST(RegisterForCheckpointing, InfinitiesThatDifferBetweenProcessesAreKeptForEac
 
 // --- random numbers
 
-TEST(RandomState, OfADeviceThatIsNotHereIsPassedOver) {
+TEST(RandomState, OfAMissingDeviceIsSkipped) {
   NamedTensors saved = random_states(at::kCPU);
   ASSERT_EQ(saved.size(), 1U);
   saved.insert(saved.begin(), {"cuda", at::zeros({16}, at::kByte)});
@@ -411,7 +411,7 @@ fs::path accelerate_folder(const fs::path& folder) {
   return folder;
 }
 
-TEST(ImportedByAccelerator, TheFirstBatchAfterItIsNoReasonToSave) {
+TEST(ImportedByAccelerator, TheFirstBatchAfterItDoesNotSave) {
   const TestFolder folder;
   const fs::path imported = accelerate_folder(folder / "theirs");
   Accelerator accelerator(
@@ -449,7 +449,7 @@ TEST(ImportedByAccelerator, RanksOfOneHostImportOneFolder) {
     EXPECT_EQ(load_error(accelerator, folder / "a"), "no error");
     EXPECT_THAT(
         load_error(accelerator, folder / (accelerator.is_main_process() ? "a" : "b")),
-        HasSubstr("ranks would go on from different saves"));
+        HasSubstr("ranks would continue from different saves"));
   });
 }
 

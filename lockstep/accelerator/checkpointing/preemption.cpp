@@ -22,7 +22,9 @@ bool Preemption::is_enabled() const {
 void Preemption::request() {
   if (!is_enabled()) {
     throw ConfigError(
-        "request_preemption", "needs AcceleratorOptions::project_dir, and save_when_preempted");
+        "request_preemption",
+        "request_preemption() needs AcceleratorOptions::project_dir and save_when_preempted; set "
+        "both");
   }
   requested_ = true;
 }

@@ -30,7 +30,7 @@ class Preemption {
   bool is_agreed();
   /// Lets the processes ask at the next batch again, after a state was loaded.
   void restart() { interval_ = batches_left_ = 1; }
-  /// The signal that this process received, or 0.
+  /// Returns the signal that this process received, or 0.
   int signal() const;
   /// Forgets all requests.
   void clear();

@@ -67,7 +67,7 @@ void tidy_up(
           reasons.size() == 1 ? "it" : "them"));
 }
 
-/// Finds out before training, and not at the first save, that a folder cannot be written.
+/// Throws before training, not at the first save, if a folder cannot be written.
 void probe(const fs::path& folder) {
   storage::make_folders(folder);
   const fs::path file = storage::temporary_name(folder / "probe");
@@ -129,15 +129,15 @@ void ProjectFolder::take_lock() {
       throw;
     }
     log_warning(fmt::format(
-        "{}; this job continues an earlier one, so it waits for that job for {} s",
+        "{}; this job resumes an earlier one, so it waits up to {} s for that job to end",
         error.what(),
         kWaitForPredecessor.count()));
     lock_.emplace(folder, kWaitForPredecessor);
   }
   if (!lock_->is_held()) {
     log_info(fmt::format(
-        "{}: this file system has no locks for this user, so a second job that saves here would "
-        "not be noticed",
+        "{}: this file system has no locks for this user, so a second job that saves here is not "
+        "detected",
         folder.string()));
   }
 }
@@ -146,7 +146,8 @@ fs::path ProjectFolder::checkpoints() const {
   if (context_.options.project_dir.empty()) {
     throw ConfigError(
         "save_state",
-        "without a folder it needs AcceleratorOptions::project_dir; set it, or pass one");
+        "save_state() without a folder needs AcceleratorOptions::project_dir; set it, or pass a "
+        "folder");
   }
   return context_.options.project_dir / "checkpoints";
 }
@@ -189,7 +190,7 @@ std::optional<fs::path> ProjectFolder::newest_checkpoint(storage::Verify verify)
     const storage::Newest newest = storage::find_newest(folder, verify);
     std::vector<storage::Skipped> damaged;
     for (const storage::Skipped& skipped : newest.skipped) {
-      log_warning(fmt::format("passed over {}: {}", skipped.path.string(), skipped.why));
+      log_warning(fmt::format("skipped {}: {}", skipped.path.string(), skipped.why));
       if (skipped.was_checkpoint) {
         damaged.push_back(skipped);
         damaged_.insert(skipped.path.filename());
@@ -210,8 +211,8 @@ std::optional<fs::path> ProjectFolder::newest_checkpoint(storage::Verify verify)
       })) {
     throw CheckpointError(
         folder.string(),
-        "holds a checkpoint on some hosts and none on others; copy one of a host's own there, or "
-        "remove them all to start again");
+        "holds checkpoints on some hosts only; copy each host's own checkpoint back, or remove all "
+        "checkpoints to start from the beginning");
   }
   return name.empty() ? std::nullopt : std::optional(folder / name);
 }

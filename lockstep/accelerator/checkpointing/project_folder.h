@@ -25,10 +25,10 @@ class ProjectFolder {
   explicit ProjectFolder(const RunContext& context);
 
   const SavingGroups& groups() const { return groups_; }
-  /// The number of files that one process writes at a time; the same on all ranks.
+  /// Returns the number of files that one process writes at a time; the same on all ranks.
   int writers_per_rank() const { return writers_per_rank_; }
 
-  /// Returns `<project_dir>/checkpoints`. ConfigError without a project_dir.
+  /// Returns `<project_dir>/checkpoints`. Throws ConfigError without a project_dir.
   std::filesystem::path checkpoints() const;
   /// Returns the folder of the next checkpoint. Collective.
   std::filesystem::path next_checkpoint();

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-/// Equal for equal states, as far as a checksum can tell.
+/// Returns a checksum of a state, to compare the states of processes.
 std::string fingerprint(const ObjectState& state) {
   uint32_t crc = crc32c(state.values.dump());
   for (const NamedTensor& item : state.tensors) {
@@ -34,7 +34,8 @@ void expect_same_number(
     const auto others = all[rank].at("registered").get<size_t>();
     if (others != registered) {
       contents.fail(fmt::format(
-          "rank {} registered {} objects for checkpointing, this one {}; register the same on all",
+          "rank {} registered {} objects for checkpointing, this rank {}; register the same "
+          "objects on all ranks",
           rank,
           others,
           registered));
@@ -48,7 +49,8 @@ void RegisteredObjects::add(AnyCheckpointable object) {
   for (const AnyCheckpointable& known : objects_) {
     if (known.id == object.id) {
       throw ConfigError(
-          "register_for_checkpointing", "the object is registered already; register each once");
+          "register_for_checkpointing",
+          "the object is already registered; register each object once");
     }
   }
   objects_.push_back(std::move(object));

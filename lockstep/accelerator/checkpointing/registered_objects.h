@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-/// Holds what a program adds to its checkpoints: objects of its own, and hooks of saving and
-/// loading. Not thread-safe.
+/// Holds a program's additions to its checkpoints: objects, and hooks of saving and loading. Not
+/// thread-safe.
 class RegisteredObjects {
  public:
   /// Throws ConfigError for an object that is registered already.

@@ -136,7 +136,7 @@ class Reshard : public ::testing::TestWithParam<int64_t> {
   TestFolder folder;
 };
 
-TEST_P(Reshard, SavedByAnyNumberOfProcessesItGoesOnWithAnyOther) {
+TEST_P(Reshard, SavedByAnyNumberOfProcessesItResumesWithAnyOther) {
   const int64_t accumulation = GetParam();
   constexpr int64_t kTotal = 13;
   const Result unbroken = run(1, accumulation, kTotal, 0, {});
@@ -206,7 +206,7 @@ TEST(ReshardLocalSgd, OptimizerStatesBecomeTheirMean) {
   }
 }
 
-TEST(RandomState, OfAProcessThatWasNotThereIsItsOwnAndAlwaysTheSame) {
+TEST(RandomState, OfANewProcessIsUniqueAndReproducible) {
   torch::manual_seed(7);
   const NamedTensors saved{{"cpu", random_state().clone()}};
   std::vector<at::Tensor> drawn;

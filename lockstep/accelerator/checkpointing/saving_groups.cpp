@@ -13,7 +13,8 @@
 namespace lockstep {
 
 SavingGroups SavingGroups::patient() const {
-  return {.all = checkpoint::patient(all), .disk = checkpoint::patient(disk)};
+  return {
+      .all = checkpoint::with_saving_timeout(all), .disk = checkpoint::with_saving_timeout(disk)};
 }
 
 std::vector<std::string> reports_of_disks(

@@ -16,16 +16,16 @@ struct SavingGroups {
   Group all;
   Group disk;
 
-  /// Returns whether each host's processes write to a disk of their own.
+  /// Returns whether each host's processes write to their own disk.
   bool on_each_host() const { return disk.size() != all.size(); }
-  /// Returns whether this process writes what one process of a disk writes.
+  /// Returns whether this process writes the files that one process of each disk writes.
   bool leads() const { return disk.rank() == 0; }
-  /// Returns groups whose operations wait for slow disks; see checkpoint::patient.
+  /// Returns groups whose operations wait for slow disks; see checkpoint::with_saving_timeout.
   SavingGroups patient() const;
 };
 
 /// Calls `report` on the leading process of each disk, and returns their reports on every process.
-/// CheckpointError, naming `folder`, on every process if one of them throws. Collective.
+/// Throws CheckpointError, naming `folder`, on every process if one of them throws. Collective.
 std::vector<std::string> reports_of_disks(
     const SavingGroups& groups,
     const std::filesystem::path& folder,

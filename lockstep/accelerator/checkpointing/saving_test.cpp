@@ -51,7 +51,7 @@ struct Average {
   void load_state_dict(const ObjectState& state) { value = state.tensors.at(0).tensor.clone(); }
 };
 
-TEST(RegisterForCheckpointing, ObjectsComeBackWithValuesAndTensors) {
+TEST(RegisterForCheckpointing, ObjectsAreRestoredWithValuesAndTensors) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Counter counter{.count = 5};
@@ -70,7 +70,7 @@ TEST(RegisterForCheckpointing, ObjectsComeBackWithValuesAndTensors) {
   EXPECT_FALSE(reader.has("custom_checkpoint_0_of_rank_1.json"));
 }
 
-TEST(RegisterForCheckpointing, WhatDiffersBetweenProcessesIsKeptForEachAndGoesToNoOtherNumber) {
+TEST(RegisterForCheckpointing, StateOfEachProcessIsKeptAndNeedsTheSameNumber) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Counter counter{.count = accelerator.process_index() + 1};
@@ -86,7 +86,7 @@ TEST(RegisterForCheckpointing, WhatDiffersBetweenProcessesIsKeptForEachAndGoesTo
   EXPECT_THAT(
       [&] { alone.load_state(folder / "c"); },
       ThrowsMessage<CheckpointError>(
-          HasSubstr("custom object 0 had a state of its own in each of 2 processes")));
+          HasSubstr("custom object 0 has a different state for each of 2 processes")));
 }
 
 TEST(RegisterForCheckpointing, AnotherNumberOfObjectsAndOneThatRefusesAreErrorsOnAll) {
@@ -98,7 +98,7 @@ TEST(RegisterForCheckpointing, AnotherNumberOfObjectsAndOneThatRefusesAreErrorsO
     EXPECT_THAT(
         [&] { accelerator.load_state(folder / "c"); },
         ThrowsMessage<CheckpointError>(
-            HasSubstr("rank 0 has loaded only a part of it: thirteen is not for me")));
+            HasSubstr("rank 0 failed after a part of it was loaded: thirteen is not for me")));
     Counter second;
     accelerator.register_for_checkpointing(second);
     EXPECT_THAT(
@@ -158,7 +158,7 @@ TEST(StateHooks, OneThatThrowsOnOneProcessFailsTheSaveOnAllAndLeavesNothing) {
   EXPECT_TRUE(names_in(folder.path()).empty());
 }
 
-TEST(AsyncSave, ThatFailedIsReportedByTheNextSaveWhichIsDoneAllTheSame) {
+TEST(AsyncSave, ThatFailedIsReportedByTheNextSaveWhichCompletes) {
   const TestFolder folder;
   accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
     bool fails = true;
@@ -256,7 +256,7 @@ TEST(ProjectConfiguration, ImpossibleValuesAndFoldersAreRefusedAtConstruction) {
   EXPECT_EQ(refused, 2);
 }
 
-TEST(SaveOnEachNode, EveryHostKeepsAWholeCheckpointOnItsOwnDisk) {
+TEST(SaveOnEachNode, EveryHostKeepsACompleteCheckpointOnItsOwnDisk) {
   const TestFolder folder;
   // Four ranks of two hosts, whose disks are two folders.
   const auto on_two_hosts = [&](const std::function<void(Accelerator&)>& body) {
@@ -318,7 +318,7 @@ TEST(SaveOnEachNode, EveryHostKeepsAWholeCheckpointOnItsOwnDisk) {
     EXPECT_THAT(
         [&] { accelerator.resume_latest(); },
         ThrowsMessage<CheckpointError>(
-            HasSubstr("ranks would go on from different saves; rank 2")));
+            HasSubstr("ranks would continue from different saves; rank 2")));
   });
 }
 
@@ -332,7 +332,7 @@ TEST(RegisterForCheckpointing, DifferentRegistrationsAreRefusedWhenSaving) {
       }
       EXPECT_THAT(
           [&] { accelerator.save_state(folder / "c"); },
-          ThrowsMessage<CheckpointError>(HasSubstr("register the same on all")));
+          ThrowsMessage<CheckpointError>(HasSubstr("register the same objects on all ranks")));
     });
   }
   EXPECT_TRUE(names_in(folder.path()).empty());
@@ -357,7 +357,7 @@ TEST(StateHooks, AModelTakenOverOnOneProcessOnlyIsRefused) {
     accelerator.save_state(folder / "d");
     EXPECT_THAT(
         [&] { accelerator.load_state(folder / "d"); },
-        ThrowsMessage<CheckpointError>(HasSubstr("model 0 was saved by a hook")));
+        ThrowsMessage<CheckpointError>(HasSubstr("model 0 was saved by a save_state hook")));
   });
 }
 
@@ -403,7 +403,7 @@ TEST(SavedBuffers, ThatDoNotFollowRank0AreEachProcesssOwn) {
 
 // --- asynchronous
 
-TEST(AsyncSave, SavesTheStateOfTheMomentWhileTrainingGoesOn) {
+TEST(AsyncSave, SavesTheStateOfTheCallWhileTrainingContinues) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(300, 300);
@@ -442,7 +442,7 @@ TEST(AsyncSave, AFailedWriteIsAnErrorOfTheNextCallOnEveryRank) {
   });
 }
 
-TEST(AsyncSave, IsFinishedThoughNobodyWaitsForIt) {
+TEST(AsyncSave, IsFinishedWithoutAWaitingCaller) {
   const TestFolder folder;
   accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
     Linear net(100, 100);

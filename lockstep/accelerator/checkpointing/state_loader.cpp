@@ -31,7 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// "5", or "5, 6" of two optimizers.
+/// Returns "5", or "5, 6" for two optimizers.
 std::string updates_text(const nlohmann::json& steps) {
   return steps.empty() ? "no"
                        : fmt::format("{}", fmt::join(steps.get<std::vector<int64_t>>(), ", "));
@@ -43,8 +43,8 @@ void expect_loadable(const Loading& loading) {
     throw CheckpointError(
         loading.reader.path().string(),
         fmt::format(
-            "is the part of one host, saved with save_on_each_node by {} processes; this job has "
-            "{}; start as many on as many hosts",
+            "is one host's part of a save_on_each_node checkpoint by {} processes; this job has "
+            "{}; start the same processes on the same hosts",
             loading.saved_by,
             loading.processes()));
   }
@@ -52,8 +52,8 @@ void expect_loadable(const Loading& loading) {
       (is_in_parts(loading.reader, "model") || is_in_parts(loading.reader, "optimizer"))) {
     throw CheckpointError(
         loading.reader.path().string(),
-        "has the parts of a state that ZeRO sharded and each host saved for itself; load it with "
-        "the stage, hosts and ranks that saved it");
+        "is one host's part of a state that ZeRO sharded; load it with the stage, hosts and ranks "
+        "that saved it");
   }
 }
 
@@ -106,9 +106,9 @@ void StateLoader::load(const fs::path& folder, const LoadStateOptions& options) 
       step();
     }
   } catch (const std::exception& error) {
-    failure = without_rank_suffix(error.what());  // Of a custom object, which checks nothing.
+    failure = without_rank_suffix(error.what());  // Only custom objects are not checked before.
   }
-  throw_together(all, failure, folder, "has loaded only a part of it");
+  throw_together(all, failure, folder, "failed after a part of it was loaded");
 }
 
 StateLoader::Checked StateLoader::check(const fs::path& folder, const LoadStateOptions& options) {
@@ -122,8 +122,8 @@ StateLoader::Checked StateLoader::check(const fs::path& folder, const LoadStateO
     throw ConfigError(
         "load_state",
         fmt::format(
-            "{} was saved by Accelerate, and is loaded in full or not at all; leave the options "
-            "out, or load its weights with load_checkpoint_in_model",
+            "{} was saved by Accelerate, and can only be loaded in full; omit the options, or load "
+            "its weights with load_checkpoint_in_model",
             folder.string()));
   }
   return check_import(folder);
@@ -140,8 +140,8 @@ StateLoader::Checked StateLoader::check_saved(
       .saved = storage::read_saved_meta(reader),
       .share =
           {.index = context.world.local_rank,
-           .of = context.world.local_size,
-           .nothing = !options.verify},
+           .count = context.world.local_size,
+           .unverified = !options.verify},
       .options = options};
   loading.saved_by = loading.saved.processes;
   loading.resharded = loading.saved_by != context.size();
@@ -158,7 +158,7 @@ StateLoader::Checked StateLoader::check_saved(
   }
   if (loading.resharded) {
     log_info(fmt::format(
-        "{} was saved by {} processes and goes on with {}",
+        "{} was saved by {} processes and continues with {}",
         folder.string(),
         loading.saved_by,
         context.size()));
@@ -170,14 +170,13 @@ StateLoader::Checked StateLoader::check_saved(
       .apply = std::move(loading.apply)};
 }
 
-/// Checks what Accelerate has written, except for pickles, which are not read.
+/// Checks a folder of Accelerate, except for its pickles, which are not read.
 StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
   PreparedObjects& objects = targets_.objects;
   objects.refuse_zero(
       "load_state",
-      "Accelerate saved full parameters, and each process has a shard of them; load the folder "
-      "once without ZeRO in any number of processes, and save_state(): that loads under any "
-      "stage");
+      "Accelerate saved full parameters, but each process of this job has a shard; load the folder "
+      "once without ZeRO, and call save_state(), whose checkpoint any stage can load");
   const ParameterName names = objects.parameter_names("load_state");
   const ImportedState imported = import_accelerate(folder, import_target(objects, names));
   Checked checked;
@@ -205,10 +204,10 @@ StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
         objects.schedulers[i].check_state(imported.schedulers[i], folder.string()));
   }
   log_warning(fmt::format(
-      "{} was saved by Accelerate: models, optimizers and schedulers go on; {} start from the "
+      "{} was saved by Accelerate: models, optimizers and schedulers continue; {} start from the "
       "beginning",
       folder.string(),
-      fmt::join(imported.left_out, ", ")));
+      fmt::join(imported.not_imported, ", ")));
   // Accelerate gives a save no id. On one host the folder's canonical path identifies it.
   std::error_code error;
   checked.id = objects.context.world.on_one_host()
@@ -217,8 +216,7 @@ StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
   return checked;
 }
 
-/// Either all ranks continue, or all throw that they would continue from different saves.
-/// Collective.
+/// Throws CheckpointError on all ranks if they would continue from different saves. Collective.
 void StateLoader::expect_same_save(const fs::path& folder, const Checked& checked) {
   const nlohmann::json own{
       {"folder", storage::in_quotes(folder.string())},
@@ -234,8 +232,8 @@ void StateLoader::expect_same_save(const fs::path& folder, const Checked& checke
       throw CheckpointError(
           folder.string(),
           fmt::format(
-              "cannot be loaded, because ranks would go on from different saves; rank {} got {}, "
-              "after {} updates, expected that of rank 0, {}, after {}; give all ranks the same "
+              "cannot be loaded: ranks would continue from different saves; rank {} got {}, after "
+              "{} updates, expected that of rank 0, {}, after {}; give all ranks the same "
               "checkpoint",
               rank,
               other.at("folder").get<std::string>(),

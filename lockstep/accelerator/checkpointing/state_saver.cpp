@@ -33,7 +33,7 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-/// Not from torch's generators, whose numbers are the training's.
+/// Returns a random id, not from torch's generators, whose numbers belong to the training.
 std::string random_id() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
@@ -108,8 +108,8 @@ class CheckpointWrite {
     if (options_.overwrite && groups.on_each_host() && fs::exists(folder_)) {
       throw CheckpointError(
           folder_.string(),
-          "exists already, and with a disk for each host nothing is overwritten, since one of them "
-          "may fail; save under another name, or remove it on all hosts first");
+          "already exists, and save_on_each_node never overwrites, since one host may fail; save "
+          "under another name, or remove it on all hosts first");
     }
     checkpoint::Writer writer(groups.disk, folder_, options_);
     if (write_more) {
@@ -126,7 +126,7 @@ class CheckpointWrite {
       throw_together(all, failure, folder_, "cannot save it");
     } catch (const CheckpointError&) {
       if (failure.empty() && groups.leads()) {
-        std::error_code ignored;  // What is left of it is no checkpoint of the job.
+        std::error_code ignored;  // Its remains are not a checkpoint of the job.
         fs::remove_all(folder_, ignored);
       }
       throw;
@@ -158,7 +158,7 @@ std::string StateSaver::agree_on_save(const fs::path& folder) const {
           folder.string(),
           fmt::format(
               "is not saved; rank {} has done {} updates, expected {}, as rank 0; save after the "
-              "same one on all",
+              "same update on all ranks",
               rank,
               fmt::join(all[rank].at("steps").get<std::vector<int64_t>>(), ", "),
               fmt::join(all[0].at("steps").get<std::vector<int64_t>>(), ", ")));
@@ -185,11 +185,12 @@ void StateSaver::expect_finished_device() const {
 void StateSaver::finish_contents(CollectedState& state, bool async, SaveTimings& timings) {
   try {
     if (async && objects_.saves_full_state_dict()) {
-      // The writing thread cannot unshard; and before anything may fail on one process alone.
+      // The writing thread cannot unshard. This precedes all that may fail on one process alone.
       const SavingGroups& groups = project_.groups();
-      unshard_while(objects_, {.all = checkpoint::patient(groups.all), .disk = groups.disk}, [&] {
-        state.full_tensors.copy_to_host(*snapshot_);
-      });
+      unshard_while(
+          objects_, {.all = checkpoint::with_saving_timeout(groups.all), .disk = groups.disk}, [&] {
+            state.full_tensors.copy_to_host(*snapshot_);
+          });
     }
     expect_finished_device();
     timings.bytes = state.contents.tensor_bytes() + state.full_tensors.tensor_bytes();
@@ -245,8 +246,8 @@ void StateSaver::save(
   timings_ = timings;
 }
 
-/// Returns groups of the writing thread's own, whose operations cannot get between those of the
-/// training. Collective at its first call.
+/// Returns the writing thread's groups, whose operations do not interleave with the training's.
+/// Collective at its first call.
 const SavingGroups& StateSaver::background_groups() {
   if (!background_groups_) {
     SavingGroups groups = project_.groups();
@@ -263,12 +264,12 @@ void StateSaver::wait() {
   if (was_in_flight) {
     timings_.write_ms = background_write_ms_ - timings_.stall_ms;
     log_info(fmt::format(
-        "saved {:.1f} MB asynchronously: training stood still for {:.0f} ms{}, writing took {:.0f} "
+        "saved {:.1f} MB asynchronously: training was blocked for {:.0f} ms{}, writing took {:.0f} "
         "ms",
         static_cast<double>(timings_.bytes) / 1e6,
         timings_.stall_ms,
         timings_.waited_ms >= 1
-            ? fmt::format(", {:.0f} of it for the save before", timings_.waited_ms)
+            ? fmt::format(" ({:.0f} of it by the previous save)", timings_.waited_ms)
             : "",
         timings_.write_ms));
   }

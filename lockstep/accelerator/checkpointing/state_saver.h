@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-/// Writes checkpoints, during the call or on a thread of its own. Not thread-safe.
+/// Writes checkpoints, during the call or on a separate thread. Not thread-safe.
 class StateSaver {
  public:
   /// Called after the commit, on the thread that writes. Collective over its argument.

@@ -89,7 +89,10 @@ void UnevenInputs::check_mode() const {
   if (loop_.joining || !local_sgds_.empty()) {
     throw ConfigError(
         kWhere,
-        loop_.joining ? "inside another one" : "does not go with LocalSgd; finish() it first");
+        loop_.joining ? "join_uneven_inputs() was called inside another join_uneven_inputs(); use "
+                        "one for the loop"
+                      : "join_uneven_inputs() cannot be combined with LocalSgd; call its finish() "
+                        "first");
   }
   constexpr const char* kBecause = "a process without data does not update its share";
   objects_.refuse_shared_parameters(kWhere, kBecause);
@@ -97,8 +100,8 @@ void UnevenInputs::check_mode() const {
   if (loop_.finite->policy() != NonFinitePolicy::kIgnore && objects_.context.is_distributed()) {
     throw ConfigError(
         kWhere,
-        "does not go with a NonFinitePolicy: all processes would have to agree on every "
-        "update, and those without data make none; use NonFinitePolicy::kIgnore");
+        "join_uneven_inputs() cannot be combined with a NonFinitePolicy: all processes must agree "
+        "on every update, but a process without data makes none; use NonFinitePolicy::kIgnore");
   }
   objects_.optimizer_names(kWhere);  // Needed at the end; better an error now.
 }

@@ -47,7 +47,7 @@ TEST(JoinUnevenInputs, RanksWithFewerBatchesShadowTheOthers) {
   });
 }
 
-TEST(JoinUnevenInputs, GoesWithFp16AndRefusesWhatAllMustAgreeOn) {
+TEST(JoinUnevenInputs, WorksWithFp16AndRefusesCountsAndLocalSgd) {
   const AcceleratorOptions options{
       .mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 64}};
   accelerated_ranks(2, options, [](Accelerator& accelerator) {

@@ -51,13 +51,14 @@ void check_mode(const LoopState& loop, const PreparedObjects& objects, bool enab
   if (loop.joining) {
     throw ConfigError(
         "local_sgd",
-        "does not go with join_uneven_inputs: processes must take equally many updates; use "
-        "even_batches");
+        "LocalSgd cannot be combined with join_uneven_inputs: all processes must do the same "
+        "number of updates; use even_batches");
   }
   if (loop.accumulation.plugin.sync_each_batch) {
     throw ConfigError(
         "local_sgd",
-        "does not go with sync_each_batch, which averages the gradients that shall stay local");
+        "LocalSgd cannot be combined with sync_each_batch, which averages gradients that must stay "
+        "local; set it to false");
   }
   if (enabled) {
     objects.refuse_shared_parameters("local_sgd", "each process trains separately for a while");
@@ -78,8 +79,8 @@ std::function<NamedTensors()> also_averaged(
     if (objects.own_state_of(optimizer) != nullptr) {
       throw ConfigError(
           "local_sgd",
-          "LocalOptimizerState::kAverage averages momenta, and which tensors of an optimizer of "
-          "a class of your own are momenta is not known; use LocalOptimizerState::kKeep");
+          "LocalOptimizerState::kAverage cannot identify the momenta of an optimizer class of your "
+          "own; use LocalOptimizerState::kKeep");
     }
   }
   return [&objects, parameters = model.parameters] {
@@ -98,7 +99,7 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
     throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
   }
   if (scopes.has(model)) {
-    throw ConfigError("local_sgd", "this model has a LocalSgd already; end that one first");
+    throw ConfigError("local_sgd", "this model already has a LocalSgd; call its finish() first");
   }
   check_mode(AcceleratorInternals::loop(accelerator), objects, options.enabled);
   auto core = std::make_shared<LocalSgdCore>(
@@ -126,8 +127,8 @@ LocalSgd::~LocalSgd() {
   unregister();
   if (std::uncaught_exceptions() == exceptions_at_start_) {
     log_error(
-        "LocalSgd ended without finish(): every process is left with its own parameters; call "
-        "finish() after the loop");
+        "LocalSgd ended without finish(): every process keeps its own parameters; call finish() "
+        "after the loop");
   }
 }
 

@@ -61,12 +61,12 @@ class LocalSgd {
   LocalSgd(const LocalSgd&) = delete;
   LocalSgd& operator=(const LocalSgd&) = delete;
 
-  /// Call it after the optimizer's step. Returns whether parameters were averaged; collective if
-  /// so.
+  /// Counts an update; call it after the optimizer's step. Returns whether parameters were
+  /// averaged; collective if so.
   bool step();
   /// Averages the parameters and ends local updates. A second call does nothing. Collective.
   void finish();
-  /// The number of applied updates so far.
+  /// Returns the number of applied updates so far.
   int64_t steps() const;
 
  private:

@@ -53,7 +53,7 @@ TEST(LocalSgd, WithAPeriodOfOneEqualsDataParallelBitForBit) {
   });
 }
 
-TEST(LocalSgd, AveragesAfterSoManyUpdatesAndAtTheEnd) {
+TEST(LocalSgd, AveragesEveryNUpdatesAndAtTheEnd) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     Linear net = one_by_one();
     auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}));
@@ -80,7 +80,7 @@ TEST(LocalSgd, AveragesAfterSoManyUpdatesAndAtTheEnd) {
   });
 }
 
-TEST(LocalSgd, AnExceptionLeavesWithoutAWordToTheOthers) {
+TEST(LocalSgd, AnExceptionCommunicatesNothing) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto model = accelerator.prepare(one_by_one());
     try {
@@ -100,7 +100,7 @@ TEST(LocalSgd, AnExceptionLeavesWithoutAWordToTheOthers) {
   });
 }
 
-TEST(LocalSgd, ResumesWithinAPeriodToTheBit) {
+TEST(LocalSgd, ResumesWithinAPeriodBitExactly) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     const auto steps = [&](auto& model, auto& optimizer, LocalSgd& local_sgd, int from, int to) {
@@ -137,7 +137,7 @@ TEST(LocalSgd, ResumesWithinAPeriodToTheBit) {
   });
 }
 
-TEST(LocalSgd, LeavesOptimizersEqualSoThatDataParallelMayFollow) {
+TEST(LocalSgd, LeavesOptimizersEqualForDataParallelAfterwards) {
   for (const auto state : {LocalOptimizerState::kKeep, LocalOptimizerState::kAverage}) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
       Linear net = one_by_one();
@@ -163,7 +163,7 @@ TEST(LocalSgd, LeavesOptimizersEqualSoThatDataParallelMayFollow) {
   }
 }
 
-TEST(LocalSgd, MayOutliveWhatWasPrepared) {
+TEST(LocalSgd, MayOutliveThePreparedObjects) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto model = accelerator.prepare(one_by_one());
     LocalSgd local_sgd(accelerator, model);

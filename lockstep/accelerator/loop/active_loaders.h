@@ -25,10 +25,10 @@ class ActiveLoaders final : public data::LoaderObserver {
   void batch_ended(const void* loader) override;
   void pass_ended(const void* loader) override;
 
-  /// Called before a pass begins.
+  /// Sets a function to call before a pass begins.
   void set_before_pass(std::function<void()> call) { before_pass_ = std::move(call); }
-  /// Called when the outermost training loop over a prepared loader has finished a batch that every
-  /// rank had: a saved state is complete at that moment.
+  /// Sets a function to call when the outermost training loop over a prepared loader has finished a
+  /// batch that every rank had: a saved state is complete at that moment.
   void set_between_batches(std::function<void()> call) { between_batches_ = std::move(call); }
   /// Marks the running loops as training loops: a backward belongs to them.
   void mark_trained();

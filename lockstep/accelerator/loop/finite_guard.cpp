@@ -32,22 +32,22 @@ void FiniteGuard::watch(const NamedTensors& parameters) {
     }
   }
   watch.hooks = std::make_unique<BackwardHooks>(
-      tensors, [seen = seen_, named = watch.parameters](size_t index) {
+      tensors, [findings = findings_, named = watch.parameters](size_t index) {
         const at::Tensor& gradient = named[index].tensor.grad();
-        if (seen->bad_parameter.empty() && gradient.defined() &&
+        if (findings->bad_parameter.empty() && gradient.defined() &&
             !std::isfinite(at::sum(gradient.detach()).item<double>())) {
-          seen->bad_parameter = named[index].name;
+          findings->bad_parameter = named[index].name;
         }
       });
   watches_.push_back(std::move(watch));
 }
 
-void FiniteGuard::look_at_loss(const at::Tensor& loss) {
+void FiniteGuard::check_loss(const at::Tensor& loss) {
   if (policy_ == NonFinitePolicy::kIgnore) {
     return;
   }
-  judged_ = false;
-  seen_->bad_loss |= !std::isfinite(loss.detach().item<double>());
+  checked_ = false;
+  findings_->bad_loss |= !std::isfinite(loss.detach().item<double>());
 }
 
 bool FiniteGuard::may_step(int64_t step) {
@@ -55,54 +55,53 @@ bool FiniteGuard::may_step(int64_t step) {
     return true;
   }
   // Several optimizers take their step after one backward, and must all do the same.
-  if (judged_) {
-    return verdict_;
+  if (checked_) {
+    return all_finite_;
   }
-  std::string mine;
-  if (seen_->bad_loss) {
-    mine = "the loss";
+  std::string own;
+  if (findings_->bad_loss) {
+    own = "the loss";
   }
-  if (!seen_->bad_parameter.empty()) {
-    mine += (mine.empty() ? "" : " and ") + ("the gradient of " + seen_->bad_parameter);
+  if (!findings_->bad_parameter.empty()) {
+    own += (own.empty() ? "" : " and ") + ("the gradient of " + findings_->bad_parameter);
   }
-  *seen_ = {};
+  *findings_ = {};
   std::vector<std::string> found;
   const std::vector<std::string> all =
-      group_.size() == 1 ? std::vector<std::string>{mine} : all_gather_bytes(group_, mine);
+      group_.size() == 1 ? std::vector<std::string>{own} : all_gather_bytes(group_, own);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (!all[rank].empty()) {
       found.push_back(fmt::format("{} on rank {}", all[rank], rank));
     }
   }
-  judged_ = true;
-  verdict_ = found.empty();
-  if (verdict_) {
+  checked_ = true;
+  all_finite_ = found.empty();
+  if (all_finite_) {
     return true;
   }
   const std::string what =
       fmt::format("in step {} {} became NaN or infinite", step + 1, fmt::join(found, "; "));
   if (policy_ == NonFinitePolicy::kStop) {
     throw Error(
-        "optimizer",
-        what + "; lower the learning rate, clip gradients, or look at that step's data");
+        "optimizer", what + "; lower the learning rate, clip gradients, or check that step's data");
   }
-  log_warning(what + "; the update is left out");
+  log_warning(what + "; the update is skipped");
   return false;
 }
 
 nlohmann::json FiniteGuard::state() const {
-  if (!seen_->bad_loss && seen_->bad_parameter.empty()) {
+  if (!findings_->bad_loss && findings_->bad_parameter.empty()) {
     return nullptr;
   }
-  return {{"loss", seen_->bad_loss}, {"parameter", seen_->bad_parameter}};
+  return {{"loss", findings_->bad_loss}, {"parameter", findings_->bad_parameter}};
 }
 
 void FiniteGuard::load_state(const nlohmann::json& state) {
-  *seen_ = {};
-  judged_ = false;
+  *findings_ = {};
+  checked_ = false;
   if (!state.is_null()) {
-    seen_->bad_loss = state.at("loss").get<bool>();
-    seen_->bad_parameter = state.at("parameter").get<std::string>();
+    findings_->bad_loss = state.at("loss").get<bool>();
+    findings_->bad_parameter = state.at("parameter").get<std::string>();
   }
 }
 
@@ -117,14 +116,14 @@ void FiniteGuard::overflowed_unscaled(
   }
   const std::string what = fmt::format(
       "in step {} gradients overflowed though the loss scale has fallen to 1{}; compute in bf16, "
-      "or look for what diverged",
+      "or find the layer that diverges",
       step + 1,
       bad < parameters.size() ? fmt::format(" (the optimizer's parameter {} on this rank)", bad)
                               : "");
   if (policy_ == NonFinitePolicy::kStop) {
     throw Error("optimizer", what);
   }
-  log_warning(what + "; the update is left out");
+  log_warning(what + "; the update is skipped");
 }
 
 }  // namespace lockstep

@@ -33,7 +33,7 @@ class FiniteGuard {
   /// scaler, which makes infinite gradients normal.
   void watch(const NamedTensors& parameters);
   /// Checks this rank's loss.
-  void look_at_loss(const at::Tensor& loss);
+  void check_loss(const at::Tensor& loss);
   /// Returns whether all ranks' losses and gradients since the last update were finite; else warns
   /// or throws Error. Collective at its first call after a backward. `step`: updates done so far.
   bool may_step(int64_t step);
@@ -45,7 +45,7 @@ class FiniteGuard {
   void overflowed_unscaled(const std::vector<at::Tensor>& parameters, int64_t step) const;
 
  private:
-  struct Seen {
+  struct Findings {
     bool bad_loss = false;
     std::string bad_parameter;
   };
@@ -56,10 +56,10 @@ class FiniteGuard {
 
   NonFinitePolicy policy_;
   Group group_;
-  std::shared_ptr<Seen> seen_ = std::make_shared<Seen>();
+  std::shared_ptr<Findings> findings_ = std::make_shared<Findings>();
   std::vector<Watch> watches_;
-  bool judged_ = false;
-  bool verdict_ = true;
+  bool checked_ = false;
+  bool all_finite_ = true;
 };
 
 }  // namespace lockstep

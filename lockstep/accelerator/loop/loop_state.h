@@ -33,7 +33,7 @@ struct AccumulationState {
   /// The sum of this rank's counts of backward(loss_sum, count) since the last update.
   std::optional<double> counted = std::nullopt;
 
-  /// Returns whether a backward of now averages gradients.
+  /// Returns whether a backward averages gradients now.
   bool averages() const { return sync_gradients && (no_sync_depth == 0 || sync_triggered); }
   /// Returns whether the running backward is the last of an update.
   bool is_last_of_update() const { return ends_update ? ends_update() : sync_gradients; }
@@ -102,7 +102,7 @@ struct LoopState {
   }
   /// Restores the state before the first prepare(). `group`: all processes.
   void forget_prepared(const Group& group);
-  /// ConfigError, in the name of `where`, while a state is offloaded.
+  /// Throws ConfigError, in the name of `where`, while a state is offloaded.
   void refuse_offloaded(const char* where) const;
 };
 

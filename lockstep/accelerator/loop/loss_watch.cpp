@@ -16,7 +16,7 @@ namespace {
 
 const char* const kLossRemedy =
     "lower the learning rate or clip gradients; AcceleratorOptions::non_finite = "
-    "NonFinitePolicy::kStop ends a run at such a step, kSkip leaves its update out";
+    "NonFinitePolicy::kStop ends the run at that step, kSkip skips its update";
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void LossWatch::warn_at_end(Group& group) {
     const std::string since =
         first_not_finite_ > 0 ? fmt::format(", first in backward {}", first_not_finite_) : "";
     log_warning(fmt::format(
-        "the training ends with a loss that is NaN or infinite{}, so its weights are of no use; {}",
+        "the training ends with a loss that is NaN or infinite{}, so the weights are unusable; {}",
         since,
         kLossRemedy));
   }

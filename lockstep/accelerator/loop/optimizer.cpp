@@ -41,14 +41,14 @@ struct Optimizer::State {
   std::shared_ptr<LoopState> loop;
   int64_t steps = 0;
   bool skipped = false;
-  int64_t used_up = 0;  ///< LoopState::backwards at the last step or zero_grad.
+  int64_t backwards_at_use = 0;  ///< LoopState::backwards at the last step or zero_grad.
   std::shared_ptr<zero::Sharding> sharding = nullptr;
-  bool is_flat = false;        ///< One of lockstep::optim.
-  size_t parameter_count = 0;  ///< Of `inner`, when each was last listed once.
-  bool updating = false;       ///< A call of `inner` comes from here.
-  bool had_gradients = false;  ///< At any step.
-  bool agreed = false;         ///< See LoopState::agree_on_unprepared.
-  int64_t steps_in_vain = 0;   ///< Steps without any gradient, before the first with one.
+  bool is_flat = false;                ///< One of lockstep::optim.
+  size_t parameter_count = 0;          ///< Of `inner`, when each was last listed once.
+  bool updating = false;               ///< A call of `inner` comes from here.
+  bool had_gradients = false;          ///< At any step.
+  bool agreed = false;                 ///< See LoopState::agree_on_unprepared.
+  int64_t steps_without_gradient = 0;  ///< Steps without any gradient, before the first with one.
 
   at::Tensor update(const std::function<at::Tensor()>& closure = nullptr) {
     list_parameters_once();
@@ -68,7 +68,7 @@ struct Optimizer::State {
     return loss;
   }
   void list_parameters_once();
-  void refuse_call_of_inner(std::string_view call) const;
+  void refuse_direct_call(std::string_view call) const;
   void expect_gradients();
   void expect_agreement();
   /// Marks the gradients as used, also if the update was skipped.
@@ -90,7 +90,7 @@ Optimizer::Optimizer(
   if (flat != nullptr) {
     flat->set_call_guard([weak = std::weak_ptr<State>(state_)](const char* call) {
       if (const auto prepared = weak.lock()) {
-        prepared->refuse_call_of_inner(call);
+        prepared->refuse_direct_call(call);
       }
     });
   }
@@ -116,7 +116,7 @@ void Optimizer::State::list_parameters_once() {
 }
 
 /// Throws ConfigError for a call that the program made on the optimizer which it passed to prepare.
-void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
+void Optimizer::State::refuse_direct_call(std::string_view call) const {
   // Dropping gradients that are averaged, and not sharded, is the same either way.
   if (updating || (call == "zero_grad()" && loop->accumulation.sync_gradients && !sharding)) {
     return;
@@ -124,9 +124,9 @@ void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
   throw ConfigError(
       "optimizer",
       fmt::format(
-          "{0} of the optimizer that was passed to prepare was called; accumulation, ZeRO, loss "
-          "scaling, schedules and checkpoints go by the prepared one; use the optimizer that "
-          "prepare returned: auto [model, optimizer] = accelerator.prepare(net, opt), then "
+          "{0} was called on the optimizer that was passed to prepare; accumulation, ZeRO, loss "
+          "scaling, schedules and checkpoints need calls of the prepared one; use the optimizer "
+          "that prepare returned: auto [model, optimizer] = accelerator.prepare(net, opt), then "
           "optimizer.{0}",
           call));
 }
@@ -153,19 +153,19 @@ void Optimizer::State::expect_gradients() {
   if (is_frozen) {
     return;
   }
-  ++steps_in_vain;
+  ++steps_without_gradient;
   if (loop->gradients_used) {
-    if (steps_in_vain == kManySteps) {
+    if (steps_without_gradient == kManySteps) {
       log_warning(fmt::format(
-          "an optimizer of {} parameters has found no gradient in its first {} steps, while others "
-          "have; does it have the parameters of the model that it is to train?",
+          "an optimizer of {} parameters has found no gradient in its first {} steps, while other "
+          "optimizers have; check that it was constructed with the parameters of a trained model",
           count,
           kManySteps));
     }
     return;
   }
   // The gradients may be those of another optimizer, whose step comes after this one.
-  if (steps_in_vain > 1 || loop->optimizers == 1) {
+  if (steps_without_gradient > 1 || loop->optimizers == 1) {
     throw ConfigError(
         "optimizer",
         fmt::format(
@@ -198,10 +198,10 @@ void Optimizer::step() {
   state.expect_agreement();
   state.expect_gradients();
   loop.clipped.clear();
-  state.used_up = loop.backwards;
+  state.backwards_at_use = loop.backwards;
   state.skipped = !loop.finite->may_step(state.steps);
   if (loop.scaling.scaler && state.skipped) {
-    // The scaler must know that these gradients have had their turn.
+    // The scaler must register these gradients, although the update is skipped.
     loop.scaling.scaler->unscale_(state.inner.get(), parameters());
   } else if (loop.scaling.scaler) {
     state.skipped =
@@ -228,15 +228,14 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   if (state.loop->scaling.scaler) {
     throw ConfigError(
         "optimizer",
-        "step with a closure does not go with fp16: the closure's gradients would not be unscaled; "
-        "use bf16, or step()");
+        "step(closure) cannot be combined with fp16: the closure's gradients would not be "
+        "unscaled; use bf16, or step()");
   }
   if (state.loop->finite->policy() != NonFinitePolicy::kIgnore) {
     throw ConfigError(
         "optimizer",
-        "step with a closure does not go with a NonFinitePolicy: the closure's gradients come "
-        "after "
-        "it was asked; use step()");
+        "step(closure) cannot be combined with a NonFinitePolicy: the closure computes gradients "
+        "after the check; use step()");
   }
   if (!state.loop->accumulation.sync_gradients) {
     return {};
@@ -248,7 +247,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.expect_agreement();
   state.expect_gradients();
   ++state.loop->prepared_steps;
-  state.used_up = state.loop->backwards;
+  state.backwards_at_use = state.loop->backwards;
   state.mark_used();
   ++state.steps;
   watch::FlightRecorder::process().set_step(state.steps);
@@ -260,7 +259,7 @@ void Optimizer::zero_grad() {
     return;
   }
   state_->loop->clipped.clear();
-  state_->used_up = state_->loop->backwards;
+  state_->backwards_at_use = state_->loop->backwards;
   if (state_->sharding) {
     state_->sharding->drop_gradients();
     return;
@@ -283,11 +282,11 @@ void Optimizer::set_steps(int64_t steps) {
 }
 
 bool Optimizer::gradients_are_due() const {
-  return state_->used_up < state_->loop->backwards;
+  return state_->backwards_at_use < state_->loop->backwards;
 }
 
 void Optimizer::set_gradients_due(bool due) {
-  state_->used_up = due ? -1 : state_->loop->backwards;
+  state_->backwards_at_use = due ? -1 : state_->loop->backwards;
 }
 
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
@@ -296,7 +295,7 @@ void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   if (flat == nullptr || flat->speculative() == nullptr || state_->sharding == nullptr) {
     return;
   }
-  // A sharding may live longer than an optimizer of its user's.
+  // The sharding may outlive the optimizer.
   const std::weak_ptr<optim::SpeculativeUpdates> speculative = flat->speculative();
   state_->sharding->set_speculative_updates(
       {.due =

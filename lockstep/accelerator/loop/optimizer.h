@@ -32,17 +32,17 @@ class Optimizer {
 
   /// Performs one update with the wrapped optimizer. Collective with fp16 or a NonFinitePolicy.
   void step();
-  /// Does the same with a closure that computes the loss again, for optimizers that need one. Not
-  /// with fp16.
+  /// Does the same with a closure that computes the loss again, for optimizers that need one.
+  /// Throws ConfigError with fp16 or a NonFinitePolicy.
   at::Tensor step(const std::function<at::Tensor()>& closure);
   /// Drops the gradients of this optimizer's parameters, as torch's does; the next backward writes
   /// them into the buckets again. Under ZeRO a backward that averages after a step() without
-  /// zero_grad() is a ConfigError, because it would add to used gradients.
+  /// zero_grad() throws ConfigError, because it would add to used gradients.
   void zero_grad();
   /// Returns whether the last due step() skipped the update: gradients had overflowed, or were not
   /// finite.
   bool step_was_skipped() const;
-  /// The number of updates, including those before a resume.
+  /// Returns the number of updates, including those before a resume.
   int64_t steps() const;
   void set_steps(int64_t steps);
   /// Returns whether a backward followed the last effective step() or zero_grad(): its gradients
@@ -50,16 +50,16 @@ class Optimizer {
   bool gradients_are_due() const;
   void set_gradients_due(bool due);
 
-  /// From now on each rank updates its shard and gathers the others; see zero::Sharding.
+  /// Makes each rank update its shard and gather the others from now on; see zero::Sharding.
   void set_sharding(std::shared_ptr<zero::Sharding> sharding);
   bool is_sharded() const;
-  /// Null unless sharded.
+  /// Returns null unless sharded.
   zero::Sharding* sharding() const;
 
   torch::optim::Optimizer& inner() const;
-  /// All parameters of all groups, in order; under ZeRO this rank's shards of them.
+  /// Returns all parameters of all groups, in order; under ZeRO this rank's shards of them.
   std::vector<at::Tensor> parameters() const;
-  /// Learning rates, one for each parameter group.
+  /// Returns the learning rates, one for each parameter group.
   std::vector<double> learning_rates() const;
   void set_learning_rates(const std::vector<double>& rates) const;
 

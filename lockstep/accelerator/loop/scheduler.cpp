@@ -32,7 +32,7 @@ struct Scheduler::State {
 
   std::optional<schedule::ReduceOnPlateau> plateau = std::nullopt;
 
-  /// Null for one that goes by a metric.
+  /// Returns null for a schedule that depends on a metric.
   const schedule::Schedule* of_steps() const { return std::get_if<schedule::Schedule>(&schedule); }
 };
 
@@ -58,7 +58,7 @@ Scheduler::Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_p
     state_->ends_at = of_steps->total_steps();
   }
   if (policy.accelerate && of_steps != nullptr) {
-    // The one schedule that Accelerate stops; the others' formulas go on past their ends there.
+    // Accelerate stops only this schedule; the others' formulas continue past their ends.
     if (of_steps->name() == "one_cycle") {
       state_->stop_at = of_steps->total_steps();
     }
@@ -70,7 +70,9 @@ void Scheduler::bind(std::vector<Optimizer> optimizers) {
   State& state = *state_;
   if (optimizers.empty()) {
     throw ConfigError(
-        "prepare", "a schedule without an optimizer; prepare the optimizer before it or with it");
+        "prepare",
+        "the schedule has no optimizer; prepare the optimizer before the schedule or in the same "
+        "call");
   }
   for (const Optimizer& optimizer : optimizers) {
     state.base_rates.push_back(optimizer.learning_rates());
@@ -79,8 +81,8 @@ void Scheduler::bind(std::vector<Optimizer> optimizers) {
                         (!schedule->cycles_betas_only() || optim::has_betas(optimizer.inner()));
     if (schedule != nullptr && !cycles) {
       log_warning(fmt::format(
-          "{} cycles betas, which the optimizer does not have: its momentum stays as it is; write "
-          "cycle_momentum: false to say so",
+          "{} cycles betas, but the optimizer has none: its momentum stays constant; set "
+          "cycle_momentum to false",
           schedule->name()));
     }
     state.cycles_momentum.push_back(cycles);
@@ -108,7 +110,7 @@ void Scheduler::bind(std::vector<Optimizer> optimizers) {
       std::move(rates), std::get<schedule::ReduceOnPlateauOptions>(state.schedule));
 }
 
-bool Scheduler::held_back() const {
+bool Scheduler::skips_step() const {
   State& state = *state_;
   if (!state.policy.with_optimizer) {
     return false;
@@ -155,9 +157,10 @@ void Scheduler::step() {
   const schedule::Schedule* schedule = state.of_steps();
   if (schedule == nullptr) {
     throw ConfigError(
-        "scheduler", "a plateau is seen in a metric; call step(validation_loss) after each epoch");
+        "scheduler",
+        "reduce_on_plateau needs a metric; call step(validation_loss) after each epoch");
   }
-  if (held_back()) {
+  if (skips_step()) {
     return;
   }
   const int inner_steps = state.policy.with_optimizer ? state.policy.inner_steps : 1;
@@ -182,7 +185,7 @@ void Scheduler::step(double metric) {
   if (!state.plateau) {
     throw ConfigError("scheduler", "this schedule depends on steps; call step() without a metric");
   }
-  if (held_back()) {
+  if (skips_step()) {
     return;
   }
   ++state.steps;
@@ -243,7 +246,7 @@ std::function<void()> Scheduler::check_state(
       state.base_rates.end(),
       [](const auto& a, const auto& b) { return a.size() == b.size(); });
   if (!fits) {
-    throw CheckpointError(path, "holds a schedule of other parameter groups");
+    throw CheckpointError(path, "holds a schedule for other parameter groups");
   }
   const int64_t steps = values.count("steps");
   if (!state.plateau && state.of_steps()->total_steps().value_or(steps) < steps) {
@@ -262,7 +265,7 @@ std::function<void()> Scheduler::check_state(
       throw CheckpointError(
           path,
           fmt::format(
-              "holds no state of a plateau in {}; {}",
+              "holds no state of reduce_on_plateau in {}; {}",
               values.place_of("plateau"),
               without_rank_suffix(error.what())));
     }

@@ -23,7 +23,7 @@ template <typename T>
 concept ScheduleHandle =
     std::is_same_v<T, schedule::Schedule> || std::is_same_v<T, schedule::ReduceOnPlateauOptions>;
 
-/// When a Scheduler advances, and by how many steps; derived from AcceleratorOptions.
+/// The calls at which a Scheduler advances, and by how many steps; derived from AcceleratorOptions.
 struct SchedulerPolicy {
   bool with_optimizer = true;     ///< Skip micro-steps without an update, and skipped updates.
   int inner_steps = 1;            ///< Schedule steps for each call.
@@ -35,15 +35,15 @@ struct SchedulerPolicy {
 ///
 /// prepare() sets step 0's rates; each `step()`, called after the optimizer's, sets the next ones.
 /// Base rates are those of the optimizers when the schedule was prepared. Stepping a schedule past
-/// its end is a ConfigError; with SchedulerSteps::kAccelerate it keeps its last rates. Not
+/// its end throws ConfigError; with SchedulerSteps::kAccelerate it keeps its last rates. Not
 /// thread-safe.
 class Scheduler {
  public:
   Scheduler() = default;  ///< Empty; only for later assignment.
   Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<LoopState> loop);
 
-  /// Takes control of the optimizers' rates, once. ConfigError without an optimizer, or for a
-  /// schedule with values for another number of parameter groups.
+  /// Takes control of the optimizers' rates, once. Throws ConfigError without an optimizer, or for
+  /// a schedule with values for another number of parameter groups.
   void bind(std::vector<Optimizer> optimizers);
 
   /// Call it after an update. Throws ConfigError for a reduce_on_plateau, which needs a metric.
@@ -62,7 +62,7 @@ class Scheduler {
   /// Returns the state for checkpoints.
   nlohmann::json state() const;
   /// Checks that `state` belongs to this schedule, changes nothing, and returns a function that
-  /// applies it. CheckpointError naming `path`.
+  /// applies it. Throws CheckpointError, naming `path`.
   std::function<void()> check_state(
       const nlohmann::json& state, const std::string& path, const std::string& where = "") const;
 
@@ -70,7 +70,7 @@ class Scheduler {
 
  private:
   struct State;
-  bool held_back() const;
+  bool skips_step() const;
   void apply() const;
 
   std::shared_ptr<State> state_;

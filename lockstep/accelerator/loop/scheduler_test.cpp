@@ -91,7 +91,7 @@ TEST(Scheduler, OneCycleStopsWhereAccelerateStopsIt) {
   }
 }
 
-TEST(Scheduler, StepsByItselfIfItIsNotTiedToTheOptimizer) {
+TEST(Scheduler, StepsIndependentlyIfItIsNotBoundToTheOptimizer) {
   Accelerator accelerator(
       {.gradient_accumulation_steps = 4, .step_scheduler_with_optimizer = false},
       WorldSpec{},
@@ -130,7 +130,7 @@ TEST(Scheduler, OneCycleMovesMomentumOfOursAndOfTorchs) {
       static_cast<torch::optim::SGDOptions&>(torchs.param_groups()[0].options()).momentum(), 0.95);
 }
 
-TEST(Scheduler, ReduceOnPlateauGoesByAMetric) {
+TEST(Scheduler, ReduceOnPlateauFollowsAMetric) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear net(1, 1);
   auto [model, optimizer, scheduler] = accelerator.prepare(
@@ -144,7 +144,7 @@ TEST(Scheduler, ReduceOnPlateauGoesByAMetric) {
   EXPECT_THAT(scheduler.get_last_lr(), ElementsAre(0.5));
 }
 
-TEST(Scheduler, SaysWhatItDoesInWords) {
+TEST(Scheduler, DescribesItselfInWords) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear net(1, 1);
   auto [optimizer, scheduler] = accelerator.prepare(
@@ -153,7 +153,7 @@ TEST(Scheduler, SaysWhatItDoesInWords) {
   EXPECT_THAT(scheduler.describe(), HasSubstr("0.25 at step 10"));
 }
 
-TEST(Scheduler, GoesOnFromItsStateAndRefusesAnothers) {
+TEST(Scheduler, ResumesFromItsStateAndRefusesAnothers) {
   const auto prepared = [](Accelerator& accelerator, schedule::Schedule schedule) {
     Linear net(1, 1);
     return accelerator.prepare(optim::SGD(net->parameters(), {.lr = 1.0}), std::move(schedule));
@@ -189,7 +189,7 @@ TEST(Scheduler, ResumedUnderAnotherLengthTakesItsRatesAtOnce) {
   EXPECT_THROW(shorter.check_state(scheduler.state(), "here"), CheckpointError);
 }
 
-TEST(Scheduler, IsSaidInWordsOnceOnRequest) {
+TEST(Scheduler, IsDescribedOnceOnRequest) {
   std::vector<std::string> lines;
   set_log_sink([&](const std::string& line) { lines.push_back(line); });
   Accelerator accelerator({.print_schedules = true}, WorldSpec{}, Group());

@@ -55,7 +55,7 @@ struct Training {
   Optimizer optimizer;
 };
 
-TEST(Device, OffloadedStatesLeaveTheirRoomToOthersAndComeBackTheSame) {
+TEST(Device, OffloadedStatesFreeTheirMemoryAndAreReloadedUnchanged) {
   test_device();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const std::optional<ZeroPlugin> zero =
@@ -108,7 +108,7 @@ TEST(Device, StatesThatGraphsOfAnUpdateKnowStayWhereTheyAre) {
   EXPECT_NO_THROW(net->weight.detach().sum());
 }
 
-TEST(Device, TheStatesOfStage3GoAndComeBackOnEveryRank) {
+TEST(Device, TheStatesOfStage3AreOffloadedAndReloadedOnEveryRank) {
   test_device();
   std::vector<std::vector<double>> losses(2);
   for (const bool moves : {false, true}) {

@@ -20,7 +20,7 @@ void add_optimizer_state(const Optimizer& optimizer, std::vector<at::Tensor>& me
     throw ConfigError(
         "offload_states",
         "the state of an optimizer of torch::optim cannot be moved; prepare one of "
-        "lockstep::optim, or leave kOptimStates out of `include`");
+        "lockstep::optim, or remove kOptimStates from `include`");
   }
   for (const at::Tensor& parameter : optimizer.parameters()) {
     const auto fields = flat->state_of(parameter).fields;
@@ -35,8 +35,8 @@ void refuse_graphs(const Optimizer& optimizer) {
     if (options != nullptr && options->capturable()) {
       throw ConfigError(
           "offload_states",
-          "captured graphs of an update contain the addresses of its states, so these cannot be "
-          "moved; got an optimizer with capturable true; leave capturable out, or do not offload");
+          "optimizer states cannot be moved if captured graphs contain their addresses; got an "
+          "optimizer with capturable true; set capturable to false, or do not offload");
     }
   }
 }
@@ -45,15 +45,15 @@ void check_options(const OffloadStatesOptions& options, const PreparedObjects& o
   if (options.device == OffloadDevice::kNvme) {
     throw ConfigError(
         "offload_states",
-        "goes to the host's memory only; got device kNvme, expected kCpu; for files set "
-        "offload_optimizer.device when the run begins");
+        "offload_states() moves states to host memory only; got device kNvme, expected kCpu; to "
+        "offload to files, set offload_optimizer.device when the run begins");
   }
   const std::optional<ZeroPlugin>& zero = objects.context.options.zero;
   if (zero && zero->offload_param.device != OffloadDevice::kNone) {
     throw ConfigError(
         "offload_states",
-        "does not go with offload_param: the parameters are off the device already, and so is the "
-        "optimizer's state; leave one of them out");
+        "offload_states() cannot be combined with offload_param, which already keeps parameters "
+        "and optimizer state off the device; use one of them");
   }
   if (objects.optimizers.empty()) {
     throw ConfigError(

@@ -23,7 +23,7 @@ class StateOffloader {
   /// Throws ConfigError for a state that cannot be moved.
   void offload(const OffloadStatesOptions& options);
   void reload(bool non_blocking);
-  /// ConfigError while a state that backward needs is offloaded.
+  /// Throws ConfigError while a state that backward needs is offloaded.
   void refuse_backward() const;
   /// Restores the models, which the program may still use, and drops the other states.
   void forget();

@@ -17,7 +17,7 @@ namespace {
 template <typename Value>
 using FsdpWordList = std::vector<std::pair<std::string, Value>>;
 
-/// The value of the word in the variable `name`, in small letters; nothing if it is not set.
+/// Returns the value of the word in the variable `name`, in any case; nothing if it is not set.
 template <typename Value>
 std::optional<Value> word_in(
     const Environment& environment, const char* name, const FsdpWordList<Value>& words) {
@@ -60,8 +60,8 @@ const FsdpWordList<ShardingStrategy>& strategy_words() {
   return words;
 }
 
-/// As Accelerate: FSDP 2 goes by FSDP_RESHARD_AFTER_FORWARD, FSDP 1 by the strategy if there is
-/// one.
+/// Reads the strategy as Accelerate does: FSDP 2 uses FSDP_RESHARD_AFTER_FORWARD, FSDP 1 the
+/// strategy if it is set.
 void read_sharding(const Environment& environment, FsdpEnvironment& found) {
   FsdpPlugin& plugin = *found.plugin;
   const char* const strategy = "FSDP_SHARDING_STRATEGY";
@@ -97,8 +97,8 @@ void read_wrapping(const Environment& environment, FsdpEnvironment& found) {
                                  {"size_based_wrap", AutoWrapPolicy::kSize},
                                  {"no_wrap", AutoWrapPolicy::kNone}})
                                 .value_or(AutoWrapPolicy::kNone);
-  const bool whole = plugin.sharding_strategy == ShardingStrategy::kNoShard;
-  if (whole && plugin.auto_wrap_policy != AutoWrapPolicy::kNone) {
+  const bool replicated = plugin.sharding_strategy == ShardingStrategy::kNoShard;
+  if (replicated && plugin.auto_wrap_policy != AutoWrapPolicy::kNone) {
     found.not_used.push_back(fmt::format("{}: NO_SHARD shards nothing", policy));
     plugin.auto_wrap_policy = AutoWrapPolicy::kNone;
   }
@@ -107,11 +107,11 @@ void read_wrapping(const Environment& environment, FsdpEnvironment& found) {
   if (plugin.auto_wrap_policy == AutoWrapPolicy::kSize) {
     plugin.min_num_params = elements.value_or(plugin.min_num_params);
   } else if (elements) {
-    found.not_used.push_back(fmt::format("{}: it goes with SIZE_BASED_WRAP", least));
+    found.not_used.push_back(fmt::format("{}: only SIZE_BASED_WRAP uses it", least));
   }
   if (plugin.auto_wrap_policy != AutoWrapPolicy::kTransformer) {
     if (names) {
-      found.not_used.push_back(fmt::format("{}: it goes with TRANSFORMER_BASED_WRAP", classes));
+      found.not_used.push_back(fmt::format("{}: only TRANSFORMER_BASED_WRAP uses it", classes));
     }
   } else if (names) {
     plugin.transformer_layer_cls_to_wrap = split(*names, ',');
@@ -133,7 +133,7 @@ void refuse_ignored_modules(const Environment& environment) {
   }
 }
 
-/// Names variables that are the program's matter, or always true.
+/// Lists set variables that the program controls, or that are always true.
 void name_idle(const Environment& environment, FsdpEnvironment& found) {
   const std::vector<std::pair<const char*, const char*>> programs = {
       {"FSDP_ACTIVATION_CHECKPOINTING", "the program calls activation_checkpoint(module, x)"},
@@ -183,7 +183,7 @@ FsdpEnvironment read_fsdp_environment(const Environment& environment) {
   const std::string asked = lower(environment.text(prefetch).value_or(""));
   if (asked == "backward_post" || asked == "2") {
     found.not_used.push_back(
-        fmt::format("{}: BACKWARD_POST is done as BACKWARD_PRE, with the same numbers", prefetch));
+        fmt::format("{}: BACKWARD_POST runs as BACKWARD_PRE, with the same results", prefetch));
   }
   plugin.state_dict_type = word_in<StateDictType>(
                                environment,

@@ -20,7 +20,8 @@ struct FsdpEnvironment {
 /// Reads ACCELERATE_USE_FSDP and FSDP_VERSION, FSDP_SHARDING_STRATEGY, FSDP_RESHARD_AFTER_FORWARD,
 /// FSDP_OFFLOAD_PARAMS, FSDP_AUTO_WRAP_POLICY, FSDP_MIN_NUM_PARAMS, FSDP_TRANSFORMER_CLS_TO_WRAP,
 /// FSDP_BACKWARD_PREFETCH and FSDP_STATE_DICT_TYPE, as Accelerate's FullyShardedDataParallelPlugin
-/// does. ConfigError, naming the variable, for an unknown word, and for FSDP_IGNORED_MODULES.
+/// does. Throws ConfigError, naming the variable, for an unknown word, and for
+/// FSDP_IGNORED_MODULES.
 FsdpEnvironment read_fsdp_environment(const Environment& environment);
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@ FsdpEnvironment with_fsdp(std::map<std::string, std::string> variables) {
   return read_fsdp_environment(Environment::of(std::move(variables)));
 }
 
-TEST(FsdpEnvironment, WhatAcceleratesLauncherSetsIsUsed) {
+TEST(FsdpEnvironment, VariablesOfAcceleratesLauncherAreUsed) {
   const FsdpEnvironment found = with_fsdp(
       {{"FSDP_VERSION", "1"},
        {"FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP"},
@@ -56,7 +56,7 @@ TEST(FsdpEnvironment, WhatAcceleratesLauncherSetsIsUsed) {
   EXPECT_THAT(second.not_used, IsEmpty());
 }
 
-TEST(FsdpEnvironment, WhatIsNotUsedIsNamed) {
+TEST(FsdpEnvironment, UnusedVariablesAreNamed) {
   EXPECT_THAT(
       with_fsdp({{"FSDP_ACTIVATION_CHECKPOINTING", "true"},
                  {"FSDP_CPU_RAM_EFFICIENT_LOADING", "true"},
@@ -66,9 +66,9 @@ TEST(FsdpEnvironment, WhatIsNotUsedIsNamed) {
                  {"FSDP_BACKWARD_PREFETCH", "BACKWARD_POST"}})
           .not_used,
       ElementsAre(
-          StartsWith("FSDP_MIN_NUM_PARAMS: it goes with SIZE_BASED_WRAP"),
+          StartsWith("FSDP_MIN_NUM_PARAMS: only SIZE_BASED_WRAP uses it"),
           StartsWith("FSDP_AUTO_WRAP_POLICY: TRANSFORMER_BASED_WRAP needs"),
-          StartsWith("FSDP_BACKWARD_PREFETCH: BACKWARD_POST is done as"),
+          StartsWith("FSDP_BACKWARD_PREFETCH: BACKWARD_POST runs as"),
           StartsWith("FSDP_ACTIVATION_CHECKPOINTING: the program calls"),
           StartsWith("FSDP_CPU_RAM_EFFICIENT_LOADING: the program builds"),
           StartsWith("FSDP_SYNC_MODULE_STATES: it is always true")));

@@ -24,7 +24,7 @@
 
 namespace lockstep {
 
-/// When a scheduler that is stepped next to its optimizer advances.
+/// The calls at which a scheduler that is stepped next to its optimizer advances.
 enum class SchedulerSteps {
   /// By one for every applied update: schedules count updates, with any number of processes.
   kOptimizerStep,
@@ -78,15 +78,15 @@ struct ZeroPlugin {
   /// ZeRO++, stage 3: parameters are sent in 8 bits, in blocks of 2048 with a scale each, and
   /// forward and backward use the dequantized values. Updates and checkpoints are exact.
   bool zero_quantized_weights = false;
-  /// ZeRO++, stage 3: gradients are sent in 4 bits, in blocks of 512: averaged within groups of
-  /// zero_hpz_partition_size processes (if that is 1, within hosts, if all have the same number of
-  /// processes), then between them.
+  /// ZeRO++, stage 3: gradients are sent in 4 bits, in blocks of 512. They are averaged within
+  /// groups of zero_hpz_partition_size processes, then between them. If that is 1, the groups are
+  /// hosts, if all have the same number of processes.
   bool zero_quantized_gradients = false;
   /// ZeRO++, stage 3: this many consecutive processes keep a secondary shard of the parameters, so
   /// that backward gathers within them. Must divide the number of processes; 0 and 1: none.
   int zero_hpz_partition_size = 1;
   /// ZeRO++, stage 3: each process keeps its shard of the frozen parameters in 8 bits, in blocks of
-  /// 2048 with a scale each: a LoRA's base takes a quarter of fp32. They are rounded once, in
+  /// 2048 with a scale each. A LoRA's base takes a quarter of fp32. They are rounded once, in
   /// prepare(), and saved in that form. Not with offload_param. No effect in one process, as all of
   /// ZeRO++.
   bool zero_quantized_nontrainable_weights = false;
@@ -139,7 +139,7 @@ struct AcceleratorOptions {
   /// Trains on the CPU even if there is a GPU. Not set: ACCELERATE_USE_CPU or LOCKSTEP_USE_CPU,
   /// else a GPU if libtorch has one, by local rank.
   std::optional<bool> cpu = std::nullopt;
-  /// Whether prepare() moves models, optimizer state and batches to device().
+  /// Lets prepare() move models, optimizer state and batches to device().
   bool device_placement = true;
   /// The dtype of autocast(). Not set: ACCELERATE_MIXED_PRECISION or LOCKSTEP_MIXED_PRECISION, else
   /// no mixed precision. fp16 scales the loss.
@@ -154,7 +154,7 @@ struct AcceleratorOptions {
   int64_t gradient_accumulation_steps = 1;
   /// Overrides gradient_accumulation_steps.
   std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin = std::nullopt;
-  /// Whether Scheduler::step() does nothing in micro-steps without an update.
+  /// Makes Scheduler::step() do nothing in micro-steps without an update.
   bool step_scheduler_with_optimizer = true;
   SchedulerSteps scheduler_steps = SchedulerSteps::kOptimizerStep;
   /// Logs a description of each prepared schedule once.
@@ -186,14 +186,15 @@ struct AcceleratorOptions {
   ProjectConfiguration project_config = {};
   /// With a project_dir: after SIGTERM or SIGUSR1 to any process (or to `lockstep launch`, which
   /// forwards them) all processes call save_state() after the same batch and exit with code 75.
-  /// They check about five times a second, and at least every 64 batches: between two batches of
-  /// the outermost training loop over a prepared loader, at the end of an accumulation group. Not
-  /// within join_uneven_inputs. A SIGTERM two seconds after another ends a process at once.
+  /// They check about five times a second, and at least every 64 batches. A check is between two
+  /// batches of the outermost training loop over a prepared loader, at the end of an accumulation
+  /// group. Not within join_uneven_inputs. A SIGTERM two seconds after another ends a process at
+  /// once.
   bool save_when_preempted = true;
   /// Called with the checkpoint's folder before the process exits; throw to stay.
   std::function<void(const std::filesystem::path& folder)> on_preempted = nullptr;
   DataParallelOptions data_parallel = {};
-  /// With and without ZeRO. None: gradients are sent in their own dtype.
+  /// Modules whose gradients are sent in 16 bits, with and without ZeRO. Empty: none.
   LowerPrecisionModules lower_precision_safe_modules = {};
   /// Shards optimizer state, gradients and parameters. No effect in one process, unless something
   /// is offloaded. Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.

@@ -34,10 +34,10 @@ struct ProjectConfiguration {
 struct SaveStateOptions {
   /// Copies the state to host memory, returns, and writes it during training.
   bool async = false;
-  /// Replaces an existing checkpoint after the new one is complete. A folder that is no checkpoint
-  /// is never replaced.
+  /// Replaces an existing checkpoint after the new one is complete. A folder that is not a
+  /// checkpoint is never replaced.
   bool overwrite = false;
-  /// Leaves out the models' frozen parameters; buffers are saved. A program that loads it keeps the
+  /// Omits the models' frozen parameters; buffers are saved. A program that loads it keeps the
   /// values that its model has.
   bool exclude_frozen_parameters = false;
 };
@@ -51,7 +51,7 @@ struct LoadStateOptions {
   /// True: the tensors of a model and of the checkpoint must be the same. False: tensors in only
   /// one of them are left unchanged, with a warning that names them; shapes must still match.
   bool strict = true;
-  /// Which other states are loaded; the rest stays unchanged and need not be in the checkpoint. The
+  /// The other states to load; the rest stays unchanged and need not be in the checkpoint. The
   /// optimizers' includes the number of updates, fp16's loss scale, and unused gradients.
   bool optimizers = true;
   bool schedulers = true;
@@ -65,7 +65,7 @@ struct LoadStateOptions {
 /// Cost of the last save, in this process.
 struct SaveTimings {
   int64_t bytes = 0;       ///< Of this process's tensors.
-  double stall_ms = 0;     ///< How long save_state blocked the training loop.
+  double stall_ms = 0;     ///< Time that save_state blocked the training loop.
   double waited_ms = 0;    ///< Part of it: waiting for an earlier asynchronous save.
   double write_ms = 0;     ///< From the first byte until the commit.
   bool in_flight = false;  ///< write_ms is not known yet.

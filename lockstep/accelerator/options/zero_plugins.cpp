@@ -16,8 +16,8 @@ ShardingStrategy strategy_of(const FsdpPlugin& plugin) {
   if (plugin.sharding_strategy != ShardingStrategy::kFullShard) {
     throw ConfigError(
         "fsdp_plugin",
-        "reshard_after_forward and sharding_strategy are both set, and say the same thing; give "
-        "one");
+        "reshard_after_forward and sharding_strategy are both set, but configure the same thing; "
+        "give one");
   }
   return *plugin.reshard_after_forward ? ShardingStrategy::kFullShard
                                        : ShardingStrategy::kShardGradOp;
@@ -54,8 +54,9 @@ void refuse_local_state_dict(StateDictType type, const char* where) {
   if (type == StateDictType::kLocalStateDict) {
     throw ConfigError(
         where,
-        "state_dict_type LOCAL_STATE_DICT writes flat memory that only as many processes can load; "
-        "use SHARDED_STATE_DICT, which also writes what each process has, by name");
+        "state_dict_type LOCAL_STATE_DICT is not supported: only the same number of processes "
+        "could load its flat memory; use SHARDED_STATE_DICT, which writes each process's shards by "
+        "name");
   }
 }
 
@@ -67,7 +68,7 @@ std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
       if (auto_wrap_policy != AutoWrapPolicy::kNone) {
         throw ConfigError(
             "fsdp_plugin",
-            "NO_SHARD shards nothing, so an auto_wrap_policy has no effect; leave it out");
+            "NO_SHARD shards nothing, so an auto_wrap_policy has no effect; remove it");
       }
       if (cpu_offload) {
         throw ConfigError(
@@ -84,8 +85,8 @@ std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
       if (local_size < 1) {
         throw ConfigError(
             "fsdp_plugin",
-            "HYBRID_SHARD needs equally many processes on each host, with ranks that follow each "
-            "other; try FULL_SHARD");
+            "HYBRID_SHARD needs the same number of processes on each host, with consecutive ranks; "
+            "try FULL_SHARD");
       }
       zero.zero_hpz_partition_size = local_size;
       [[fallthrough]];

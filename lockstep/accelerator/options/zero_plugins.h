@@ -26,13 +26,13 @@ enum class ShardingStrategy {
   kHybridShardZero2
 };
 
-/// When the next parameters are prefetched.
+/// The time at which the next parameters are prefetched.
 enum class BackwardPrefetch {
   kPre,  ///< BACKWARD_PRE: before the current ones are used.
   kNone  ///< NO_PREFETCH
 };
 
-/// Which parameters form a sharded unit.
+/// The rule that groups parameters into sharded units.
 enum class AutoWrapPolicy {
   kNone,        ///< NO_WRAP: buckets of a sixteenth of the model.
   kSize,        ///< SIZE_BASED_WRAP, of min_num_params.
@@ -97,7 +97,7 @@ struct DeepSpeedPlugin {
   std::optional<ZeroPlugin> zero() const;
 };
 
-/// ConfigError, in the name of `where`, for kLocalStateDict.
+/// Throws ConfigError, in the name of `where`, for kLocalStateDict.
 void refuse_local_state_dict(StateDictType type, const char* where);
 
 }  // namespace lockstep

@@ -173,7 +173,7 @@ TEST(FsdpPlugin, HybridShardKeepsSecondCopiesOnEachHost) {
   EXPECT_TRUE(at::equal(weights_with({.fsdp_plugin = hybrid}, true), weights_with({}, false)));
 }
 
-TEST(FsdpPlugin, SaysWhatZeroDoes) {
+TEST(FsdpPlugin, TranslatesToZeroOptions) {
   EXPECT_EQ(FsdpPlugin().zero(4)->stage, 3);
   EXPECT_EQ(FsdpPlugin{.reshard_after_forward = false}.zero(4)->stage, 2);
   EXPECT_EQ(FsdpPlugin{.reshard_after_forward = true}.zero(4)->stage, 3);
@@ -191,7 +191,7 @@ TEST(FsdpPlugin, SaysWhatZeroDoes) {
       4000);
 }
 
-TEST(FsdpPlugin, WhatGoesAgainstItselfIsRefused) {
+TEST(FsdpPlugin, ContradictoryOptionsAreRefused) {
   const auto refused = [](const FsdpPlugin& plugin, int local_size = 4) {
     return error_of([&] { plugin.zero(local_size); });
   };
@@ -207,7 +207,7 @@ TEST(FsdpPlugin, WhatGoesAgainstItselfIsRefused) {
       HasSubstr("min_num_params is 0"));
   EXPECT_THAT(
       refused({.sharding_strategy = ShardingStrategy::kHybridShard}, 0),
-      HasSubstr("equally many processes on each host"));
+      HasSubstr("the same number of processes on each host"));
   EXPECT_THAT(
       error_of([] {
         Accelerator(
@@ -216,7 +216,7 @@ TEST(FsdpPlugin, WhatGoesAgainstItselfIsRefused) {
       HasSubstr("give one"));
 }
 
-TEST(FsdpPlugin, OffloadsWhatAStageHas) {
+TEST(FsdpPlugin, OffloadsTheStatesOfEachStage) {
   const FsdpPlugin full{.cpu_offload = true};
   EXPECT_EQ(full.zero(4)->offload_optimizer.device, OffloadDevice::kCpu);
   EXPECT_EQ(full.zero(4)->offload_param.device, OffloadDevice::kCpu);
@@ -290,7 +290,7 @@ TEST(FsdpPlugin, AFullStateDictIsTheFileOfDataParallel) {
       folder.path() / "full" / "second" / "model-00001-of-00002.safetensors"));
 }
 
-TEST(FsdpPlugin, AFullStateDictGoesToAnyStrategyAndWithoutAny) {
+TEST(FsdpPlugin, AFullStateDictLoadsInAnyStrategyAndWithoutOne) {
   const TestFolder folder;
   const auto path = folder.path() / "full";
   const at::Tensor unbroken =
@@ -393,7 +393,7 @@ class Variable {
   const char* name_;
 };
 
-TEST(LaunchedFsdp, CountsWhereNobodyElseSaysAnything) {
+TEST(LaunchedFsdp, AppliesIfNothingElseIsSet) {
   const auto is_sharded_param = [] {
     bool paged = false;
     weights_after(2, {}, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
@@ -466,7 +466,7 @@ TEST(ZeroUnits, AreTheParametersOfModulesOfAClass) {
       HasSubstr("no module of the model is a Block; its modules are"));
 }
 
-TEST(ZeroUnits, ComeTogetherInStage3) {
+TEST(ZeroUnits, AreGatheredTogetherInStage3) {
   const ZeroPlugin plugin{
       .stage = 3, .bucket_cap_bytes = 1, .stage3_unit_classes = {"TransformerEncoderLayer"}};
   EXPECT_TRUE(at::equal(trained({.zero = plugin}), trained({})));

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Gives each optimizer, on every process, the state of a process with the most updates.
+/// Gives each optimizer, on every process, the state of a process with the most updates. Throws
 /// ConfigError, in the name of `where`, for an optimizer whose state cannot be read. Collective.
 void make_optimizers_equal(PreparedObjects& objects, const char* where);
 

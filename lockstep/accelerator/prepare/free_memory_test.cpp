@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using torch::nn::Linear;
 
-TEST(FreeMemory, EmptiesWhatItIsGivenAndStartsAnew) {
+TEST(FreeMemory, ReleasesItsArgumentsAndResetsTheAccelerator) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     Linear net(2, 1);
     std::weak_ptr<torch::nn::LinearImpl> alive = net.ptr();

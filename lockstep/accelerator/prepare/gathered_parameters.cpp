@@ -20,7 +20,9 @@ void with_gathered_parameters(
     throw ConfigError(
         "with_gathered_parameters",
         fmt::format(
-            "no such modifier_rank; got {}, expected 0 to {}", *modifier_rank, processes - 1));
+            "modifier_rank does not exist; got {}, expected 0 to {}",
+            *modifier_rank,
+            processes - 1));
   }
   const zero::ExactValues exact(objects.sharding ? objects.sharding->coordinator() : nullptr);
   const zero::Gathered gathered(parameters, modifier_rank.has_value());

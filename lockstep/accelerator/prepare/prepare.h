@@ -51,8 +51,8 @@ template <typename T>
 consteval void refuse_torch_loader() {
   static_assert(
       !TorchLoaderHandle<T>,
-      "prepare takes no DataLoader of torch: it knows neither ranks nor checkpoints; make a "
-      "data::Loader(data::from_torch(dataset), {.batch_size = ...}) of its data set");
+      "prepare does not accept torch's DataLoader, which supports neither ranks nor checkpoints; "
+      "use data::Loader(data::from_torch(dataset), {.batch_size = ...})");
 }
 
 /// Returns another handle of a prepared object that keeps its type.

@@ -47,7 +47,8 @@ ParameterName PreparedObjects::parameter_names(const char* where) const {
     const auto found = names->find(parameter.unsafeGetTensorImpl());
     if (found == names->end()) {
       throw ConfigError(
-          where, "an optimizer has a parameter of no prepared model; prepare that model too");
+          where,
+          "an optimizer has a parameter that belongs to no prepared model; prepare its model, too");
     }
     return found->second;
   };
@@ -86,8 +87,8 @@ void PreparedObjects::refuse_zero(const char* where, const char* because) const 
     throw ConfigError(
         where,
         fmt::format(
-            "does not go with ZeRO: {}; construct the Accelerator without, and launch without "
-            "--zero-stage",
+            "cannot be combined with ZeRO: {}; construct the Accelerator without ZeRO, and launch "
+            "without --zero-stage",
             because));
   }
 }
@@ -97,7 +98,8 @@ void PreparedObjects::refuse_shared_parameters(const char* where, const char* be
     throw ConfigError(
         where,
         fmt::format(
-            "does not go with shared_parameters: {}; construct the Accelerator without", because));
+            "cannot be combined with shared_parameters: {}; construct the Accelerator without it",
+            because));
   }
 }
 

@@ -55,7 +55,7 @@ struct PreparedObjects {
   const PreparedModel* find_model(const void* id) const;
   /// Returns the addresses of the parameters of all models.
   std::set<const void*> parameters() const;
-  /// Returns null for an optimizer without state_dict().
+  /// Returns the optimizer's state_dict() and load_state_dict(); null if its class has none.
   const AnyCheckpointable* own_state_of(const Optimizer& optimizer) const;
 
   /// Returns the names of all models' parameters in checkpoints. The function throws ConfigError,
@@ -71,12 +71,12 @@ struct PreparedObjects {
   bool shards_parameters() const;
   /// Returns whether the main process saves the sharded model as full tensors.
   bool saves_full_state_dict() const;
-  /// ConfigError, in the name of `where`, under ZeRO. `because`: the reason, a clause.
+  /// Throws ConfigError, in the name of `where`, under ZeRO. `because`: the reason, a clause.
   void refuse_zero(const char* where, const char* because) const;
-  /// ConfigError, in the name of `where`, with shared_parameters.
+  /// Throws ConfigError, in the name of `where`, with shared_parameters.
   void refuse_shared_parameters(const char* where, const char* because) const;
 
-  /// Forgets all objects. Loaders report to no Accelerator any more.
+  /// Forgets all objects, and stops observing the loaders.
   void clear();
 };
 

@@ -38,8 +38,8 @@ void expect_same_order(const data::LoaderCore& loader, Group group) {
       throw ConfigError(
           "prepare",
           fmt::format(
-              "the seed of a loader differs between processes, so some samples would come twice "
-              "and others never; rank 0 has {}, rank {} has {}; give all the same (--seed, "
+              "the seed of a loader differs between processes, so samples would be repeated and "
+              "missed; rank 0 has {}, rank {} has {}; set the same seed on all (--seed, "
               "LoaderOptions::seed)",
               seeds[0],
               rank,
@@ -48,7 +48,7 @@ void expect_same_order(const data::LoaderCore& loader, Group group) {
   }
 }
 
-/// A gradient cannot be in the buckets of two models.
+/// Throws ConfigError for parameters of two models: a gradient cannot be in the buckets of both.
 void refuse_common_parameters(
     const std::vector<PreparedModel>& models, const NamedTensors& parameters) {
   for (const PreparedModel& model : models) {
@@ -58,8 +58,8 @@ void refuse_common_parameters(
           throw ConfigError(
               "prepare",
               fmt::format(
-                  "{} of this model is {} of a model prepared before; prepare one module that "
-                  "holds both",
+                  "parameter {} of this model is parameter {} of a model that is already prepared; "
+                  "prepare one module that holds both",
                   ours.name,
                   theirs.name));
         }
@@ -114,8 +114,7 @@ void Preparer::add_model(
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
   }
-  // Buckets of different models must not wait for each other: each further model has a group of its
-  // own.
+  // Buckets of different models must not wait for each other: each further model has its own group.
   Group shared = context.group;
   Group group = index == 0 ? shared : shared.split(0);
   auto parallel = std::make_shared<DataParallel>(

@@ -92,7 +92,7 @@ class Preparer {
   /// have different seeds. Collective.
   void add_loader(std::shared_ptr<data::LoaderCore> loader);
   Optimizer add_optimizer(GivenOptimizer given);
-  /// The schedule has no optimizers until end().
+  /// Adds a schedule, which has no optimizers until end().
   Scheduler add_schedule(AnySchedule schedule);
   /// Binds schedules to optimizers, and shards or shares parameters. Collective.
   void end();

@@ -93,9 +93,8 @@ optim::FlatOptimizer& flat_optimizer(Optimizer& optimizer, const ZeroPlugin& plu
       plugin.offload_optimizer.device == OffloadDevice::kNone) {
     throw ConfigError(
         "prepare",
-        "parameters off the device can only be updated on the host; got an optimizer, "
-        "offload_param and no offload_optimizer, expected both; set offload_optimizer.device to "
-        "cpu or nvme, too");
+        "offload_param needs offload_optimizer, because only the host can update parameters off "
+        "the device; got no offload_optimizer; set offload_optimizer.device to cpu or nvme");
   }
   return *flat;
 }
@@ -161,9 +160,9 @@ bool expect_one_model(const PreparedObjects& objects, const std::vector<Optimize
     throw ConfigError(
         "prepare",
         fmt::format(
-            "ZeRO shards one model and its one optimizer, and must know both at once; got {} "
-            "models and {} optimizers so far; prepare(model, optimizer, ...) in one call, and give "
-            "each further model an Accelerator(options, first.world(), first.group()) of its own{}",
+            "ZeRO shards one model and its one optimizer, prepared in one call; got {} models and "
+            "{} optimizers so far; call prepare(model, optimizer, ...), and use another "
+            "Accelerator(options, first.world(), first.group()) for each further model{}",
             models,
             optimizers,
             optimizers == 0 ? ", or, for inference, use stage 3 and freeze the model" : ""));
@@ -194,9 +193,8 @@ void shard_objects(
   if (plugin.state_dict_type == StateDictType::kFullStateDict && sharding.has_masters()) {
     throw ConfigError(
         "zero",
-        "FULL_STATE_DICT saves parameters in their own dtype; got some in 16 bits, whose fp32 "
-        "masters would be lost; use SHARDED_STATE_DICT, of which `lockstep merge-weights` makes "
-        "one file");
+        "FULL_STATE_DICT saves parameters in their own dtype; got 16-bit parameters, whose fp32 "
+        "masters would be lost; use SHARDED_STATE_DICT, and `lockstep merge-weights` for one file");
   }
   if (flat != nullptr) {
     flat->update_shards(
@@ -223,15 +221,15 @@ void share_parameters(const PreparedObjects& objects, const std::vector<Optimize
       throw ConfigError(
           "prepare",
           "shared_parameters needs optimizers of lockstep::optim, which can update a part of a "
-          "parameter; got another; use lockstep::optim's, or leave shared_parameters off");
+          "parameter; got another; use lockstep::optim's, or turn shared_parameters off");
     }
     for (const at::Tensor& parameter : optimizer.parameters()) {
       if (parameter.requires_grad() && !averaged.contains(parameter.unsafeGetTensorImpl())) {
         throw ConfigError(
             "prepare",
             "shared_parameters: an optimizer has parameters of a model that was not prepared, "
-            "whose gradients would differ between processes; prepare the model before it or beside "
-            "it");
+            "whose gradients would differ between processes; prepare the model before the "
+            "optimizer or in the same call");
       }
     }
     if (!flat->is_shared()) {

@@ -156,10 +156,10 @@ TEST(SharedParameters, RefuseOtherOptimizersModelsAndWaysOfTraining) {
         HasSubstr("a model that was not prepared"));
     EXPECT_THAT(
         error_of([&] { accelerator.join_uneven_inputs([] {}); }),
-        HasSubstr("does not go with shared_parameters"));
+        HasSubstr("cannot be combined with shared_parameters"));
     EXPECT_THAT(
         error_of([&] { const LocalSgd local(accelerator, net, {.local_sgd_steps = 2}); }),
-        HasSubstr("does not go with shared_parameters"));
+        HasSubstr("cannot be combined with shared_parameters"));
   });
 }
 

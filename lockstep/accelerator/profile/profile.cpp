@@ -113,7 +113,8 @@ Profile::Phase Profile::phase_at(int64_t step) const {
 
 void Profile::step() {
   if (options_.active == 0) {
-    throw ConfigError("profile", "step() is for profiles by step; set active, or leave step() out");
+    throw ConfigError(
+        "profile", "step() needs ProfileOptions::active; set active, or do not call step()");
   }
   if (finished_) {
     return;
@@ -121,7 +122,7 @@ void Profile::step() {
   ++step_;
   const int64_t cycle = options_.wait + options_.warmup + options_.active;
   const int64_t since = step_ - options_.skip_first;
-  // Two active phases may follow each other without a gap; each is a trace of its own.
+  // Two active phases may follow each other without a gap; each is a separate trace.
   const bool trace_complete = phase_ == Phase::kActive && since % cycle == 0;
   if (trace_complete) {
     write();
@@ -161,7 +162,7 @@ void Profile::discard() noexcept {
       const UsdtLineFilter filter;
       kineto::disableProfiler();
     } catch (const std::exception&) {
-      // Nothing of it was to be kept.
+      // The record is discarded anyway.
     }
     phase_ = Phase::kIdle;
   }

@@ -31,7 +31,7 @@ struct ProfileOptions {
 /// Records this process with libtorch's Kineto profiler. Every trace is a file for chrome://tracing
 /// or Perfetto: `profile_<rank>.json`, with cycles `profile_<rank>_<cycle>.json`.
 ///
-/// One at a time in a process, since libtorch has one profiler (ConfigError for a second).
+/// One at a time in a process, since libtorch has one profiler (a second one throws ConfigError).
 /// Destroying it without finish() discards the current record. Cost: Kineto's, about a microsecond
 /// an operation, and memory for every event while active.
 ///
@@ -44,7 +44,7 @@ class Profile {
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 
-  /// Ends a training step; needed only with `active`. ConfigError without.
+  /// Ends a training step; needed only with `active`. Throws ConfigError without it.
   void step();
   /// Writes the current record. Returns all written traces. A second call changes nothing.
   std::vector<std::filesystem::path> finish();

@@ -34,7 +34,7 @@ bool mentions(const nlohmann::json& trace, const std::string& name) {
   return false;
 }
 
-TEST(Profile, WritesAChromeTraceWithWhatRan) {
+TEST(Profile, WritesAChromeTraceOfTheOperations) {
   const TestFolder folder;
   Accelerator accelerator({.project_dir = folder.path()}, WorldSpec{}, Group());
   auto profile = accelerator.profile({.record_shapes = true});

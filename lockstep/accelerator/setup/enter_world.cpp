@@ -12,7 +12,8 @@
 namespace lockstep {
 namespace {
 
-/// Without a launcher that says so, every rank would start a thread for every core.
+/// Limits this rank's threads to its share of the cores, unless the launcher has set them.
+/// Otherwise every rank would start a thread for every core.
 void share_cores(const WorldSpec& world) {
   if (world.size == 1 || Environment::process().text("OMP_NUM_THREADS")) {
     return;

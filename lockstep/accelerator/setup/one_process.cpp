@@ -16,7 +16,8 @@ namespace lockstep {
 void run_on_process(const WorldSpec& world, int process, const std::function<void()>& body) {
   if (process < 0 || process >= world.size) {
     throw ConfigError(
-        "on_process", fmt::format("no process {}; expected 0 to {}", process, world.size - 1));
+        "on_process",
+        fmt::format("process {} does not exist; expected 0 to {}", process, world.size - 1));
   }
   if (world.rank == process) {
     body();
@@ -27,7 +28,8 @@ void run_on_local_process(const WorldSpec& world, int process, const std::functi
   if (process < 0 || process >= world.local_size) {
     throw ConfigError(
         "on_local_process",
-        fmt::format("no process {} on a host; expected 0 to {}", process, world.local_size - 1));
+        fmt::format(
+            "local process {} does not exist; expected 0 to {}", process, world.local_size - 1));
   }
   if (world.local_rank == process) {
     body();

@@ -28,7 +28,7 @@ void warn_of_emulated_bf16() {
     log_warning(
         "[accelerator] mixed_precision is bf16, and this CPU has no bf16 instructions: libtorch "
         "emulates them, which is several times slower than float32; set mixed_precision to no on "
-        "this machine (lockstep::cpu_has_bf16() tells a program which CPUs have them)");
+        "this machine (lockstep::cpu_has_bf16() reports whether a CPU has them)");
   });
 }
 
@@ -45,8 +45,8 @@ void check_rng_types(const AcceleratorOptions& options) {
     if (type == data::RngType::kGenerator) {
       throw ConfigError(
           "accelerator",
-          "rng_types cannot hold kGenerator: loaders have no generator, their order is a function "
-          "of seed and epoch; use kTorch for augmentation that draws from torch's");
+          "rng_types cannot contain kGenerator: loaders have no generator, since seed and epoch "
+          "determine their order; use kTorch for augmentation with torch's generator");
     }
   }
 }
@@ -101,7 +101,7 @@ at::Device choose_device(
   if (options.shared_parameters) {
     throw ConfigError(
         "accelerator",
-        "shared_parameters is for processes that train on CPUs; leave it out, or set cpu");
+        "shared_parameters needs processes that train on CPUs; turn it off, or set cpu");
   }
   const int index = world.local_rank % count;
   const at::Device device(*type, static_cast<at::DeviceIndex>(index));
@@ -109,7 +109,7 @@ at::Device choose_device(
   return device;
 }
 
-/// Collective if the settings depend on the number of processes of a host.
+/// Returns ZeRO's settings. Collective if they depend on the number of processes of a host.
 std::optional<ZeroPlugin> configured_zero(
     const RunContext& context, const Environment& environment) {
   ZeroFacts facts{.processes = context.size()};
@@ -125,7 +125,7 @@ std::optional<ZeroPlugin> configured_zero(
   return std::move(resolved.plugin);
 }
 
-/// Gives the project's two folders their one value each.
+/// Resolves the project's folders, which two options can set.
 void resolve_folders(AcceleratorOptions& options) {
   ProjectConfiguration& project = options.project_config;
   if (!project.project_dir.empty()) {
@@ -150,7 +150,7 @@ void check_project_numbers(const ProjectConfiguration& project) {
         "ProjectConfiguration", fmt::format("{} is {}; expected {}", what, got, expected));
   };
   if (project.total_limit && *project.total_limit < 1) {
-    refuse("total_limit", *project.total_limit, "1 or more, or none at all");
+    refuse("total_limit", *project.total_limit, "1 or more, or unset");
   }
   if (project.iteration < 0) {
     refuse("iteration", project.iteration, "0 or more");
@@ -166,10 +166,10 @@ bool resolve_resume(
   const ProjectConfiguration& project = options.project_config;
   bool resume = environment.boolean("LOCKSTEP_RESUME").value_or(false);
   if (resume && options.project_dir.empty() && world.restart_count > 0) {
-    // Only the launcher asked for it, which does not know what a program keeps.
+    // Only the launcher requested it, which does not know whether the program saves.
     log_warning(fmt::format(
-        "restart {} starts from the beginning: without AcceleratorOptions::project_dir there is no "
-        "checkpoint to go on from",
+        "restart {} starts from the beginning: without AcceleratorOptions::project_dir no "
+        "checkpoint exists to resume from; set it",
         world.restart_count));
     resume = false;
   }
@@ -184,8 +184,8 @@ bool resolve_resume(
   if (project.checkpointing_steps > 0 && !project.automatic_checkpoint_naming) {
     throw ConfigError(
         "ProjectConfiguration",
-        "checkpointing_steps needs automatic_checkpoint_naming: automatic saves are given no "
-        "folder; turn it on");
+        "checkpointing_steps needs automatic_checkpoint_naming, which names the folders of "
+        "automatic saves; turn it on");
   }
   return resume;
 }
@@ -234,7 +234,8 @@ RunContext run_in_group(AcceleratorOptions options, WorldSpec world, Group group
     throw ConfigError(
         "accelerator",
         fmt::format(
-            "the world says rank {} of {}, the group rank {} of {}",
+            "the world has rank {} of {}, but the group has rank {} of {}; pass the world and the "
+            "group of one job",
             world.rank,
             world.size,
             group.rank(),

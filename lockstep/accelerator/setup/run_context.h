@@ -18,7 +18,7 @@ struct RunContext {
   AcceleratorOptions options;
   WorldSpec world;
   Group group;
-  /// The connection below `group`; null in one process, and for a group of the program's own.
+  /// The connection below `group`; null in one process, and for a group that the program passed.
   std::shared_ptr<comm::RenewableTransport> transport;
   at::Device device = at::kCPU;
   Precision precision = Precision::kNo;

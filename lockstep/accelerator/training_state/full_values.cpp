@@ -50,8 +50,8 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
   if (!is_trained) {
     throw ConfigError(
         "full_values",
-        "only what the optimizer trains has full values; got a tensor that it does not; read a "
-        "frozen parameter within with_gathered_parameters");
+        "only trained parameters have full values; got a tensor that the optimizer does not train; "
+        "read a frozen parameter within with_gathered_parameters");
   }
   if (sharding == nullptr) {
     return {field(parameter), 0};
@@ -76,7 +76,7 @@ at::Tensor FullValues::full(const at::Tensor& parameter, const Part& part) const
           .copy_(offload::in_memory(part.values).flatten());
     }
   } catch (const std::exception& error) {
-    failure = error.what();  // Of a disk. The other ranks wait for this one.
+    failure = error.what();  // A disk may fail. The other ranks wait for this one.
   }
   if (anywhere(!failure.empty())) {
     throw ConfigError(
@@ -158,8 +158,8 @@ void FullValues::check_averaged() const {
   if (!averaged_) {
     throw ConfigError(
         "full_values",
-        "gradients are averaged at the end of an update's micro-steps in this stage, and each rank "
-        "has its own until then; call it after the backward of the boundary");
+        "gradients are not averaged yet: this stage averages them in the last micro-step of an "
+        "update; call it after the backward of the boundary");
   }
 }
 
@@ -232,8 +232,8 @@ void FullValues::set_state(
     throw ConfigError(
         "full_values",
         fmt::format(
-            "the optimizer has no '{}' of this parameter that could be set; state exists after "
-            "the first step, and only tensors with the parameter's shape can be set, no counts",
+            "the optimizer has no '{}' of this parameter that can be set; state exists after the "
+            "first step, and only tensors with the parameter's shape can be set, not counts",
             field));
   }
   write(part, copy_for(parameter, value));

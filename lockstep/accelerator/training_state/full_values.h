@@ -13,15 +13,15 @@
 
 namespace lockstep {
 
-/// Gives access to one trained parameter in full: its values in float32, its averaged gradient, or
-/// a field of its optimizer state ("exp_avg", "step"), to read or edit between `backward` and
-/// `step` or between two updates. It works in every stage of ZeRO, and without ZeRO.
+/// Reads and edits one trained parameter in full: its values in float32, its averaged gradient, or
+/// a field of its optimizer state ("exp_avg", "step"). Call it between `backward` and `step`, or
+/// between two updates. It works in every stage of ZeRO, and without ZeRO.
 ///
 /// Each call is collective: all ranks, in the same order, with the same parameter. A read costs an
 /// all-reduce of the parameter's size. Setting a parameter under ZeRO costs an all-gather of all
 /// trained parameters or, in stage 3, unsharding the parameters again. Throws ConfigError on all
 /// ranks for values that no rank has, and for values that one rank cannot read. Not thread-safe.
-/// After deepspeed.utils.safe_get_full_* and safe_set_full_*.
+/// Modelled on deepspeed.utils.safe_get_full_* and safe_set_full_*.
 class FullValues {
  public:
   /// `loss_scale`: the factor of gradients until `step`; gradients passed in or out do not have it.
@@ -58,13 +58,14 @@ class FullValues {
 
   Part part_of(const at::Tensor& parameter, const Field& field) const;
   at::Tensor full(const at::Tensor& parameter, const Part& part) const;
-  /// Optimizer state that each rank with a slice of the parameter has in full: row and column sums.
+  /// Returns optimizer state that each rank with a slice of the parameter has in full: row and
+  /// column sums.
   at::Tensor replicated(const at::Tensor& parameter, const Part& part) const;
   void check_averaged() const;
   /// Returns a copy of the full `value`, on all ranks. Throws ConfigError unless it has the shape
   /// of `parameter`.
   static at::Tensor copy_for(const at::Tensor& parameter, const at::Tensor& value);
-  /// `own`: such a copy.
+  /// `own`: a copy of the full value.
   void write(const Part& part, const at::Tensor& own) const;
   Field state_field(const std::string& name) const;
   bool anywhere(bool here) const;

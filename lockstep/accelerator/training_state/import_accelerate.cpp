@@ -30,7 +30,7 @@ using storage::in_quotes;
 
 constexpr uint64_t kMaxJsonBytes = 100'000'000;
 
-/// Options of torch's optimizers that say how to compute, or that the optimizer's type says.
+/// Options of torch's optimizers that change no number, or that the optimizer's type implies.
 constexpr std::array kDropped = {
     "params",
     "param_names",
@@ -41,9 +41,9 @@ constexpr std::array kDropped = {
     "differentiable",
     "decoupled_weight_decay"};
 
-/// Converts all of a folder's optimizers and schedulers. The folder is an argument, and no part of
-/// the program, so that it needs no quoting for Python; weights_only, so that converting runs no
-/// code of the files' either.
+/// Converts all of a folder's optimizers and schedulers. The folder is an argument, not part of the
+/// program, so that it needs no quoting for Python; weights_only, so that converting runs no code
+/// of the files' either.
 constexpr std::string_view kConversion =
     R"(python -c 'import glob, json, sys, torch; from safetensors.torch import save_file; )"
     R"(load = lambda p: torch.load(p, map_location="cpu", weights_only=True); )"
@@ -74,8 +74,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-/// The two names of a file of the `index`th of something: as Accelerate pickles it, and as it can
-/// be read.
+/// The two names of an object's file: Accelerate's pickle, and the file that Lockstep can read.
 struct FileNames {
   std::string pickle;
   std::string readable;
@@ -92,7 +91,7 @@ FileNames scheduler_names(size_t index) {
   return {stem + ".bin", stem + ".json"};
 }
 
-/// Throws CheckpointError unless there are `expected` of them in the folder.
+/// Throws CheckpointError unless the folder has `expected` objects of this kind.
 void check_count(
     const fs::path& folder, const char* what, FileNames (*names_of)(size_t), size_t expected) {
   const auto is_there = [&](size_t index) {
@@ -111,7 +110,7 @@ void check_count(
   }
 }
 
-/// `path`, or how to make it.
+/// Returns `path`. Throws CheckpointError with the command that creates it if it does not exist.
 fs::path converted(const fs::path& path) {
   if (!storage::name_exists(path)) {
     throw CheckpointError(
@@ -127,12 +126,13 @@ fs::path converted(const fs::path& path) {
 json read_object(const fs::path& path) {
   json value = storage::parse_json(path.string(), storage::read_file(path, kMaxJsonBytes));
   if (!value.is_object()) {
-    throw CheckpointError(path.string(), "is no state of Accelerate's; expected a JSON object");
+    throw CheckpointError(path.string(), "is not a state of Accelerate; expected a JSON object");
   }
   return value;
 }
 
-/// The names of the parameters that Python's optimizer counts 0, 1, ... through its groups.
+/// Returns the names of the parameters that Python's optimizer numbers 0, 1, ... through its
+/// groups.
 std::vector<std::string> counted_names(
     const std::string& path,
     const json& groups,
@@ -146,7 +146,7 @@ std::vector<std::string> counted_names(
             parameters.size()));
   }
   std::vector<std::string> names;
-  std::vector<std::string> given;  // Where named_parameters() were given to Python's optimizer.
+  std::vector<std::string> given;  // The names that Python's optimizer stored, if any.
   for (size_t i = 0; i < groups.size(); ++i) {
     const json params = groups[i].is_object() ? groups[i].value("params", json()) : json();
     if (!params.is_array() || params.size() != parameters[i].size()) {
@@ -162,7 +162,10 @@ std::vector<std::string> counted_names(
       if (params[k] != names.size()) {
         throw CheckpointError(
             path,
-            fmt::format("counts its parameters in no order that is known: {}", params.dump()));
+            fmt::format(
+                "numbers its parameters in an unknown order: {}; expected 0, 1, 2, ... through the "
+                "groups",
+                params.dump()));
       }
       names.push_back(parameters[i][k]);
     }
@@ -174,8 +177,8 @@ std::vector<std::string> counted_names(
                                                                                      : names;
 }
 
-/// One group with the options that `own`, the program's, has as well, and those that neither side
-/// can do without.
+/// Returns the options of one group. Omits those that are dropped, or false and not in `own`, the
+/// program's.
 json options_of(const json& group, const json& own) {
   json options = json::object();
   for (const auto& [name, value] : group.items()) {
@@ -317,7 +320,7 @@ ImportedState import_accelerate(const fs::path& folder, const ImportTarget& targ
   }
   for (const std::string& name : names_in(folder)) {
     if (!used.contains(name)) {
-      state.left_out.push_back(name);
+      state.not_imported.push_back(name);
     }
   }
   return state;

@@ -37,10 +37,10 @@ struct ImportedState {
   std::vector<std::filesystem::path> models;  ///< Weights, for check_checkpoint_in_model.
   std::vector<Optimizer> optimizers;
   std::vector<nlohmann::json> schedulers;  ///< Input of Scheduler::check_state.
-  std::vector<std::string> left_out;       ///< Files that were not read, for a warning; sorted.
+  std::vector<std::string> not_imported;   ///< Files that were not read, for a warning; sorted.
 };
 
-/// Returns whether `folder` looks like Accelerate's save_state and is no Lockstep checkpoint.
+/// Returns whether `folder` looks like Accelerate's save_state and is not a Lockstep checkpoint.
 bool is_accelerate_folder(const std::filesystem::path& folder);
 
 /// Reads a folder that Accelerate's `save_state` wrote. Model weights are read directly. Optimizers
@@ -48,7 +48,7 @@ bool is_accelerate_folder(const std::filesystem::path& folder);
 /// converts them to: `optimizer(_i).safetensors`, `optimizer(_i).json` and `scheduler(_i).json`. No
 /// pickle is read, because reading one runs code in it: if those files are missing, or weights are
 /// pickled, a CheckpointError gives the command. Random states, loader positions, a loss scaler and
-/// custom objects are pickles, too, and are not imported: `left_out` names their files.
+/// custom objects are pickles, too, and are not imported: `not_imported` names their files.
 ///
 /// Optimizer state is assigned to parameters by name if Python's optimizer stored names that match
 /// the program's; else by order, which must be the program's order. Python options that change no

@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, ImportAccelerate, testing::ValuesIn(kCases)
   return test.param.name;
 });
 
-TEST_P(ImportAccelerate, GoesOnAsPythonDid) {
+TEST_P(ImportAccelerate, ContinuesAsPythonDid) {
   const Folder folder(GetParam().folder);
   const Net net;
   const OptimizerPointer optimizer = GetParam().make(net);
@@ -225,10 +225,10 @@ TEST(ImportAccelerateState, CountsUpdatesAndStepsOfTheSchedule) {
   EXPECT_EQ(
       state.schedulers.at(0),
       (json{{"steps", 2}, {"counted", 3}, {"base_rates", {{0.1}}}, {"schedule", "some name"}}));
-  EXPECT_THAT(state.left_out, ElementsAre("random_states_0.pkl"));
+  EXPECT_THAT(state.not_imported, ElementsAre("random_states_0.pkl"));
 }
 
-TEST(ImportAccelerateState, KnowsAPlateau) {
+TEST(ImportAccelerateState, ImportsAPlateau) {
   const Net net;
   const OptimizerPointer sgd = kCases[4].make(net);
   Folder folder("sgd");
@@ -248,7 +248,7 @@ TEST(ImportAccelerateState, KnowsAPlateau) {
 }
 
 /// AdamW's case was made with named_parameters().
-TEST(ImportAccelerateState, GoesByNamesWherePythonKnewThem) {
+TEST(ImportAccelerateState, MatchesByNameIfPythonSavedNames) {
   const Net net;
   const OptimizerPointer optimizer = kCases[1].make(net);
   const Folder folder("adamw");
@@ -303,7 +303,7 @@ TEST(ImportAccelerateState, RefusesAnotherProgramsState) {
   refuses(folder, fewer, "holds 6 parameters in group 0; this program's optimizer has 5 there");
 
   folder.replace_in("optimizer.json", "[0, 1, 2", "[0, 1, 9");
-  refuses(folder, target_of(net, *adam), "in no order that is known");
+  refuses(folder, target_of(net, *adam), "numbers its parameters in an unknown order");
   Folder none("adam");
   none.replace_in("optimizer.json", "{", "[{");
   refuses(none, target_of(net, *adam), "optimizer.json");
@@ -376,7 +376,7 @@ bool python_has(const std::string& modules) {
   return !python.empty() && shell(python + " -c 'import " + modules + "'").second == 0;
 }
 
-TEST(ImportAccelerateState, TheCommandsThatItGivesOneByOneConvertAFolderWithPickledWeights) {
+TEST(ImportAccelerateState, ThePrintedCommandsConvertAFolderWithPickledWeights) {
   if (!python_has("torch, safetensors")) {
     GTEST_SKIP() << "LOCKSTEP_PYTHON names no Python that has torch and safetensors";
   }

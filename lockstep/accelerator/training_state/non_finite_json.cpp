@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr const char* kMark = "lockstep.non_finite";
 
-/// An object that the user made look like one of ours is marked itself.
+/// Returns whether a value looks like a mark. A user's object that does is marked itself.
 bool is_marked(const json& value) {
   return value.is_object() && value.size() == 1 && value.contains(kMark);
 }

@@ -74,7 +74,7 @@ class SavedHeavyBall : public HeavyBall {
   }
 };
 
-TEST(OwnOptimizer, WithStateDictGoesOnBitForBit) {
+TEST(OwnOptimizer, WithStateDictResumesBitExactly) {
   for (const bool pointer : {false, true}) {
     const TestFolder folder;
     const auto train = [&](Accelerator& accelerator, bool resumes) {
@@ -131,7 +131,7 @@ TEST(OwnOptimizer, WithoutStateDictIsRefusedBeforeTrainingWhereItWouldBeSaved) {
   });
 }
 
-TEST(OwnOptimizer, DoesNotTakeWhatAnotherKindHasSaved) {
+TEST(OwnOptimizer, RefusesTheStateOfAnotherKind) {
   const TestFolder folder;
   const auto with = [&](auto make, const std::function<void(Accelerator&)>& then) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
@@ -156,7 +156,8 @@ TEST(OwnOptimizer, DoesNotTakeWhatAnotherKindHasSaved) {
     EXPECT_THAT(
         [&] { accelerator.load_state(folder / "adam"); },
         ThrowsMessage<CheckpointError>(
-            HasSubstr("holds the state of \"Adam\"; this program's optimizer has a state_dict()")));
+            HasSubstr("holds the state of \"Adam\"; this program's optimizer has its own "
+                      "state_dict()")));
   });
 }
 

@@ -33,8 +33,8 @@ std::function<void()> check_own_optimizer(
     throw CheckpointError(
         (reader.path() / (stem + ".json")).string(),
         fmt::format(
-            "holds the state of {}; this program's optimizer has a state_dict() of its own, and "
-            "expects what that saved",
+            "holds the state of {}; this program's optimizer has its own state_dict(), and expects "
+            "a state that it saved",
             type.dump()));
   }
   ObjectState saved(with_non_finite(settings.at("state")), reader.tensors(stem + ".safetensors"));
@@ -47,11 +47,10 @@ void expect_readable_state(
     throw ConfigError(
         where,
         fmt::format(
-            "{}, and this optimizer's state cannot be read; expected one of lockstep::optim's, "
-            "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or a class of your own with "
+            "{}, but this optimizer's state cannot be read; expected one of lockstep::optim's, "
+            "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or your own class with "
             "`lockstep::ObjectState state_dict() const` and `void load_state_dict(const "
-            "lockstep::ObjectState&)`, passed to prepare as that class and not as "
-            "torch::optim::Optimizer",
+            "lockstep::ObjectState&)`, passed to prepare() with its own type",
             need));
   }
 }

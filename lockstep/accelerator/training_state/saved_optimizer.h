@@ -21,8 +21,8 @@ void add_own_optimizer(
 std::function<void()> check_own_optimizer(
     const AnyCheckpointable& optimizer, const checkpoint::Reader& reader, const std::string& stem);
 
-/// ConfigError, in the name of `where`, for an optimizer whose state cannot be read: of an unknown
-/// class without state_dict(). `need` is the reason: "this run has a project_dir".
+/// Throws ConfigError, in the name of `where`, for an optimizer whose state cannot be read: of an
+/// unknown class without state_dict(). `need` is the reason: "this run has a project_dir".
 void expect_readable_state(
     torch::optim::Optimizer& optimizer, const std::string& where, const std::string& need);
 

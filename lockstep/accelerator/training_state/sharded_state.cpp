@@ -125,15 +125,18 @@ SavedPart read_part(
     throw CheckpointError(
         path,
         fmt::format(
-            "is not on host {}: each host has saved what its own ranks had; start the ranks on the "
-            "hosts where they were when it was saved, or copy this file and its checkpoint there",
+            "is not on host {}: each host saved only the files of its own ranks; start the ranks "
+            "on the hosts that saved the checkpoint, or copy the missing file to this host",
             describe_machine().system.host));
   }
   const auto metadata = reader.open_tensors(file).metadata();
   const auto text = metadata.find(storage::kPartKey);
   if (text == metadata.end()) {
     throw CheckpointError(
-        path, fmt::format("does not say what it is a part of ({})", storage::kPartKey));
+        path,
+        fmt::format(
+            "has no metadata '{}', which lists its shard slices; load a file that save_state wrote",
+            storage::kPartKey));
   }
   storage::Slices slices = storage::parse_slices(path, text->second);
   NamedTensors own = reader.tensors(file);
@@ -199,8 +202,8 @@ ModelShards own_model_part(
     }
     for (zero::ShardSlice& shard_slice : sharding.slices().saved(item.tensor)) {
       parts.current.push_back({item.name, shard_slice.values});
-      if (sharding.slices().is_kept_in_8_bits(item.tensor)) {
-        parts.packed.push_back(shard_slice);
+      if (sharding.slices().is_quantized(item.tensor)) {
+        parts.quantized.push_back(shard_slice);
       }
       shard_slices[item.name] = std::move(shard_slice);
     }
@@ -215,7 +218,7 @@ ModelShards own_model_part(
       item.tensor = item.tensor.to(shard_slice->second.parameter.scalar_type()).to(saved);
     }
   }
-  for (NamedTensor& item : reader.tensors(storage::state_files::undivided(stem))) {
+  for (NamedTensor& item : reader.tensors(storage::state_files::unsharded(stem))) {
     parts.saved.push_back(std::move(item));
   }
   return parts;
@@ -278,7 +281,7 @@ void add_sharded_model(
     }
   }
   if (where.on_each_host && where.leads) {
-    contents.add_tensors(storage::state_files::undivided(stem), std::move(unsharded));
+    contents.add_tensors(storage::state_files::unsharded(stem), std::move(unsharded));
   }
   add_part(contents, stem, sharding, std::move(own), slices, where);
 }
@@ -312,8 +315,8 @@ ModelShards own_model_shards(
       }
       shard_slices.saved.push_back(
           {item.name, is_own ? part.to(shard_slice.values.scalar_type()) : part});
-      if (sharding.slices().is_kept_in_8_bits(item.tensor)) {
-        shard_slices.packed.push_back(shard_slice);
+      if (sharding.slices().is_quantized(item.tensor)) {
+        shard_slices.quantized.push_back(shard_slice);
       }
     }
     if (sharding.slices().has_masters_of(item.tensor)) {

@@ -44,7 +44,7 @@ void add_sharded_model(
 /// Returns whether `stem` was saved on each host, in parts.
 bool is_in_parts(const checkpoint::Reader& reader, const std::string& stem);
 
-/// Returns the optimizer state that this rank saved on its host, in the form of own_slices.
+/// Returns the optimizer state that this rank saved on its host, in the form of own_slices. Throws
 /// CheckpointError, naming the file and the host, if it is on another host, or was sharded
 /// differently.
 NamedTensors own_optimizer_part(
@@ -55,7 +55,7 @@ NamedTensors own_optimizer_part(
 
 /// A model's tensors and their saved values, as this rank has them. A sharded parameter, or one
 /// with an fp32 master, becomes this rank's 1-D shard slice on both sides; one that only other
-/// ranks own is left out. Values saved in the parameter's own dtype stay in that dtype. Unless
+/// ranks own is omitted. Values saved in the parameter's own dtype stay in that dtype. Unless
 /// `from_fp32_weights`, a master is the parameter's value rounded to its dtype. Values that do not
 /// fit stay as they are, to be refused.
 struct ModelShards {
@@ -63,8 +63,8 @@ struct ModelShards {
   NamedTensors saved;
   /// Parameters with masters that this rank has in full, and their saved values.
   std::vector<std::pair<at::Tensor, at::Tensor>> full_parameters = {};
-  /// The copies among `current` for Sharding::pack.
-  std::vector<zero::ShardSlice> packed = {};
+  /// The copies among `current` for Sharding::store_quantized.
+  std::vector<zero::ShardSlice> quantized = {};
 };
 ModelShards own_model_shards(
     const NamedTensors& current,
@@ -73,8 +73,8 @@ ModelShards own_model_shards(
     bool from_fp32_weights);
 
 /// Does the same for a state saved on each host, in parts. The list of full parameters is empty:
-/// with masters, the ranks get their parameters from Sharding::gather_parameters. CheckpointError
-/// as above.
+/// with masters, the ranks get their parameters from Sharding::gather_parameters. Throws
+/// CheckpointError as above.
 ModelShards own_model_part(
     const checkpoint::Reader& reader,
     const std::string& stem,

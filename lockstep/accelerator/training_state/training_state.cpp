@@ -51,7 +51,7 @@ NamedTensors random_states(at::Device device) {
 
 namespace {
 
-/// ZeRO saves fp32 masters of what has 16 bits.
+/// Returns whether `saved` is an fp32 master, which ZeRO saves for a 16-bit parameter.
 bool is_master(const at::Tensor& saved, const at::Tensor& current) {
   return saved.scalar_type() == at::kFloat &&
          (current.scalar_type() == at::kHalf || current.scalar_type() == at::kBFloat16);
@@ -100,14 +100,15 @@ std::function<void()> check_model(
     const std::string differences = fmt::format(
         "missing: [{}], unexpected: [{}]", fmt::join(missing, ", "), fmt::join(unexpected, ", "));
     if (strict) {
-      throw CheckpointError(path, "is of another model; " + differences);
+      throw CheckpointError(path, "belongs to another model; " + differences);
     }
-    log_warning(fmt::format("{} is of another model, and loaded in part; {}", path, differences));
+    log_warning(
+        fmt::format("{} belongs to another model, and is loaded in part; {}", path, differences));
   }
   if (rounded > 0) {
     log_warning(fmt::format(
-        "{} holds fp32 values of {} tensors that are trained in 16 bits here, without masters: "
-        "they are rounded; ZeRO's stages 1 to 3 keep them",
+        "{} holds fp32 values of {} tensors that this program trains in 16 bits without masters: "
+        "the values are rounded; use ZeRO stages 1 to 3 to keep fp32 masters",
         path,
         rounded));
   }
@@ -136,7 +137,7 @@ std::function<void()> check_loader(
 
 namespace {
 
-/// Returns a number of a generator in that state, different for each `stream`.
+/// Returns a seed from a generator in that state, different for each `stream`.
 uint64_t seed_of_stream(const at::Tensor& state, int stream) {
   at::Generator generator = at::detail::createCPUGenerator();
   generator.set_state(state);
@@ -252,7 +253,8 @@ std::function<void()> check_gradients(
              other.tensor.scalar_type() == item.tensor.scalar_type();
     });
     if (owner == parameters.end()) {
-      throw CheckpointError(path, "is the gradient of no parameter of this program", item.name);
+      throw CheckpointError(
+          path, "is a gradient that fits no parameter of this program", item.name);
     }
     pairs.emplace_back(
         owner->tensor,

@@ -20,7 +20,7 @@ namespace lockstep {
 /// CheckpointError for a state that does not fit this program, and returns a function that applies
 /// it.
 
-/// Parameters and buffers, each tensor once even if it has several names.
+/// Returns parameters and buffers, each tensor once even if it has several names.
 NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers);
 
 /// Returns the state of torch's default CPU generator.
@@ -38,9 +38,9 @@ std::function<void()> check_model(
 std::function<void()> check_loader(
     const std::shared_ptr<data::LoaderCore>& loader, const SavedPosition& saved);
 
-/// `stream` 0: the random numbers continue as saved. Else: a separate stream, derived from the
-/// saved state and `stream`, for processes that did not exist when it was saved. A state saved on a
-/// CPU leaves that of a CUDA `device` unchanged, and vice versa.
+/// Checks random states. `stream` 0: the random numbers continue as saved. Else: a separate stream,
+/// derived from the saved state and `stream`, for processes that did not exist when it was saved. A
+/// state saved on a CPU leaves that of a CUDA `device` unchanged, and vice versa.
 std::function<void()> check_random_state(
     const NamedTensors& saved, int stream, const std::string& path, at::Device device = at::kCPU);
 
@@ -55,8 +55,8 @@ NamedTensors gradients_of(const NamedTensors& parameters);
 std::function<void()> check_gradients(
     const NamedTensors& parameters, const NamedTensors& saved, const std::string& path);
 
-/// Either all ranks continue, or all throw `could_not` with the failure of the first rank that had
-/// one. Collective.
+/// Throws CheckpointError on all ranks if one of them has a `failure`. `could_not`: the verb of the
+/// message. Collective.
 void throw_together(
     Group& group,
     const std::string& failure,

@@ -54,7 +54,7 @@ TEST(GatherForMetrics, SeesEverySampleOfAStreamOnce) {
   }
 }
 
-TEST(GatherForMetrics, GoesByTheInnermostLoaderAndMayBeCalledSeveralTimes) {
+TEST(GatherForMetrics, UsesTheInnermostLoaderAndMayBeCalledSeveralTimes) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     const at::Tensor five = at::arange(5), seven = at::arange(7);
     auto [outer, inner] = accelerator.prepare(
@@ -95,7 +95,7 @@ TEST(GatherForMetrics, TakesRaggedPredictionsOnceTheyArePadded) {
   });
 }
 
-TEST(GatherForMetrics, OneValueARankIsNoSampleThoughABatchHasOneRow) {
+TEST(GatherForMetrics, OneValueARankIsNotASampleThoughABatchHasOneRow) {
   accelerated_ranks(2, {.even_batches = false}, [](Accelerator& accelerator) {
     const at::Tensor rows = at::arange(5);
     auto loader =

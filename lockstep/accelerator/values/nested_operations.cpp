@@ -49,7 +49,7 @@ int64_t batch_size_of(const std::vector<at::Tensor>& tensors) {
       return tensor.size(0);
     }
   }
-  throw ConfigError("find_batch_size", "no tensor with a dimension 0 in this value");
+  throw ConfigError("find_batch_size", "the value has no tensor with a dimension 0");
 }
 
 std::pair<int64_t, int64_t> share_of(int64_t size, int rank, int world) {
@@ -74,10 +74,10 @@ at::Tensor split_between_processes(
   return at::cat({share, inputs.slice(0, size - 1, size)});
 }
 
-void refuse_unequal_lengths(const char* where, int64_t first, int64_t other) {
+void refuse_unequal_lengths(const char* what, int64_t first, int64_t other) {
   throw ConfigError(
       "nested values",
-      fmt::format("{} must be equally many, and at least one; got {} and {}", where, first, other));
+      fmt::format("{} must be equal, and at least 1; got {} and {}", what, first, other));
 }
 
 void check_same_values(Group& group, const char* operation, const std::string& description) {
@@ -94,8 +94,8 @@ void check_same_values(Group& group, const char* operation, const std::string& d
   }
   throw ConfigError(
       operation,
-      "processes pass different values; every one must pass the same structure, shapes and dtypes "
-      "(pad_across_processes makes sizes equal):" +
+      "processes pass different values; every process must pass the same structure, shapes and "
+      "dtypes (pad_across_processes makes sizes equal):" +
           each);
 }
 

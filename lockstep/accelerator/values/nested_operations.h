@@ -51,7 +51,7 @@ concept NestedTensors = detail::only_tensors<T>();
 
 // --- parts of the functions below, for one tensor
 
-/// "Float[2, 3]", without sizes "Float of 2 dimensions"; "undefined".
+/// Returns "Float[2, 3]", without sizes "Float of 2 dimensions"; "undefined".
 std::string describe_tensor(const at::Tensor& tensor, bool with_sizes = true);
 at::Tensor slice_tensor(const at::Tensor& tensor, int64_t begin, int64_t end);
 at::Tensor concatenate_tensors(const std::vector<at::Tensor>& parts, int64_t dim);
@@ -63,7 +63,7 @@ int64_t batch_size_of(const std::vector<at::Tensor>& tensors);
 std::pair<int64_t, int64_t> share_of(int64_t size, int rank, int world);
 /// Returns how many items the largest share has more than this one; 0 or 1.
 int64_t share_padding(int64_t size, int rank, int world);
-[[noreturn]] void refuse_unequal_lengths(const char* where, int64_t first, int64_t other);
+[[noreturn]] void refuse_unequal_lengths(const char* what, int64_t first, int64_t other);
 
 /// Throws ConfigError on every rank, with each rank's `description`, unless all are equal.
 /// Collective.
@@ -124,15 +124,15 @@ void check_same_values(
   }
 }
 
-/// Returns views of rows [begin, end) of every tensor; rows past a tensor's end are left out.
+/// Returns views of rows [begin, end) of every tensor; rows past a tensor's end are omitted.
 template <typename T>
 T slice_tensors(const T& value, int64_t begin, int64_t end) {
   return data::map_tensors(
       value, [&](const at::Tensor& tensor) { return slice_tensor(tensor, begin, end); });
 }
 
-/// Concatenates the values along `dim`, tensor by tensor. Leaves that are no tensors are taken from
-/// the first value. Throws ConfigError for an empty list, or if structures differ.
+/// Concatenates the values along `dim`, tensor by tensor. Leaves that are not tensors are taken
+/// from the first value. Throws ConfigError for an empty list, or if structures differ.
 template <typename T>
 T concatenate(const std::vector<T>& values, int64_t dim = 0) {
   std::vector<std::vector<at::Tensor>> parts;
@@ -140,7 +140,7 @@ T concatenate(const std::vector<T>& values, int64_t dim = 0) {
     const std::vector<at::Tensor> tensors = data::tensors_of(value);
     if (!parts.empty() && tensors.size() != parts.size()) {
       refuse_unequal_lengths(
-          "concatenate: tensors in each value",
+          "concatenate: the numbers of tensors in the values",
           static_cast<int64_t>(parts.size()),
           static_cast<int64_t>(tensors.size()));
     }
@@ -150,7 +150,7 @@ T concatenate(const std::vector<T>& values, int64_t dim = 0) {
     }
   }
   if (values.empty()) {
-    refuse_unequal_lengths("concatenate: values", 1, 0);
+    refuse_unequal_lengths("concatenate: the numbers of values", 1, 0);
   }
   size_t next = 0;
   return data::map_tensors(
@@ -199,7 +199,7 @@ std::map<Key, Value> split_between_processes(
   for (const auto& [key, value] : inputs) {
     if (length(value) != length(inputs.begin()->second)) {
       refuse_unequal_lengths(
-          "split_between_processes: the map's values",
+          "split_between_processes: the lengths of the map's values",
           length(inputs.begin()->second),
           length(value));
     }

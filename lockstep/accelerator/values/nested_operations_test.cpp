@@ -64,7 +64,7 @@ TEST(NestedOperations, VectorsOfDifferentLengthsAreAnErrorOnAllRanks) {
   });
 }
 
-TEST(DebugMode, NamesWhatEachProcessPassed) {
+TEST(DebugMode, NamesTheArgumentOfEachProcess) {
   accelerated_ranks(2, {.debug = true}, [](Accelerator& accelerator) {
     std::map<std::string, at::Tensor> value;
     value[accelerator.is_main_process() ? "loss" : "accuracy"] = at::ones({2});

@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// `op`: the operation that the other ranks take part in meanwhile.
+/// Throws ConfigError for an undefined tensor. `op`: the operation that the other ranks are in.
 void require_defined(Group& group, comm::Op op, const char* where, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     group.refuse(op, tensor);
@@ -32,13 +32,13 @@ at::Tensor padded(
   }
   std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
   sizes[static_cast<size_t>(dim)] = size;
-  at::Tensor whole = at::full(sizes, pad_index, tensor.options());
+  at::Tensor result = at::full(sizes, pad_index, tensor.options());
   const int64_t begin = pad_first ? size - tensor.size(dim) : 0;
-  whole.narrow(dim, begin, tensor.size(dim)).copy_(tensor);
-  return whole;
+  result.narrow(dim, begin, tensor.size(dim)).copy_(tensor);
+  return result;
 }
 
-/// CBOR, since JSON's text would turn NaN and infinities into null.
+/// Encodes a value as CBOR, since JSON text would turn NaN and infinities into null.
 std::string packed(const nlohmann::json& value) {
   std::string bytes;
   nlohmann::json::to_cbor(value, bytes);

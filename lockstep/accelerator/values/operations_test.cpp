@@ -101,7 +101,7 @@ void expect_refusal(
   });
 }
 
-TEST(Operations, WhatOneRankRefusesTheOthersHearOf) {
+TEST(Operations, ARefusalOfOneRankIsReportedToTheOthers) {
   expect_refusal(
       [](Group& group) {
         gather_rows(group, at::ones({group.rank() == 1 ? 1 : 2}), {2, 2}, {2, 2});

@@ -26,7 +26,7 @@ NamedTensors narrow_and_frozen() {
       {"weight", at::ones({3}, at::kBFloat16).set_requires_grad(true)}, {"frozen", at::ones({3})}};
 }
 
-TEST(LowPrecisionPolicy, SumsAreHeldWideWhereNothingIsAveragedBefore) {
+TEST(LowPrecisionPolicy, SumsAreInFp32IfNothingIsAveragedBefore) {
   ZeroPlugin plugin{.stage = 1};
   EXPECT_TRUE(low_precision_policy(plugin).fp32_masters);
   EXPECT_FALSE(low_precision_policy(plugin).fp32_gradients);
@@ -100,7 +100,7 @@ at::Tensor trained_in_uneven_groups(const ZeroPlugin& plugin) {
   return weights;
 }
 
-TEST(LowPrecisionPolicy, WhatIsHeldIsScaledWhereAGroupIsAShortOne) {
+TEST(LowPrecisionPolicy, AccumulatedGradientsAreScaledForAShortGroup) {
   const at::Tensor averages = trained_in_uneven_groups({.stage = 2});
   const at::Tensor held = trained_in_uneven_groups(
       {.stage = 1, .grad_accum_dtype = at::kFloat, .communication_data_type = at::kFloat});

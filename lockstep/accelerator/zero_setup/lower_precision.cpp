@@ -32,14 +32,13 @@ bool is_torchs(const std::string& name) {
   return cpp_name(name).starts_with("torch::nn::");
 }
 
-/// The module that a parameter belongs to itself: neither names of modules nor of parameters have
-/// dots.
+/// Returns the module that owns a parameter: neither names of modules nor of parameters have dots.
 std::string owner_of(const std::string& parameter) {
   const size_t dot = parameter.rfind('.');
   return dot == std::string::npos ? "" : parameter.substr(0, dot);
 }
 
-/// The parameters of modules of one class.
+/// Returns the parameters of modules of one class.
 NamedTensors own_parameters(
     const NamedTensors& parameters, const NamedClasses& modules, const std::string& name) {
   std::set<std::string> paths;
@@ -79,15 +78,13 @@ void check_lower_precision(
     });
     any = any || is_there;
     if (!is_there && is_torchs(name) && (any || &name != &classes.back())) {
-      continue;  // Lists such as DeepSpeed's name layers for whatever model.
+      continue;  // DeepSpeed's list names layers of many models.
     }
     if (!is_there) {
       throw ConfigError(
           where,
           fmt::format(
-              "{} lists classes of the model's modules; got \"{}\", which none of them is, "
-              "expected "
-              "some of {}; leave it out",
+              "{} needs classes of the model's modules; got \"{}\", expected some of {}; remove it",
               option,
               name,
               fmt::join(known, ", ")));
@@ -96,9 +93,8 @@ void check_lower_precision(
       throw ConfigError(
           where,
           fmt::format(
-              "{} is about the parameters that a module has itself; got \"{}\", which has none, "
-              "nor "
-              "do those count that modules within it have; list these modules' classes, of {}",
+              "{} needs classes whose modules have parameters themselves; got \"{}\", which has "
+              "none itself; use the classes of the modules within it, from {}",
               option,
               name,
               fmt::join(known, ", ")));

@@ -18,9 +18,9 @@ namespace lockstep {
 /// Python packages never do.
 bool is_of_class(const std::string& type, const std::string& name);
 
-/// ConfigError, in the name of `where`, for a class that no module has, or only modules without own
-/// parameters. Classes of torch.nn that the model lacks are accepted if it has another listed one.
-/// `option`: the option that lists them. Local.
+/// Throws ConfigError, in the name of `where`, for a class that no module has, or only modules
+/// without own parameters. Classes of torch.nn that the model lacks are accepted if it has another
+/// listed one. `option`: the option that lists them. Local.
 void check_lower_precision(
     const std::vector<std::string>& classes,
     const NamedTensors& parameters,
@@ -28,8 +28,8 @@ void check_lower_precision(
     const std::string& where,
     const std::string& option);
 
-/// Returns the own parameters of modules of these classes. ConfigError, in the name of prepare, as
-/// check_lower_precision, and for a dtype that is not a 16-bit type.
+/// Returns the own parameters of modules of these classes. Throws ConfigError, in the name of
+/// prepare, as check_lower_precision, and for a dtype that is not a 16-bit type.
 flat::CommDtypes comm_dtypes(
     const LowerPrecisionModules& lower,
     const NamedTensors& parameters,

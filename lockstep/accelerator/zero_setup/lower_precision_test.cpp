@@ -92,17 +92,17 @@ TEST(LowerPrecision, AClassThatSaysNothingIsAnErrorThatListsThoseThereAre) {
         check_lower_precision(
             {"torch.nn.Conv1d", "torch.nn.Conv2d"}, parameters, modules, "prepare", "the.key");
       },
-      ThrowsMessage<ConfigError>(HasSubstr("got \"torch.nn.Conv2d\", which none of them is")));
+      ThrowsMessage<ConfigError>(HasSubstr("got \"torch.nn.Conv2d\", expected some of")));
   EXPECT_THAT(
       check("Conv2d"),
       ThrowsMessage<ConfigError>(::testing::AllOf(
-          HasSubstr("[ds.json:3:4] the.key lists classes of the model's modules; got "
-                    "\"Conv2d\", which none of them is"),
+          HasSubstr("[ds.json:3:4] the.key needs classes of the model's modules; got "
+                    "\"Conv2d\", expected some of"),
           HasSubstr(
               "torch::nn::LayerNormImpl, torch::nn::LinearImpl, torch::nn::SequentialImpl"))));
   EXPECT_THAT(
       check("Sequential"),
-      ThrowsMessage<ConfigError>(HasSubstr("got \"Sequential\", which has none")));
+      ThrowsMessage<ConfigError>(HasSubstr("got \"Sequential\", which has none itself")));
   EXPECT_THAT(
       [&] { comm_dtypes({.classes = {"Linear"}, .dtype = at::kFloat}, parameters, modules); },
       ThrowsMessage<ConfigError>(HasSubstr("got the dtype Float")));

@@ -25,8 +25,7 @@ RequestedZero requested_zero(const AcceleratorOptions& options, const Environmen
       (options.zero ? 1 : 0) + (options.fsdp_plugin ? 1 : 0) + (options.deepspeed_plugin ? 1 : 0);
   if (given > 1) {
     throw ConfigError(
-        "accelerator",
-        "zero, fsdp_plugin and deepspeed_plugin all say how the model is sharded; give one");
+        "accelerator", "zero, fsdp_plugin and deepspeed_plugin all configure sharding; give one");
   }
   if (options.fsdp_plugin) {
     return {.fsdp = options.fsdp_plugin, .resolved = {}};
@@ -106,7 +105,7 @@ void check_partition(const ZeroPlugin& zero, int processes) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "processes cannot be divided into groups that keep second copies; got "
+            "the processes cannot be divided into groups of zero_hpz_partition_size; got "
             "zero_hpz_partition_size={}, expected a divisor of {}; try the number of processes of "
             "a host, or 1 for none",
             partition,
@@ -129,8 +128,8 @@ void check_offload_param(const ZeroPlugin& zero) {
   }
   if (optimizer.super_offload && param.device == OffloadDevice::kNvme) {
     refuse(
-        "offload_optimizer.super_offload begins updates of parameters in memory; got "
-        "offload_param.device nvme, expected cpu or none; leave one of them out");
+        "offload_optimizer.super_offload updates parameters in memory; got offload_param.device "
+        "nvme, expected cpu or none; leave one of them out");
   }
   if (param.device != OffloadDevice::kNone && optimizer.ratio < 1) {
     refuse(fmt::format(
@@ -167,20 +166,20 @@ void check_offload_folders(const ZeroPlugin& zero) {
   }
 }
 
-/// Refuses options of other parallelism than ZeRO's.
+/// Throws ConfigError for options that cannot be combined with ZeRO.
 void check_other_options(const AcceleratorOptions& options) {
   if (options.shared_parameters) {
     throw ConfigError(
         "zero",
-        "does not go with shared_parameters, of which each host has one copy anyway; leave it out, "
-        "or zero and --zero-stage");
+        "ZeRO cannot be combined with shared_parameters, which already keeps one copy on each "
+        "host; turn shared_parameters off, or remove zero and --zero-stage");
   }
   if (options.data_parallel.comm_hook.type != CommHookType::kNone) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "does not go with the comm hook {}, which compresses all-reduces; leave it out, or "
-            "zero and --zero-stage",
+            "ZeRO cannot be combined with the comm hook {}, which compresses all-reduces; remove "
+            "the hook, or zero and --zero-stage",
             name_of(options.data_parallel.comm_hook.type)));
   }
 }

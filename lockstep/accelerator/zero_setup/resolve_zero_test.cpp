@@ -81,7 +81,7 @@ TEST(ResolveZero, NeedsTheHostSizeForFsdpsOptionsOnly) {
   EXPECT_EQ(resolved(hybrid, {.processes = 4, .host_size = 2}).plugin->zero_hpz_partition_size, 2);
   EXPECT_THAT(
       refusal(hybrid, {.processes = 4, .host_size = 0}),
-      HasSubstr("equally many processes on each host"));
+      HasSubstr("the same number of processes on each host"));
 }
 
 TEST(ResolveZero, RefusesTwoSetsOfOptions) {
@@ -140,10 +140,10 @@ TEST(ResolveZero, RefusesContradictionsOfOffloading) {
 TEST(ResolveZero, RefusesOtherWaysOfSharingAndSending) {
   EXPECT_THAT(
       refusal({.zero = ZeroPlugin(), .shared_parameters = true}),
-      HasSubstr("does not go with shared_parameters"));
+      HasSubstr("cannot be combined with shared_parameters"));
   AcceleratorOptions compressed{.zero = ZeroPlugin()};
   compressed.data_parallel.comm_hook.type = CommHookType::kFp16;
-  EXPECT_THAT(refusal(compressed), HasSubstr("does not go with the comm hook"));
+  EXPECT_THAT(refusal(compressed), HasSubstr("cannot be combined with the comm hook"));
 }
 
 }  // namespace

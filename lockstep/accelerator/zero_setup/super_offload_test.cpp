@@ -150,7 +150,7 @@ int64_t speculative_of(const Setting& setting, const std::function<void(Training
 // After a first step, which makes the state; those that may still travel at the end do not count.
 constexpr int64_t kAtLeast = kLayers - 3;
 
-TEST(SuperOffload, UpdatesBeginWithinBackwardAndAreTheSameToTheBit) {
+TEST(SuperOffload, UpdatesBeginWithinBackwardAndAreBitExact) {
   const auto body = [](Training& training) { training.train(0, 6); };
   for (const int world : {1, 2, 3}) {
     for (Setting setting :
@@ -180,7 +180,7 @@ TEST(SuperOffload, OtherRulesAndFp32MastersBeginEarlyToo) {
   }
 }
 
-TEST(SuperOffload, GradientsThatAreClippedAreUpdatedAnew) {
+TEST(SuperOffload, ClippedGradientsRepeatTheUpdate) {
   const auto clipping = [](double max_norm) {
     return [max_norm](Training& training) {
       for (int64_t i = 0; i < 4; ++i) {
@@ -194,7 +194,7 @@ TEST(SuperOffload, GradientsThatAreClippedAreUpdatedAnew) {
   EXPECT_GE(speculative_of({}, clipping(1e6)), 3 * kAtLeast);  // Nothing was to be clipped.
 }
 
-TEST(SuperOffload, WhatChangesBetweenBackwardAndStepCounts) {
+TEST(SuperOffload, ChangesBetweenBackwardAndStepApply) {
   for (const int stage : {2, 3}) {
     SCOPED_TRACE(stage);
     const Setting setting{.stage = stage};
@@ -235,7 +235,7 @@ TEST(SuperOffload, WhatChangesBetweenBackwardAndStepCounts) {
   }
 }
 
-TEST(SuperOffload, WhatWasWrittenBeforeBackwardCounts) {
+TEST(SuperOffload, WritesBeforeBackwardApply) {
   for (const Setting& setting :
        {Setting{.stage = 1, .dtype = at::kBFloat16},
         Setting{.stage = 2, .dtype = at::kBFloat16},
@@ -255,7 +255,7 @@ TEST(SuperOffload, WhatWasWrittenBeforeBackwardCounts) {
   }
 }
 
-TEST(SuperOffload, ABackwardThatFailedLeavesNothingInWhatAddsUp) {
+TEST(SuperOffload, AFailedBackwardLeavesNothingInTheSums) {
   for (const int stage : {2, 3}) {
     SCOPED_TRACE(stage);
     std::vector<std::vector<at::Tensor>> outcomes;
@@ -287,7 +287,7 @@ TEST(SuperOffload, ABackwardThatFailedLeavesNothingInWhatAddsUp) {
   }
 }
 
-TEST(SuperOffload, AStepThatNeverComesLeavesNothingBehind) {
+TEST(SuperOffload, AMissingStepLeavesNothingBehind) {
   const int64_t early = speculative_of({}, [](Training& training) {
     training.train(0, 2);
     training.backward(2);  // Dropped.
@@ -329,7 +329,7 @@ TEST(SuperOffload, WithinAGroupOfMicroStepsOnlyTheLastBackwardBeginsUpdates) {
   }
 }
 
-TEST(SuperOffload, ACheckpointLoadedAfterBackwardIsWhatStepGoesOnFrom) {
+TEST(SuperOffload, StepContinuesFromACheckpointLoadedAfterBackward) {
   const TestFolder folder;
   int saved = 0;
   const int64_t early = speculative_of({.world = 1}, [&](Training& training) {
@@ -359,7 +359,7 @@ TEST(SuperOffload, NeedsStateInMemory) {
   plugin.offload_param = {.device = OffloadDevice::kNvme, .nvme_path = folder.path()};
   EXPECT_THAT(
       [&] { accelerated_ranks(1, {.zero = plugin}, [](Accelerator&) {}); },
-      ThrowsMessage<ConfigError>(HasSubstr("begins updates of parameters in memory")));
+      ThrowsMessage<ConfigError>(HasSubstr("updates parameters in memory")));
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ TEST(Zero3, ARankHasItsPartOfEverythingBetweenSteps) {
   }
 }
 
-TEST(Zero3, MemoryCanBeReadWhileItIsHeld) {
+TEST(Zero3, GatheredMemoryCanBeRead) {
   accelerated_ranks(2, stage3(), [](Accelerator& accelerator) {
     auto net = new_net();
     const std::vector<at::Tensor> expected = values_of(net);
@@ -81,7 +81,7 @@ TEST(Zero3, MemoryCanBeReadWhileItIsHeld) {
   });
 }
 
-TEST(Zero3, WhatOneProcessWritesWhileItIsHeldAllHave) {
+TEST(Zero3, AWriteOfOneProcessToGatheredParametersReachesAll) {
   for (const int stage : {2, 3}) {
     AcceleratorOptions options = stage3();
     options.zero->stage = stage;
@@ -111,7 +111,7 @@ TEST(Zero3, WhatOneProcessWritesWhileItIsHeldAllHave) {
   }
 }
 
-TEST(Zero3, WeightsAreWrittenWholeAndReadBack) {
+TEST(Zero3, WeightsAreWrittenInFullAndReadBack) {
   const TestFolder folder;
   const auto expected = values_of(new_net());
   accelerated_ranks(2, stage3(), [&](Accelerator& accelerator) {
@@ -149,7 +149,7 @@ void on_two_hosts(const ZeroPlugin& plugin, const std::function<void(Accelerator
   });
 }
 
-TEST(Zero3, PlusPlusTrainsWithinABandAndSavesWhatIsExact) {
+TEST(Zero3, PlusPlusTrainsWithinABandAndSavesExactValues) {
   const TestFolder folder;
   const ZeroPlugin plain = {.stage = 3, .bucket_cap_bytes = 4000};
   ZeroPlugin rounded = plain;
@@ -228,7 +228,7 @@ TEST(Zero3, NothingIsBuiltInPartsWithoutIt) {
   });
 }
 
-TEST(Zero3, WhoTouchesAParameterAloneIsToldWhatToDo) {
+TEST(Zero3, ARankThatReadsAParameterAloneGetsAnErrorWithTheRemedy) {
   std::string said;
   EXPECT_THROW(
       accelerated_ranks(
@@ -250,13 +250,13 @@ TEST(Zero3, WhoTouchesAParameterAloneIsToldWhatToDo) {
           }),
       CommError)
       << "rank 1 was waiting elsewhere";
-  EXPECT_THAT(said, HasSubstr("an operation touched 0."));
+  EXPECT_THAT(said, HasSubstr("an operation used 0."));
   EXPECT_THAT(said, HasSubstr("barrier"));
-  EXPECT_THAT(said, HasSubstr("touch parameters on all ranks alike"));
+  EXPECT_THAT(said, HasSubstr("use the same parameters on all ranks"));
   EXPECT_THAT(said, HasSubstr("with_gathered_parameters"));
 }
 
-TEST(Zero3, GoesOverSocketsAndSharedMemory) {
+TEST(Zero3, WorksOverSocketsAndSharedMemory) {
   const auto train = [](Group group) {
     WorldSpec world;
     world.rank = world.local_rank = group.rank();

@@ -166,7 +166,7 @@ at::Tensor trained(
   return weights;
 }
 
-TEST(ZeroWhole, TwoRanksHaveTheNumbersOfDataParallel) {
+TEST(ZeroFullTensor, TwoRanksHaveTheNumbersOfDataParallel) {
   for (const Rule& rule : rules()) {
     for (const int number : {1, 2, 3}) {
       SCOPED_TRACE(rule.name + ", stage " + std::to_string(number));
@@ -181,7 +181,7 @@ TEST(ZeroWhole, TwoRanksHaveTheNumbersOfDataParallel) {
   }
 }
 
-TEST(ZeroWhole, GradientsAreClippedByTheirNormOverAllRanks) {
+TEST(ZeroFullTensor, GradientsAreClippedByTheirNormOverAllRanks) {
   for (const Rule& rule : rules()) {
     const at::Tensor expected = trained(stage(0), 1, rule, true, /*clip=*/true);
     for (const int number : {1, 2, 3}) {
@@ -194,7 +194,7 @@ TEST(ZeroWhole, GradientsAreClippedByTheirNormOverAllRanks) {
   }
 }
 
-TEST(ZeroWhole, ACheckpointGoesToAnyStageAndAnyNumberOfRanks) {
+TEST(ZeroFullTensor, ACheckpointLoadsInAnyStageAndOnAnyNumberOfRanks) {
   struct Setup {
     int world;
     int number;
@@ -229,7 +229,7 @@ TEST(ZeroWhole, ACheckpointGoesToAnyStageAndAnyNumberOfRanks) {
   }
 }
 
-TEST(ZeroWhole, ParametersIn16BitsAreUpdatedByFp32Masters) {
+TEST(ZeroFullTensor, ParametersIn16BitsAreUpdatedByFp32Masters) {
   for (const Rule& rule : rules()) {
     for (const int number : {1, 2, 3}) {
       SCOPED_TRACE(rule.name + ", stage " + std::to_string(number));
@@ -255,7 +255,7 @@ TEST(ZeroWhole, ParametersIn16BitsAreUpdatedByFp32Masters) {
   }
 }
 
-TEST(ZeroWhole, EachRankHasItsPartOfTheMomentum) {
+TEST(ZeroFullTensor, EachRankHasItsPartOfTheMomentum) {
   for (const int world : {2, 4}) {
     accelerated_ranks(world, {.zero = ZeroPlugin{.stage = 2}}, [world](Accelerator& accelerator) {
       torch::nn::Linear net(256, 256);
@@ -276,7 +276,7 @@ TEST(ZeroWhole, EachRankHasItsPartOfTheMomentum) {
   }
 }
 
-TEST(ZeroWhole, AStepOfMuonSendsEachRanksPartOnceThereAndOnceBack) {
+TEST(ZeroFullTensor, AStepOfMuonSendsEachRanksPartOnceThereAndOnceBack) {
   constexpr int64_t kLayers = 8;
   constexpr int64_t kElements = 128 * 128;
   for (const int world : {2, 4}) {
@@ -317,7 +317,7 @@ TEST(ZeroWhole, AStepOfMuonSendsEachRanksPartOnceThereAndOnceBack) {
   }
 }
 
-TEST(ZeroWhole, WhatGoesToTheHostIsRefused) {
+TEST(ZeroFullTensor, OffloadToTheHostIsRefused) {
   for (const Rule& rule : rules()) {
     ZeroPlugin plugin{.stage = 2};
     plugin.offload_optimizer = {.device = OffloadDevice::kCpu};
@@ -330,7 +330,7 @@ TEST(ZeroWhole, WhatGoesToTheHostIsRefused) {
   }
 }
 
-TEST(ZeroWhole, WithSharedParametersMuonHasTheBitsOfDataParallel) {
+TEST(ZeroFullTensor, WithSharedParametersMuonHasTheBitsOfDataParallel) {
   for (const Rule& rule : rules()) {
     const at::Tensor plain = trained({}, 2, rule, false);
     at::Tensor weights;

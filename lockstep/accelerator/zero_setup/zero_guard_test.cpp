@@ -66,7 +66,7 @@ struct WithBuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithBuffers);
 
-TEST(ZeroGuard, ABufferThatWasBuiltInPartsIsWholeOncePrepared) {
+TEST(ZeroGuard, ABufferBuiltInShardsIsFullAfterPrepare) {
   accelerated_ranks(2, stage(3), [](Accelerator& accelerator) {
     auto net = accelerator.zero_init([] { return WithBuffers(); });
     EXPECT_TRUE(comm::is_sharded_param(net->positions));
@@ -81,7 +81,7 @@ TEST(ZeroGuard, ABufferThatWasBuiltInPartsIsWholeOncePrepared) {
   });
 }
 
-TEST(ZeroGuard, AFrozenParameterThatIsNotDividedIsWholeOncePrepared) {
+TEST(ZeroGuard, AnUnshardedFrozenParameterIsFullAfterPrepare) {
   AcceleratorOptions options = stage(3);
   options.zero->stage3_param_persistence_threshold = 4096;
   accelerated_ranks(2, options, [](Accelerator& accelerator) {
@@ -97,7 +97,7 @@ TEST(ZeroGuard, AFrozenParameterThatIsNotDividedIsWholeOncePrepared) {
   });
 }
 
-TEST(ZeroGuard, ATeacherThatWasBuiltInPartsWorksBesideWhatIsTrained) {
+TEST(ZeroGuard, ATeacherBuiltInShardsWorksBesideTheTrainedModel) {
   const at::Tensor x = at::ones({2, 64});
   accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {
     auto teacher = accelerator.zero_init([] { return new_net(3, 64); });
@@ -118,7 +118,7 @@ TEST(ZeroGuard, ATeacherThatWasBuiltInPartsWorksBesideWhatIsTrained) {
   });
 }
 
-TEST(ZeroGuard, AModelThatOutlivesItsAcceleratorSaysSo) {
+TEST(ZeroGuard, AModelThatOutlivesItsAcceleratorThrows) {
   ranks(2, [](Group group) {
     torch::nn::Sequential kept{nullptr};
     {
@@ -184,7 +184,7 @@ TEST(ZeroGuard, AModelThatMovesAfterPrepareIsRefusedAtTheUpdate) {
   }
 }
 
-TEST(ZeroGuard, ParametersInAnyMemoryFormatAreGivenToAll) {
+TEST(ZeroGuard, ParametersInAnyMemoryFormatAreBroadcast) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     torch::nn::Conv2d conv(4, 8, 3);
     fill(*conv);
@@ -203,7 +203,7 @@ TEST(ZeroGuard, ParametersInAnyMemoryFormatAreGivenToAll) {
   });
 }
 
-TEST(ZeroGuard, WhatAccelerateSavedIsRefusedWithTheWayRound) {
+TEST(ZeroGuard, AnAccelerateCheckpointIsRefusedWithTheRemedy) {
   const TestFolder folder;
   fs::copy(
       fs::path(LOCKSTEP_SOURCE_DIR "/tests/golden/accelerate_state/adamw"),
@@ -218,14 +218,14 @@ TEST(ZeroGuard, WhatAccelerateSavedIsRefusedWithTheWayRound) {
       EXPECT_THAT(
           [&] { accelerator.load_state(folder.path() / "saved"); },
           ThrowsMessage<CheckpointError>(AllOf(
-              HasSubstr("does not go with ZeRO"),
+              HasSubstr("cannot be combined with ZeRO"),
               HasSubstr("without ZeRO"),
               HasSubstr("save_state"))));
     });
   }
 }
 
-TEST(ZeroGuard, SavedOptimizerStateOfWhatIsFrozenNowIsRefusedByName) {
+TEST(ZeroGuard, SavedOptimizerStateOfAFrozenParameterIsRefusedByName) {
   const TestFolder folder;
   for (const bool frozen : {false, true}) {
     accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {

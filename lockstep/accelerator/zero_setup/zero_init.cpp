@@ -18,7 +18,7 @@ std::shared_ptr<void> ZeroInit::begin() {
 void ZeroInit::finish(const NamedTensors& tensors, zero::Sharding* sharding) {
   inits_.back()->shard(tensors_of(tensors));
   inits_.back()->finish();
-  // Not when they are made: small ones are filled through pointers, as torch::tensor does.
+  // Tensors are moved only now: small ones are filled through pointers, as torch::tensor does.
   flat::move_in_place(tensors_of(tensors), device_);
   if (sharding != nullptr) {
     hand_over(*sharding);

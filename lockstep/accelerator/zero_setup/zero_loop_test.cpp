@@ -66,7 +66,7 @@ at::Tensor weights_of(torch::nn::Module& net) {
   return at::cat(flat);
 }
 
-TEST(ZeroLoop, AWholeStateDictIsRefusedWhereFp32MastersWouldBeLost) {
+TEST(ZeroLoop, AFullStateDictIsRefusedIfFp32MastersWouldBeLost) {
   for (const int number : {1, 2, 3}) {
     for (const bool masters : {true, false}) {
       const TestFolder folder;
@@ -136,7 +136,8 @@ TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
         EXPECT_THAT(
             [&] { backward(1); },
             ThrowsMessage<ConfigError>(AllOf(
-                HasSubstr("would add to gradients"), HasSubstr("call optimizer.zero_grad()"))));
+                HasSubstr("would add to gradients"),
+                HasSubstr("call zero_grad() of the prepared optimizer"))));
         optimizer.zero_grad();
         backward(1);
         optimizer.step();
@@ -178,7 +179,7 @@ TEST(ZeroLoop, GradientsThatAProgramHasDroppedOrWrittenItselfAreItsOwnAffair) {
   }
 }
 
-TEST(ZeroLoop, WhatWasFrozenInPrepareIsNotTrainedLaterWithoutAWord) {
+TEST(ZeroLoop, UnfreezingAfterPrepareIsReported) {
   for (const int number : {0, 1, 2, 3}) {
     SCOPED_TRACE("stage " + std::to_string(number));
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
@@ -208,7 +209,7 @@ TEST(ZeroLoop, WhatWasFrozenInPrepareIsNotTrainedLaterWithoutAWord) {
   }
 }
 
-TEST(ZeroLoop, NothingCanBeAddedToWhatRanksHaveDivided) {
+TEST(ZeroLoop, ParametersCannotBeAddedToAShardedModel) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
       auto net = new_net({24, 24, 24});
@@ -267,7 +268,7 @@ struct WithNothingImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithNothing);
 
-TEST(ZeroLoop, AParameterWithoutElementsIsNoObstacle) {
+TEST(ZeroLoop, AnEmptyParameterIsSupported) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
       WithNothing net;

@@ -22,7 +22,7 @@ struct Job {
   int stage;
 };
 
-TEST(ZeroMastersSaved, GoToAnyStageAndAnyNumberOfRanksToTheBit) {
+TEST(ZeroMastersSaved, LoadBitExactlyInAnyStageAndOnAnyNumberOfRanks) {
   const TestFolder folder;
   // The same batch on every rank: then the number of ranks does not matter.
   const auto steps = [](Training& training, int64_t from, int64_t to) {
@@ -51,7 +51,7 @@ TEST(ZeroMastersSaved, GoToAnyStageAndAnyNumberOfRanksToTheBit) {
   }
 }
 
-TEST(ZeroMastersSaved, ComeFromDataParallelAsItsValuesAndGoToItRounded) {
+TEST(ZeroMastersSaved, LoadFromDataParallelExactlyAndIntoItRounded) {
   const TestFolder folder;
   const at::Tensor plain = weights_after(stage(0), 2, at::kBFloat16, [&](Training& training) {
     training.train(0, 3);

@@ -89,7 +89,7 @@ at::Tensor oracle(const Recipe& recipe) {
 
 class ZeroMasters : public ::testing::TestWithParam<std::tuple<int, at::ScalarType>> {};
 
-TEST_P(ZeroMasters, TrainAsOneProcessWithFp32MastersToTheBit) {
+TEST_P(ZeroMasters, TrainBitExactlyAsOneProcessWithFp32Masters) {
   const auto& [number, dtype] = GetParam();
   for (const int world : {1, 2, 4}) {
     for (const int64_t micro_steps : {1, 4}) {
@@ -105,7 +105,7 @@ TEST_P(ZeroMasters, TrainAsOneProcessWithFp32MastersToTheBit) {
   }
 }
 
-TEST(ZeroMastersSums, OfStage1AreFp32IfToldSo) {
+TEST(ZeroMastersSums, OfStage1AreFp32OnRequest) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const int world : {1, 2, 4}) {
       for (const bool travels : {false, true}) {
@@ -129,7 +129,7 @@ TEST(ZeroMastersSums, OfStage1AreFp32IfToldSo) {
   }
 }
 
-TEST_P(ZeroMasters, ClipByTheNormOfAllRanksPieces) {
+TEST_P(ZeroMasters, ClipByTheNormOfAllRanksShards) {
   const auto& [number, dtype] = GetParam();
   for (const int world : {1, 2, 4}) {
     const at::Tensor expected = oracle({.dtype = dtype, .world = world, .max_norm = 0.05});
@@ -194,7 +194,7 @@ TEST_P(ZeroMasters, DoNotLoseUpdatesThatAreTooSmallForTheParameters) {
   }
 }
 
-TEST_P(ZeroMasters, TakeWhatAProgramWrites) {
+TEST_P(ZeroMasters, AdoptWrittenValues) {
   const auto& [number, dtype] = GetParam();
   const auto written = [](Training& training) {
     training.train(0, 2);
@@ -227,7 +227,7 @@ TEST_P(ZeroMasters, TakeWhatAProgramWrites) {
   }
 }
 
-TEST_P(ZeroMasters, GoOnFromACheckpointToTheBit) {
+TEST_P(ZeroMasters, ResumeBitExactly) {
   const auto& [number, dtype] = GetParam();
   const TestFolder folder;
   for (const int world : {1, 2, 3}) {

@@ -66,7 +66,7 @@ void expect_formulas(at::ScalarType dtype) {
   }
 }
 
-TEST(ZeroMemory, OfParametersGradientsAndStateIsWhatTheFormulasSay) {
+TEST(ZeroMemory, OfParametersGradientsAndStateFollowsTheFormulas) {
   expect_formulas(at::kFloat);
 }
 

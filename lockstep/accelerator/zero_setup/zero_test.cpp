@@ -140,7 +140,7 @@ TEST(Zero, ARankHasItsPartOfTheStateAlone) {
   }
 }
 
-TEST(Zero, ACheckpointGoesToAnyStageAndAnyNumberOfRanks) {
+TEST(Zero, ACheckpointLoadsInAnyStageAndOnAnyNumberOfRanks) {
   const TestFolder folder;
   const auto adamw = [](const Net& net) { return optim::AdamW(net->parameters(), {.lr = 0.01}); };
   // The same batch on every rank: then the number of ranks does not matter.
@@ -241,7 +241,7 @@ TEST(Zero, ACheckpointKeepsStateThatIsOneNumberOfAParameter) {
   });
 }
 
-TEST(Zero, GradientsThatWaitForMoreCannotBeSavedAndThatIsSaid) {
+TEST(Zero, AccumulatedGradientsCannotBeSavedAndTheErrorSaysSo) {
   const TestFolder folder;
   accelerated_ranks(2, stage(2, 2), [&](Accelerator& accelerator) {
     Net net;
@@ -269,7 +269,7 @@ std::string error_of(
   return told;
 }
 
-TEST(Zero, WhatItCannotDoIsRefusedWithTheReason) {
+TEST(Zero, UnsupportedUsesAreRefusedWithTheReason) {
   const auto nothing = [](Accelerator&) {};
   EXPECT_THAT(error_of(stage(0), nothing), HasSubstr("no such stage"));
   EXPECT_THAT(error_of(stage(4), nothing), HasSubstr("no such stage"));
@@ -306,7 +306,7 @@ TEST(Zero, WhatItCannotDoIsRefusedWithTheReason) {
             Net net;
             accelerator.prepare(net);
           }),
-      HasSubstr("must know both at once"));
+      HasSubstr("prepared in one call"));
   EXPECT_THAT(
       error_of(
           stage(2),
@@ -316,7 +316,7 @@ TEST(Zero, WhatItCannotDoIsRefusedWithTheReason) {
                 accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
             const LocalSgd local(accelerator, model, {.local_sgd_steps = 2});
           }),
-      HasSubstr("does not go with ZeRO"));
+      HasSubstr("cannot be combined with ZeRO"));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ TEST(Address, OfANumberIsThatNumber) {
   }
 }
 
-TEST(Address, OfANameThatNobodyKnowsIsNoneAndSaysWhy) {
+TEST(Address, OfAnUnknownNameIsEmptyAndSaysWhy) {
   std::string why;
   EXPECT_TRUE(resolve("nobody.invalid", 1, why).empty());
   EXPECT_THAT(why, testing::Not(testing::IsEmpty()));
@@ -30,7 +30,7 @@ TEST(Address, KnowsLoopbackAndThisMachine) {
   EXPECT_TRUE(resolve("127.0.1.1", 1, why).front().is_loopback());
   EXPECT_TRUE(resolve("127.0.0.1", 1, why).front().is_own());
   EXPECT_FALSE(resolve("192.0.2.1", 1, why).front().is_loopback());
-  EXPECT_FALSE(resolve("192.0.2.1", 1, why).front().is_own());  // Of no machine (RFC 5737).
+  EXPECT_FALSE(resolve("192.0.2.1", 1, why).front().is_own());  // No machine has it (RFC 5737).
 }
 
 }  // namespace

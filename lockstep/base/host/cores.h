@@ -5,11 +5,11 @@
 
 namespace lockstep {
 
-/// The ids of the cores this process may run on (its affinity mask, not what the machine has), in
-/// ascending order. Empty if the kernel does not say.
+/// Returns the ids of the cores in this process's affinity mask, in ascending order. Returns an
+/// empty list if the kernel does not report them.
 std::vector<int> available_core_ids();
 
-/// The number of these cores; if the kernel does not say, that of the machine. At least 1.
+/// Returns the number of these cores, at least 1; the machine's if the kernel does not report them.
 int available_cores();
 
 }  // namespace lockstep

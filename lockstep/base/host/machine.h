@@ -10,9 +10,8 @@
 
 namespace lockstep {
 
-/// The hardware and system facts of a machine, as the kernel reports them, for reports that people
-/// read. If the kernel does not report a fact, a text is empty, a number is 0, and an optional has
-/// no value.
+/// Holds the hardware and system facts of a machine, as the kernel reports them. If the kernel does
+/// not report a fact, a text is empty, a number is 0, and an optional has no value.
 struct Machine {
   struct System {
     std::string name;          ///< "Debian GNU/Linux 12 (bookworm)".
@@ -36,7 +35,7 @@ struct Machine {
     uint64_t bytes = 0;
     uint64_t free_bytes = 0;
   };
-  /// One of `ulimit`'s limits. Nothing: unlimited.
+  /// Holds one of `ulimit`'s limits. Nothing: unlimited.
   struct Limit {
     std::string name;
     std::optional<uint64_t> soft;
@@ -52,7 +51,7 @@ struct Machine {
   System system;
   Cpu cpu;
   Memory memory;
-  std::optional<SharedMemory> shared_memory;  ///< Nothing if there is no /dev/shm.
+  std::optional<SharedMemory> shared_memory;  ///< Nothing without /dev/shm.
   std::vector<Limit> limits;                  ///< nofile, memlock, nproc.
   std::vector<Interface> interfaces;          ///< Sorted by name.
   std::vector<std::string> gpus;              ///< Model names of NVIDIA GPUs, one for each.

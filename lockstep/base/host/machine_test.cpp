@@ -74,7 +74,7 @@ TEST_F(MadeUpMachine, LimitsOfTheFirstVersionAreReadToo) {
   EXPECT_EQ(look().cpu.cgroup_cores, std::nullopt);
 }
 
-TEST_F(MadeUpMachine, WithoutFilesIsDescribedAllTheSame) {
+TEST_F(MadeUpMachine, IsDescribedWithoutFiles) {
   const Machine machine = look();
   EXPECT_EQ(machine.system.name, "");
   EXPECT_EQ(machine.memory.bytes, 0U);

@@ -18,8 +18,8 @@ constexpr int64_t kMaxWorld = 1 << 20;
 constexpr int kFirstDerivedPort = 20000;
 constexpr int kDerivedPorts = 12000;  // Below Linux' ephemeral range, which starts at 32768.
 
-/// The variables of one launcher for rank, world, local rank, local world and job. The first one
-/// that is set counts; for the job all that are set.
+/// Holds the names of one launcher's variables. The first one that is set counts; for the job all
+/// that are set.
 struct Family {
   const char* source;
   std::vector<const char*> rank, size, local_rank, local_size, job;
@@ -72,7 +72,7 @@ std::optional<Found> first_integer(
   return std::nullopt;
 }
 
-/// The rank and world that the variables of one launcher say.
+/// Holds the rank and world size that one launcher's variables report.
 struct Identity {
   const Family* family;
   Found rank, size;
@@ -91,7 +91,7 @@ std::optional<Identity> identity_of(const Environment& environment, const Family
   if (!rank && !size) {
     return std::nullopt;
   }
-  // The shell of salloc has the number of tasks, but is no rank.
+  // The shell of salloc has the number of tasks, but is not a rank.
   if (family.source == kSlurm && (!rank || is_slurm_batch_script(environment))) {
     return std::nullopt;
   }
@@ -123,9 +123,9 @@ bool same_rank_and_world(const Identity& a, const Identity& b) {
 
 void refuse_conflict(
     const Environment& environment, const Identity& chosen, const Identity& other) {
-  // Launchers nest on clusters: mpirun or srun starts one torchrun a host, or mpirun starts one
-  // daemon a host by srun. The outer launcher then has fewer processes than there are ranks. With
-  // one rank a host, TORCHELASTIC_RUN_ID shows that torchrun is the inner one.
+  // Launchers nest on clusters: mpirun or srun starts one torchrun on each host, or mpirun starts
+  // one daemon on each host by srun. The outer launcher then has fewer processes than the job has
+  // ranks. With one rank on each host, TORCHELASTIC_RUN_ID shows that torchrun is the inner one.
   const bool torchrun_inside = chosen.is(kTorchrun) && environment.text("TORCHELASTIC_RUN_ID") &&
                                other.size.value <= chosen.size.value;
   const bool mpirun_inside =
@@ -136,9 +136,8 @@ void refuse_conflict(
   throw ConfigError(
       "world",
       fmt::format(
-          "the variables of two launchers disagree; {} says {}={} {}={}, {} says {}={} {}={}; "
-          "unset "
-          "those of one launcher",
+          "the variables of two launchers disagree; {} sets {}={} {}={}, {} sets {}={} {}={}; "
+          "unset those of one launcher",
           chosen.family->source,
           chosen.rank.name,
           chosen.rank.value,
@@ -199,7 +198,8 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
-/// The rank and size within the host, from the first of the agreeing launchers that has them.
+/// Holds the rank and size within the host, from the first of the agreeing launchers that sets
+/// them.
 struct Local {
   std::optional<Found> rank, size;
 };
@@ -254,7 +254,8 @@ void read_local(
     throw ConfigError(
         "world",
         fmt::format(
-            "the local rank is out of range; got {}={} and {}={} with {}={}",
+            "the local rank is out of range; got {}={} and {}={} with {}={}, expected local rank < "
+            "local size <= world size",
             local_rank ? local_rank->name : id.rank.name,
             world.local_rank,
             local_size ? local_size->name : id.size.name,

@@ -75,7 +75,7 @@ const Variables kSrun = {
     {"SLURM_NODELIST", "node[07-09,12]"},
     {"SLURM_JOB_ID", "4711"}};
 
-/// What sbatch -n 4 gives to its script, before any srun.
+/// Has the variables that sbatch -n 4 sets for its script, before any srun.
 const Variables kBatchScript = {
     {"ENVIRONMENT", "BATCH"},
     {"SLURM_PROCID", "0"},
@@ -117,7 +117,7 @@ TEST(World, ReadsTorchrun) {
   EXPECT_FALSE(world.on_one_host());
 }
 
-TEST(World, HasAnAgentStoreOnlyWhereTorchrunSaysSo) {
+TEST(World, HasAnAgentStoreOnlyIfTorchrunSetsIt) {
   EXPECT_FALSE(world_of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).agent_store);
   EXPECT_FALSE(world_of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", ""}})).agent_store);
   EXPECT_FALSE(world_of(with(kOpenMpi, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).agent_store);
@@ -194,12 +194,12 @@ TEST(World, FindsTheTasksOfASlurmNodeInItsRunLengthList) {
   EXPECT_EQ(local_size("", "7", "7"), 7);
 }
 
-TEST(World, ASlurmListThatMakesNoSenseIsNoAnswer) {
+TEST(World, AnInvalidSlurmListIsIgnored) {
   for (const char* list :
        {"two", "2(x", "2(x3", "2(xthree),1", "2(x0)", "-2", ",", "2(x99999999999)", "(x3)"}) {
     expect_refused(with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", list}}), "the local rank is unknown");
   }
-  // A node past the list's end, and no node number in a list of several.
+  // The node number is past the list's end, or missing.
   expect_refused(with(kSrun, {{"SLURM_NODEID", "4"}}), "the local rank is unknown");
   expect_refused(with(kSrun, {{"SLURM_NODEID", ""}}), "the local rank is unknown");
 }
@@ -246,13 +246,13 @@ TEST(World, AStepOfSlurmWinsOverItsJob) {
   EXPECT_EQ(world.master_addr, "node09");
 }
 
-TEST(World, ASlurmScriptOutsideSrunIsNoRank) {
+TEST(World, ASlurmScriptOutsideSrunIsNotARank) {
   EXPECT_EQ(world_of(kBatchScript).source, "alone");
   EXPECT_EQ(world_of({{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "1"}}).source, "alone");
   EXPECT_EQ(world_of(with(kBatchScript, {{"SLURM_STEP_ID", "0"}})).source, "SLURM");
 }
 
-TEST(World, MpirunInsideSlurmIsNoConflict) {
+TEST(World, MpirunInsideSlurmIsNotAConflict) {
   // On the batch script's own host, and on another, where srun started mpirun's daemon.
   EXPECT_EQ(world_of(with(kBatchScript, kOpenMpi)).source, "OpenMPI");
   const WorldSpec remote = world_of(with(
@@ -268,26 +268,26 @@ TEST(World, MpirunInsideSlurmIsNoConflict) {
   EXPECT_EQ(remote.rank, 5);
 }
 
-TEST(World, OneTorchrunAHostInsideAnotherLauncherIsNoConflict) {
+TEST(World, OneTorchrunAHostInsideAnotherLauncherIsNotAConflict) {
   const Variables srun_of_two = {
       {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_LOCALID", "0"}};
   EXPECT_EQ(world_of(with(srun_of_two, kTorchrun)).source, "torchrun");
   EXPECT_EQ(world_of(with(srun_of_two, kTorchrun)).rank, 3);
   EXPECT_EQ(world_of(with(kOpenMpi, kTorchrun)).rank, 3);
-  // One rank a host: as many of one as of the other, in an order of torchrun's own.
+  // With one rank on each host both launchers have equal world sizes; torchrun has its own order.
   const Variables one_a_host = with(
       kTorchrun,
       {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
   EXPECT_EQ(world_of(with(srun_of_two, one_a_host)).rank, 0);
-  // Without torchrun's mark the plain variables may be left over from anything.
+  // Without TORCHELASTIC_RUN_ID the plain variables may be left over from another job.
   expect_refused(
       with(with(srun_of_two, kTorchrun), {{"TORCHELASTIC_RUN_ID", ""}}),
-      "torchrun says RANK=3 WORLD_SIZE=4",
+      "torchrun sets RANK=3 WORLD_SIZE=4",
       "SLURM says SLURM_PROCID=1 SLURM_NTASKS=2",
       "unset those of one launcher");
 }
 
-TEST(World, AnOuterWorldOfOneIsNoConflict) {
+TEST(World, AnOuterWorldOfOneIsNotAConflict) {
   const WorldSpec world = world_of(
       with(kOpenMpi, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_ID", "0"}}));
   EXPECT_EQ(world.source, "OpenMPI");
@@ -296,7 +296,7 @@ TEST(World, AnOuterWorldOfOneIsNoConflict) {
 TEST(World, TwoLaunchersThatDisagreeAreRefused) {
   expect_refused(
       with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
-      "torchrun says RANK=0 WORLD_SIZE=2",
+      "torchrun sets RANK=0 WORLD_SIZE=2",
       "OpenMPI says OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2");
   expect_refused(with(kOpenMpi, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), "OpenMPI", "PMI_RANK=0");
   // Left over from an earlier try by hand, under a srun of seven.
@@ -314,7 +314,7 @@ TEST(World, TwoLaunchersThatAgreeCompleteOneAnother) {
   EXPECT_EQ(world.master_port, world_of(kSrun).master_port);
 }
 
-TEST(World, RefusesValuesThatAreNoNumbers) {
+TEST(World, RefusesValuesThatAreNotNumbers) {
   expect_refused(with(kTorchrun, {{"RANK", "abc"}}), "RANK", "'abc'", "whole number");
   expect_refused(with(kTorchrun, {{"RANK", "-1"}}), "RANK", "'-1'");
   expect_refused(with(kTorchrun, {{"WORLD_SIZE", "0"}}), "WORLD_SIZE", "'0'");
@@ -327,7 +327,7 @@ TEST(World, RefusesValuesThatAreNoNumbers) {
   expect_refused(with(kPmi, {{"PMI_SIZE", "two"}}), "PMI_SIZE", "'two'");
   expect_refused(with(kMvapich, {{"MV2_COMM_WORLD_RANK", "r"}}), "MV2_COMM_WORLD_RANK");
   expect_refused(with(kSrun, {{"SLURM_PROCID", "p"}}), "SLURM_PROCID", "'p'");
-  // The family that would not be taken is read as strictly.
+  // The variables of a launcher that is not chosen are checked as strictly.
   expect_refused(with(kTorchrun, {{"PMI_RANK", "abc"}}), "PMI_RANK");
 }
 

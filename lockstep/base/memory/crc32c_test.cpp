@@ -68,23 +68,23 @@ TEST(Crc32c, EveryWayGivesTheSameAnswerWhereLanesBeginAndEnd) {
   }
 }
 
-TEST(Crc32c, GoesOnFromAPreviousChecksum) {
+TEST(Crc32c, ContinuesFromAPreviousChecksum) {
   const std::string bytes = noise(100);
   for (Function way : every_way()) {
-    const uint32_t whole = way(0, bytes.data(), bytes.size());
+    const uint32_t full = way(0, bytes.data(), bytes.size());
     for (size_t cut = 0; cut <= bytes.size(); ++cut) {
       const uint32_t first = way(0, bytes.data(), cut);
-      ASSERT_EQ(way(first, bytes.data() + cut, bytes.size() - cut), whole) << cut;
+      ASSERT_EQ(way(first, bytes.data() + cut, bytes.size() - cut), full) << cut;
     }
   }
 }
 
 TEST(Crc32c, SeesOneFlippedBitAnywhere) {
   std::string bytes = noise(64);
-  const uint32_t whole = crc32c(bytes);
+  const uint32_t full = crc32c(bytes);
   for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
-    ASSERT_NE(crc32c(bytes), whole) << bit;
+    ASSERT_NE(crc32c(bytes), full) << bit;
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
   }
 }

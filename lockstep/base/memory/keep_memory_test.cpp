@@ -13,18 +13,18 @@
 namespace lockstep {
 namespace {
 
-// Where malloc is a sanitizer's there is nothing to set.
+// A sanitizer's malloc has no such settings.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
 constexpr size_t kBytes = size_t{16} << 20;
 
-/// Pages that the kernel had to give for writing to fresh memory of `kBytes`.
+/// Counts the page faults of writing to newly allocated memory of `kBytes`.
 long faults_of_one_use() {
   rusage before{};
   ::getrusage(RUSAGE_SELF, &before);
   void* memory = std::malloc(kBytes);
   std::memset(memory, 1, kBytes);
-  asm volatile("" : : "r"(memory) : "memory");  // What is written counts.
+  asm volatile("" : : "r"(memory) : "memory");  // Keeps the write.
   std::free(memory);
   rusage after{};
   ::getrusage(RUSAGE_SELF, &after);
@@ -52,7 +52,7 @@ TEST(KeepFreedMemory, TheSecondUseOfASizeCostsNoPages) {
       0);
 }
 
-TEST(KeepFreedMemory, IsGivenBackWhenAsked) {
+TEST(KeepFreedMemory, IsReturnedOnRequest) {
   EXPECT_EQ(
       in_a_child([] {
         keep_freed_memory();
@@ -63,7 +63,7 @@ TEST(KeepFreedMemory, IsGivenBackWhenAsked) {
       0);
 }
 
-TEST(KeepFreedMemory, LeavesAUsersChoiceAlone) {
+TEST(KeepFreedMemory, KeepsTheUsersSetting) {
   EXPECT_EQ(
       in_a_child([] {
         ::setenv("MALLOC_TRIM_THRESHOLD_", "131072", 1);

@@ -3,8 +3,8 @@
 
 namespace lockstep {
 
-/// The memory for offloaded tensors. It is in this folder since ds_config.json, which is read
-/// without torch, has it too.
+/// Selects the memory for offloaded tensors. It is in this folder because the parser of
+/// ds_config.json, which is built without torch, uses it too.
 enum class OffloadDevice {
   kNone,  ///< On the device.
   kCpu,   ///< In the host's memory.

@@ -12,12 +12,12 @@
 
 namespace lockstep {
 
-/// Reads bytes that Packed has written, front to back.
+/// Reads bytes that Packed has written, from front to back.
 class PackedReader {
  public:
   explicit PackedReader(std::string_view bytes) : left_(bytes) {}
 
-  /// The next `size` bytes; Error if there are fewer.
+  /// Returns the next `size` bytes. Throws Error if fewer are left.
   std::string_view take(uint64_t size) {
     if (size > left_.size()) {
       throw Error("packed value", "the data ends too early");
@@ -32,9 +32,10 @@ class PackedReader {
   std::string_view left_;
 };
 
-/// Serializes a value to bytes for another process of the same program: numbers, enums, plain
-/// structs, strings, and vectors of packable values; for tensors see comm/tensor/packed_tensor.h.
-/// Specialize it for your own type, with the same two functions.
+/// Serializes a value to bytes for another process of the same program.
+///
+/// Packable are numbers, enums, plain structs, strings, and vectors of packable values; for tensors
+/// see comm/tensor/packed_tensor.h. Specialize it for your own type, with the same two functions.
 ///
 /// Only the same program can read the bytes: they contain neither types nor versions.
 template <typename Value, typename Enable = void>

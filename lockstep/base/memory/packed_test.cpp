@@ -11,7 +11,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-TEST(Packed, BringsBackNumbersStructsStringsAndVectors) {
+TEST(Packed, RestoresNumbersStructsStringsAndVectors) {
   struct Score {
     int64_t step = 0;
     double loss = 0;

@@ -24,7 +24,7 @@ TEST(ForEachIndex, VisitsEachNumberOnceOnAnyNumberOfThreads) {
   }
 }
 
-TEST(ForEachIndex, ThrowsWhatABodyThrewAndBeginsNoMore) {
+TEST(ForEachIndex, RethrowsABodysExceptionAndStartsNoMore) {
   std::atomic<int> begun = 0;
   const auto five_throws = [&](size_t i) {
     ++begun;

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-TEST(StreamCopy, CopiesEveryByteAndNoOtherWhateverTheAlignment) {
+TEST(StreamCopy, CopiesExactlyTheBytesForEveryAlignment) {
   constexpr size_t kRoom = 3 * 64;
   for (const size_t bytes :
        {size_t{0}, size_t{1}, kStreamBytes - 1, kStreamBytes, kStreamBytes + 77}) {

@@ -18,7 +18,7 @@ struct ProgressOptions {
   std::string unit = "it";  ///< The unit of the count, for "12.3 batches/s".
 };
 
-/// The terminal of a bar. Tests create their own; programs use standard_error().
+/// Describes the terminal of a bar. Tests create their own; programs use standard_error().
 struct ProgressTerminal {
   bool on = false;  ///< False: the bar counts and writes nothing.
   bool colour = false;
@@ -28,8 +28,8 @@ struct ProgressTerminal {
   std::function<void(const std::string& text)> write;
   std::function<double()> now_s;  ///< Seconds of a monotonic clock.
 
-  /// stderr of this process. On only in the main process, and there only if stderr is a terminal or
-  /// the launcher, which forwards it, says that its own is (LOCKSTEP_TERMINAL=<columns>). Off with
+  /// Returns stderr of this process. It is on only in the main process, and only if stderr is a
+  /// terminal, or the launcher forwards it to one (LOCKSTEP_TERMINAL=<columns>). Off with
   /// LOCKSTEP_PROGRESS=0 and with TERM=dumb. NO_COLOR: no colour and no blocks. A locale (LC_ALL,
   /// LC_CTYPE, LANG) that is not UTF-8: ASCII. Throws ConfigError if a LOCKSTEP_ variable is
   /// invalid.
@@ -38,7 +38,8 @@ struct ProgressTerminal {
       const Environment& environment, bool stderr_is_terminal, bool is_main);
 };
 
-/// One line that shows the progress, rate and remaining time of a loop:
+/// Draws one line with the progress, rate and remaining time of a loop.
+///
 /// `epoch 1 ████████▌            38% 180/469  12.3 batches/s  0:23 left  loss 0.312`
 ///
 /// Redrawn by advance() and set_note(), at most ten times a second, cut to the terminal's width.
@@ -58,7 +59,7 @@ class ProgressBar final : private StatusLine {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void advance(int64_t by = 1);
-  /// A few words behind the bar: "loss 0.312".
+  /// Sets a few words behind the bar: "loss 0.312".
   void set_note(std::string note);
   /// Replaces the bar by one final line with total time and average rate, and a newline. Only the
   /// first call has an effect; after it advance() and set_note() do nothing.
@@ -85,8 +86,8 @@ class ProgressBar final : private StatusLine {
   double begin_s_ = 0;
   double drawn_s_ = 0;
   int64_t drawn_done_ = 0;
-  double recent_done_ =
-      0;  ///< Done in recent_s_ seconds; both fade, so this is about the last ten.
+  /// Done in recent_s_ seconds. Both decay, so they cover about the last ten seconds.
+  double recent_done_ = 0;
   double recent_s_ = 0;
   bool drawn_ = false;   ///< The terminal's last line is ours.
   bool hidden_ = false;  ///< A log line is being written.

@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-/// A terminal in memory, whose clock the test sets.
+/// Simulates a terminal, whose clock the test sets.
 class Progress : public testing::Test {
  protected:
   Progress() {
@@ -39,7 +39,7 @@ class Progress : public testing::Test {
 
   std::string last() const { return written_.empty() ? "" : written_.back(); }
 
-  /// What stands on the last line, and the lines above it: '\r' and "erase to end of line" played.
+  /// Returns the lines that a terminal would show, after '\r' and "erase to end of line".
   std::vector<std::string> screen() const {
     std::vector<std::string> lines = {""};
     size_t column = 0;
@@ -99,7 +99,7 @@ TEST_F(Progress, WithoutATotalShowsCounterAndRateOnly) {
   EXPECT_THAT(screen(), ElementsAre("reading 300 files  150 files/s"));
 }
 
-TEST_F(Progress, AnEmptyLoopIsWholeFromTheStart) {
+TEST_F(Progress, AnEmptyLoopIsCompleteFromTheStart) {
   ProgressBar bar({.total = 0}, terminal_);
   EXPECT_THAT(last(), HasSubstr("100% 0/0"));
 }
@@ -137,7 +137,7 @@ TEST_F(Progress, TheRateFollowsTheLastSeconds) {
   EXPECT_THAT(last(), HasSubstr("10.0 it/s"));
 }
 
-TEST_F(Progress, WhatWasDoneBeforeIsNotPartOfTheRate) {
+TEST_F(Progress, EarlierProgressDoesNotCountTowardsTheRate) {
   ProgressBar bar({.total = 1000, .initial = 900}, terminal_);
   now_s_ += 10;
   bar.advance(50);
@@ -235,7 +235,7 @@ TEST_F(Progress, DestructionErasesNothingAndEndsTheLine) {
   EXPECT_EQ(screen()[1], "");
 }
 
-TEST_F(Progress, ALogLineStandsAboveTheBar) {
+TEST_F(Progress, ALogLineIsAboveTheBar) {
   ProgressBar bar({.label = "epoch 1", .total = 2}, terminal_);
   log_info("saved");
   log_warning("late");
@@ -250,14 +250,14 @@ TEST_F(Progress, ALogLineStandsAboveTheBar) {
   EXPECT_EQ(screen()[4], "");
 }
 
-TEST_F(Progress, OtherLinesCanStandAboveTheBarToo) {
+TEST_F(Progress, OtherLinesCanBeAboveTheBarToo) {
   ProgressBar bar({.total = 2}, terminal_);
   around_status_line([&] { written_.emplace_back("a printed line\n"); });
   EXPECT_EQ(screen()[0], "a printed line");
   EXPECT_THAT(screen()[1], HasSubstr("0/2"));
 }
 
-TEST_F(Progress, OfTwoBarsTheNewestIsDrawnAndTheOlderComesBack) {
+TEST_F(Progress, OfTwoBarsTheNewestIsDrawnAndThenTheOlder) {
   ProgressBar outer({.label = "epochs", .total = 3}, terminal_);
   {
     ProgressBar inner({.label = "batches", .total = 10}, terminal_);

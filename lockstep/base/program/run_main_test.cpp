@@ -48,7 +48,7 @@ TEST_F(RunMain, EverythingElseEndsWithOne) {
       ElementsAre("error: [barrier] lost\n", "error: odd\n", HasSubstr("not a std::exception")));
 }
 
-TEST_F(RunMain, TorchsFramesAreLeftOut) {
+TEST_F(RunMain, TorchsFramesAreOmitted) {
   run_main([]() -> int {
     throw std::runtime_error("no memory\nframe #0: c10::alloc_cpu\nframe #1: main");
   });

@@ -7,8 +7,8 @@ namespace lockstep {
 /// send these signals before they take a machine away. A second SIGTERM two seconds or more after
 /// the first ends the process; an earlier one counts as a duplicate of the first.
 ///
-/// Does not touch a signal whose handler the program has changed. Destroying the last instance
-/// restores the handlers. Thread-safe.
+/// Keeps a handler that the program has installed. Destroying the last instance restores the
+/// default handlers. Thread-safe.
 class StopRequests {
  public:
   StopRequests();
@@ -16,7 +16,7 @@ class StopRequests {
   StopRequests(const StopRequests&) = delete;
   StopRequests& operator=(const StopRequests&) = delete;
 
-  /// The received signal, or 0. It belongs to the process: every StopRequests returns the same.
+  /// Returns the signal that this process has received, or 0.
   static int signal_received();
   /// Forgets the received signal.
   static void clear();

@@ -26,7 +26,7 @@ TEST_F(StopRequestsTest, NotesASignalThatWouldHaveEndedTheProcess) {
   }
 }
 
-TEST_F(StopRequestsTest, PutsTheHandlingBackWhenTheLastOneGoes) {
+TEST_F(StopRequestsTest, RestoresTheHandlersWithTheLastOne) {
   {
     const StopRequests outer;
     { const StopRequests inner; }
@@ -37,7 +37,7 @@ TEST_F(StopRequestsTest, PutsTheHandlingBackWhenTheLastOneGoes) {
   EXPECT_EQ(present.sa_handler, SIG_DFL);
 }
 
-TEST_F(StopRequestsTest, LeavesASignalAloneThatTheProgramHandles) {
+TEST_F(StopRequestsTest, DoesNotReplaceTheProgramsHandler) {
   static volatile std::sig_atomic_t seen = 0;
   std::signal(SIGUSR1, [](int) { seen = 1; });
   {
@@ -59,7 +59,7 @@ TEST_F(StopRequestsTest, ASecondSIGTERMEndsTheProcessUnlessItIsTheSameRequest) {
         if (StopRequests::signal_received() != SIGTERM) {
           std::_Exit(1);
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds(2100));  // What it is about is time.
+        std::this_thread::sleep_for(std::chrono::milliseconds(2100));  // Longer than one request.
         std::raise(SIGTERM);
       },
       testing::KilledBySignal(SIGTERM),

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// Returns the width of the terminal behind a descriptor; nothing if it is no terminal or does not
-/// say.
+/// Returns the width of the terminal at a descriptor, in columns. Returns nothing if the descriptor
+/// is not a terminal, or reports no width.
 std::optional<int> terminal_columns(int fd);
 
 }  // namespace lockstep

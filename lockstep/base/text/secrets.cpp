@@ -21,7 +21,7 @@ bool is_secret(std::string name) {
   });
 }
 
-/// "http://me:secret@host" as "http://(hidden)@host".
+/// Replaces "http://me:secret@host" by "http://(hidden)@host".
 std::string without_password(std::string value) {
   constexpr std::string_view kScheme = "://";
   for (size_t at = value.find(kScheme); at != std::string::npos; at = value.find(kScheme, at)) {

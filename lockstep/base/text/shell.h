@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Joins `words` into one line for a shell, quoted where necessary, for messages that users paste.
+/// Joins `words` into one line that a user can paste into a shell; quotes them where necessary.
 std::string shell_quoted(const std::vector<std::string>& words);
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-TEST(ShellQuoted, QuotesOnlyWhatNeedsIt) {
+TEST(ShellQuoted, QuotesOnlyIfNecessary) {
   EXPECT_EQ(
       shell_quoted({"./train", "--name=a b", "it's", "", "$HOME"}),
       "./train '--name=a b' 'it'\\''s' '' '$HOME'");

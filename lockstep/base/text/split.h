@@ -6,8 +6,7 @@
 
 namespace lockstep {
 
-/// Splits `text` at each separator; empty parts are kept, so there is one part more than
-/// separators.
+/// Splits `text` at each separator. Keeps empty parts, so n separators give n + 1 parts.
 std::vector<std::string> split(const std::string& text, char separator);
 
 }  // namespace lockstep

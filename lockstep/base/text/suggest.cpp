@@ -9,7 +9,8 @@
 namespace lockstep {
 namespace {
 
-/// Insertions, deletions, substitutions and swaps of neighbours (Damerau, restricted) from a to b.
+/// Counts insertions, deletions, substitutions and swaps of neighbours (Damerau, restricted) from a
+/// to b.
 size_t edits(const std::string& a, const std::string& b) {
   std::vector<size_t> two_back(b.size() + 1);
   std::vector<size_t> back(b.size() + 1);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -13,7 +14,10 @@ std::string lower(std::string text);
 /// Parses true or false, yes or no, on or off, 1 or 0, in any case.
 std::optional<bool> truth_value(const std::string& text);
 
-/// "12 files", "1 file".
+/// Formats "12 files" or "1 file".
 std::string counted(size_t count, const std::string& noun);
+
+/// Formats "rank 1" or "ranks 1, 2".
+std::string ranks_text(const std::vector<int>& ranks);
 
 }  // namespace lockstep

@@ -29,5 +29,10 @@ TEST(Counted, KnowsOneFromMany) {
   EXPECT_EQ(counted(2, "file"), "2 files");
 }
 
+TEST(RanksText, NamesOneOrSeveralRanks) {
+  EXPECT_EQ(ranks_text({1}), "rank 1");
+  EXPECT_EQ(ranks_text({1, 3}), "ranks 1, 3");
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -61,7 +61,7 @@ Sources sources_in(const Files& files, const std::map<std::string, std::string>&
         throw CheckpointError(
             file.path(),
             fmt::format(
-                "prefix_map gives two tensors the name {}; the other one is {}",
+                "prefix_map renames two tensors to {}; the other is {}; expected distinct names",
                 storage::in_quotes(name),
                 storage::in_quotes(other->second.entry->name)),
             storage::in_quotes(entry.name));
@@ -104,7 +104,7 @@ void check_device_map(
     if (!any) {
       throw ConfigError(
           kWhere,
-          fmt::format("device_map has '{}', which is no module or tensor of the model", module));
+          fmt::format("device_map has '{}', which is not a module or tensor of the model", module));
     }
     check_device(device);
   }
@@ -115,10 +115,10 @@ at::Device device_of(const NamedTensor& item, const std::map<std::string, at::De
     return item.tensor.device();
   }
   const std::pair<const std::string, at::Device>* longest = nullptr;
-  for (const auto& place : device_map) {
-    if (is_within(item.name, place.first) &&
-        (longest == nullptr || place.first.size() > longest->first.size())) {
-      longest = &place;
+  for (const auto& entry : device_map) {
+    if (is_within(item.name, entry.first) &&
+        (longest == nullptr || entry.first.size() > longest->first.size())) {
+      longest = &entry;
     }
   }
   if (longest == nullptr) {
@@ -134,12 +134,12 @@ void check_target(const NamedTensor& item) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "{} has no memory (meta), or is sparse; construct the model on a real device",
+            "{} has no memory (meta) or is sparse; expected a dense tensor on a real device",
             item.name));
   }
 }
 
-std::string listed(const std::vector<std::string>& names) {
+std::string joined(const std::vector<std::string>& names) {
   const size_t shown = std::min(names.size(), kNamesShown);
   std::string text = fmt::format(
       "{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "));
@@ -155,7 +155,7 @@ bool is_on(const at::Tensor& tensor, at::Device device) {
 }
 
 /// One tensor of the model, under all of its names.
-struct Place {
+struct TargetTensor {
   std::vector<at::Tensor> tied;
   at::Tensor value;                ///< Undefined if it was not saved.
   std::optional<Source> source{};  ///< Its location in the files.
@@ -163,18 +163,18 @@ struct Place {
   at::Device device;
 };
 
-class Plan {
+class LoadPlan {
  public:
-  Plan(const std::filesystem::path& path, const LoadModelOptions& options)
+  LoadPlan(const std::filesystem::path& path, const LoadModelOptions& options)
       : path_(path.string()),
         options_(&options),
         files_(std::make_shared<const Files>(storage::open_model_files(path))),
-        left_(sources_in(*files_, options.prefix_map)) {}
+        unused_(sources_in(*files_, options.prefix_map)) {}
 
   void add(const NamedTensors& model, const std::vector<size_t>& group) {
     const NamedTensor& first = model[group.front()];
     check_target(first);
-    Place place{
+    TargetTensor target{
         .tied = {},
         .value = {},
         .dtype = first.tensor.scalar_type(),
@@ -182,7 +182,7 @@ class Plan {
     std::vector<std::pair<std::string, Source>> saved;
     for (const size_t i : group) {
       const NamedTensor& item = model[i];
-      if (device_of(item, options_->device_map) != place.device) {
+      if (device_of(item, options_->device_map) != target.device) {
         throw ConfigError(
             kWhere,
             fmt::format(
@@ -190,48 +190,48 @@ class Plan {
                 first.name,
                 item.name));
       }
-      place.tied.push_back(item.tensor);
-      if (const auto found = left_.find(item.name); found != left_.end()) {
+      target.tied.push_back(item.tensor);
+      if (const auto found = unused_.find(item.name); found != unused_.end()) {
         saved.emplace_back(*found);
-        left_.erase(found);
+        unused_.erase(found);
       }
     }
     if (saved.empty()) {
       names_.missing.push_back(first.name);
     } else {
       check_ties(saved);
-      take(first, saved.front().second, place);
+      match(first, saved.front().second, target);
     }
-    places_.push_back(std::move(place));
+    targets_.push_back(std::move(target));
   }
 
   LoadedNames finish() {
-    for (const auto& [name, source] : left_) {
+    for (const auto& [name, source] : unused_) {
       names_.unexpected.push_back(storage::in_quotes(name));
     }
     std::sort(names_.missing.begin(), names_.missing.end());
     std::vector<std::string> faults;
     if (options_->strict && !names_.missing.empty()) {
-      faults.push_back("missing: " + listed(names_.missing));
+      faults.push_back("missing: " + joined(names_.missing));
     }
     if (options_->strict && !names_.unexpected.empty()) {
-      faults.push_back("unexpected: " + listed(names_.unexpected));
+      faults.push_back("unexpected: " + joined(names_.unexpected));
     }
     if (!different_.empty()) {
-      faults.push_back("different: " + listed(different_));
+      faults.push_back("different: " + joined(different_));
     }
     if (!faults.empty()) {
       throw CheckpointError(
           path_, fmt::format("does not match the model; {}", fmt::join(faults, "; ")));
     }
     names_.unexpected.clear();
-    for (const auto& [name, source] : left_) {
+    for (const auto& [name, source] : unused_) {
       names_.unexpected.push_back(name);
     }
     return names_;
   }
 
-  const std::vector<Place>& places() const { return places_; }
+  const std::vector<TargetTensor>& targets() const { return targets_; }
   const std::shared_ptr<const Files>& files() const { return files_; }
 
  private:
@@ -246,50 +246,50 @@ class Plan {
     }
   }
 
-  void take(const NamedTensor& here, const Source& source, Place& place) {
+  void match(const NamedTensor& here, const Source& source, TargetTensor& target) {
     const storage::TensorEntry& entry = *source.entry;
     const at::ScalarType saved = scalar_type(entry.dtype);
-    if (here.tensor.sizes() != entry.shape || !c10::canCast(saved, place.dtype)) {
+    if (here.tensor.sizes() != entry.shape || !c10::canCast(saved, target.dtype)) {
       different_.push_back(fmt::format(
           "{} is {}[{}], the model has {}[{}]",
           here.name,
           c10::toString(saved),
           fmt::join(entry.shape, ", "),
-          c10::toString(place.dtype),
+          c10::toString(target.dtype),
           fmt::join(here.tensor.sizes(), ", ")));
       return;
     }
-    if (options_->dtype && at::isFloatingType(saved) && at::isFloatingType(place.dtype)) {
-      place.dtype = *options_->dtype;
+    if (options_->dtype && at::isFloatingType(saved) && at::isFloatingType(target.dtype)) {
+      target.dtype = *options_->dtype;
     }
-    place.value = tensor_of(*source.file, entry);
-    place.source = source;
+    target.value = tensor_of(*source.file, entry);
+    target.source = source;
   }
 
   std::string path_;
   const LoadModelOptions* options_;
   std::shared_ptr<const Files> files_;
-  Sources left_;  ///< Saved tensors that no tensor of the model has used; points into the files.
-  std::vector<Place> places_;
+  Sources unused_;  ///< Saved tensors that no tensor of the model has used; points into the files.
+  std::vector<TargetTensor> targets_;
   std::vector<std::string> different_;
   LoadedNames names_;
 };
 
-void put(const Place& place) {
-  if (place.source) {
-    place.source->file->fetch(*place.source->entry);
+void write(const TargetTensor& target) {
+  if (target.source) {
+    target.source->file->fetch(*target.source->entry);
   }
-  const at::Tensor& first = place.tied.front();
-  if (is_on(first, place.device) && first.scalar_type() == place.dtype) {
-    if (place.value.defined()) {
-      flat::copy_values(first, place.value);
+  const at::Tensor& first = target.tied.front();
+  if (is_on(first, target.device) && first.scalar_type() == target.dtype) {
+    if (target.value.defined()) {
+      flat::copy_values(first, target.value);
     }
     return;
   }
-  const at::Tensor value = place.value.defined() ? place.value : first.detach();
+  const at::Tensor value = target.value.defined() ? target.value : first.detach();
   const at::Tensor moved =
-      value.to(place.device, place.dtype, /*non_blocking=*/false, /*copy=*/true);
-  for (const at::Tensor& tensor : place.tied) {
+      value.to(target.device, target.dtype, /*non_blocking=*/false, /*copy=*/true);
+  for (const at::Tensor& tensor : target.tied) {
     tensor.mutable_grad().reset();
     tensor.set_data(moved);
   }
@@ -305,15 +305,15 @@ CheckedWeights check_checkpoint_in_model(
         fmt::format("option dtype is not floating point; got {}", c10::toString(*options.dtype)));
   }
   check_device_map(model, options.device_map);
-  Plan plan(path, options);
+  LoadPlan plan(path, options);
   for (const std::vector<size_t>& group : tied_groups(model)) {
     plan.add(model, group);
   }
   LoadedNames names = plan.finish();
-  return {std::move(names), [places = plan.places(), files = plan.files()] {
+  return {std::move(names), [targets = plan.targets(), files = plan.files()] {
             const c10::AutoGradMode no_grad(false);
-            for (const Place& place : places) {
-              put(place);
+            for (const TargetTensor& target : targets) {
+              write(target);
             }
           }};
 }

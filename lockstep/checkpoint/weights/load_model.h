@@ -17,7 +17,7 @@
 namespace lockstep::checkpoint {
 
 struct LoadModelOptions {
-  /// Names in only the file or only the model are an error. False: they are returned, and matching
+  /// Throws for names in only the file or only the model. False: they are returned, and matching
   /// tensors are loaded.
   bool strict = true;
   /// Prefixes of saved names and their replacements: {{"module.", ""}}. The longest matching prefix
@@ -39,16 +39,17 @@ struct LoadedNames {
 
 /// Loads weights into a model; see open_model_files for `path`. Everything is checked before
 /// anything is changed. A tensor that keeps its device and dtype is written to in place, visible in
-/// all its views; another one gets new memory and loses its gradient; tied tensors stay tied. Files
+/// all its views. Another one gets new memory and loses its gradient. Tied tensors stay tied. Files
 /// are mapped, so no further memory is needed; a tensor is copied once.
 ///
-/// CheckpointError, naming all faults at once, for names that are missing or unexpected (if
-/// strict), another shape, an impossible dtype conversion (floating point to integer, complex to
-/// real), tied weights saved with different values, and for files that open_model_files refuses.
-/// Throws ConfigError for a tensor of the model without memory (meta), a device_map that omits a
-/// tensor, has an unknown name, or separates tied ones, and a `dtype` that is not floating point.
+/// Throws CheckpointError, naming all faults at once, for missing or unexpected names (if strict),
+/// another shape, an impossible dtype conversion (floating point to integer, complex to real), and
+/// tied weights saved with different values. Throws CheckpointError also for files that
+/// open_model_files refuses. Throws ConfigError for a tensor of the model without memory (meta),
+/// and for a `dtype` that is not floating point. Throws ConfigError for a device_map that omits a
+/// tensor, has an unknown name, or separates tied tensors.
 ///
-/// After accelerate.utils.load_checkpoint_in_model, which is not strict by default. Not
+/// Modelled on accelerate.utils.load_checkpoint_in_model, which is not strict by default. Not
 /// thread-safe.
 LoadedNames load_checkpoint_in_model(
     const NamedTensors& model,
@@ -62,7 +63,7 @@ LoadedNames load_checkpoint_in_model(
   return load_checkpoint_in_model(tensors_of(module), path, options);
 }
 
-/// The checked first half of load_checkpoint_in_model.
+/// Checked weights that are not loaded yet: the first half of load_checkpoint_in_model.
 struct CheckedWeights {
   LoadedNames names;
   std::function<void()> apply;  ///< The second half; the model must not have changed meanwhile.

@@ -88,7 +88,7 @@ TEST(LoadCheckpointInModel, SaysAllThatIsWrongAtOnceAndChangesNothing) {
   }
 }
 
-TEST(LoadCheckpointInModel, LoadsWhatFitsAndNamesTheRestUnlessStrict) {
+TEST(LoadCheckpointInModel, LoadsMatchingTensorsAndNamesTheRestUnlessStrict) {
   const Saved saved({{"b", at::ones({2})}, {"z", at::ones({2})}, {"y", at::ones({2})}});
   const at::Tensor b = parameter({2});
   const LoadedNames names = load_checkpoint_in_model(
@@ -131,10 +131,10 @@ TEST(LoadCheckpointInModel, RefusesPrefixesThatMakeTwoNamesOne) {
         load_checkpoint_in_model(
             {{"a", parameter({1})}}, saved.path(), {.prefix_map = {{"x.", ""}, {"y.", ""}}});
       },
-      ThrowsMessage<CheckpointError>(HasSubstr("prefix_map gives two tensors the name \"a\"")));
+      ThrowsMessage<CheckpointError>(HasSubstr("prefix_map renames two tensors to \"a\"")));
 }
 
-TEST(LoadCheckpointInModel, KeepsTheDtypeThatIsHereUnlessTold) {
+TEST(LoadCheckpointInModel, KeepsTheModelsDtypeByDefault) {
   const Saved saved(
       {{"w", at::full({2}, 1.5, at::kHalf)},
        {"n", at::full({2}, 7, at::kInt)},
@@ -202,7 +202,7 @@ TEST(LoadCheckpointInModel, ChecksADeviceMapBeforeItLoads) {
     EXPECT_TRUE(holds(w, 0));
   };
   refuses({{"net.a", at::kCPU}}, "device_map has no device for net.ab.w");
-  refuses({{"", at::kCPU}, {"net.b", at::kCPU}}, "has 'net.b', which is no module or tensor");
+  refuses({{"", at::kCPU}, {"net.b", at::kCPU}}, "has 'net.b', which is not a module or tensor");
   refuses({{"", at::kCPU}, {"net.a", at::kMeta}}, "meta");
   if (!at::hasCUDA()) {
     refuses(
@@ -272,23 +272,23 @@ TEST(LoadCheckpointInModel, NamesATensorThatCannotBeRead) {
 }
 
 TEST(LoadCheckpointInModel, ReadsOneFileOrAnIndexAsWellAsAFolder) {
-  const Saved whole({{"w", at::ones({2})}});
+  const Saved one_file({{"w", at::ones({2})}});
   const Saved shards({{"w", at::ones({2})}, {"x", at::ones({2})}}, "8");
   const NamedTensors model = {{"w", parameter({2})}};
   EXPECT_THAT(
-      load_checkpoint_in_model(model, whole.path() / "model.safetensors").missing, IsEmpty());
+      load_checkpoint_in_model(model, one_file.path() / "model.safetensors").missing, IsEmpty());
   EXPECT_THAT(
       load_checkpoint_in_model(
           model, shards.path() / "model.safetensors.index.json", {.strict = false})
           .unexpected,
       ElementsAre("x"));
-  storage::write_bytes(whole.path() / "weights.bin", "a pickle");
+  storage::write_bytes(one_file.path() / "weights.bin", "a pickle");
   EXPECT_THAT(
-      [&] { load_checkpoint_in_model(model, whole.path() / "weights.bin"); },
+      [&] { load_checkpoint_in_model(model, one_file.path() / "weights.bin"); },
       ThrowsMessage<CheckpointError>(AllOf(HasSubstr("pickle"), HasSubstr("python -c"))));
 }
 
-TEST(LoadCheckpointInModel, TakesNothingFromACheckpointThatIsNotWhatWasWritten) {
+TEST(LoadCheckpointInModel, LoadsNothingFromADamagedCheckpoint) {
   const TestFolder folder;
   const std::filesystem::path path = folder / "step_1";
   const std::vector<float> ones(4, 1.F);

@@ -17,8 +17,8 @@ namespace lockstep::checkpoint {
 /// once per name. The result holds the tensors. `floating`: the dtype of written floating-point
 /// tensors.
 ///
-/// CheckpointError, naming `path`, for a tensor that is undefined, sparse, without data, or of a
-/// dtype the format lacks.
+/// Throws CheckpointError, naming `path`, for a tensor that is undefined, sparse, without data, or
+/// of a dtype the format lacks.
 std::vector<storage::OutputTensor> output_tensors(
     const std::string& path,
     const NamedTensors& tensors,

@@ -20,21 +20,21 @@ namespace lockstep::checkpoint {
 /// One pass: checksums are computed while writing. Tensors on other devices, or non-contiguous, are
 /// copied one at a time. Shared storage is written once per name.
 ///
-/// CheckpointError, without leaving a file, if the path exists (also a symbolic link), a write
-/// fails, a name is repeated or is "__metadata__", or a tensor is undefined, sparse, without data,
-/// or of a dtype the format lacks. Thread-safe.
+/// Throws CheckpointError, and leaves no file, if the path exists (also a symbolic link), a write
+/// fails, or a name is repeated or is "__metadata__". Throws CheckpointError also for a tensor that
+/// is undefined, sparse, without data, or of a dtype the format lacks. Thread-safe.
 storage::FileSummary write_safetensors(
     const std::filesystem::path& path,
     const NamedTensors& tensors,
     const std::map<std::string, std::string>& metadata = {});
 
-/// Returns torch's dtype for it.
+/// Returns torch's dtype for `dtype`.
 at::ScalarType scalar_type(storage::Dtype dtype);
 
-/// Returns a tensor of a mapped file: a view that keeps the file mapped while the tensor or a view
-/// of it lives. Writing to it is allowed, costs a copy of each touched page, and changes neither
-/// the file nor other maps of it. Data not aligned to its dtype is copied. Throws CheckpointError
-/// if a BOOL is neither 0 nor 1. Its bytes should be prefetched: see SafetensorsMap.
+/// Returns a tensor of a mapped file as a view. The file stays mapped while the tensor or a view of
+/// it lives. Writing to it is allowed, costs a copy of each touched page, and changes neither the
+/// file nor other maps of it. Data not aligned to its dtype is copied. Throws CheckpointError if a
+/// BOOL is neither 0 nor 1. Its bytes should be prefetched: see SafetensorsMap.
 at::Tensor tensor_of(const storage::SafetensorsMap& file, const storage::TensorEntry& entry);
 at::Tensor tensor_of(const storage::SafetensorsMap& file, const std::string& name);
 

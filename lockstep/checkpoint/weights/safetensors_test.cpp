@@ -88,7 +88,7 @@ void expect_golden(const storage::SafetensorsMap& file) {
   }
 }
 
-TEST(Safetensors, ReadsWhatTheReferenceWrites) {
+TEST(Safetensors, ReadsTheReferencesFiles) {
   const storage::SafetensorsMap file(kGolden / "all_dtypes.safetensors");
   expect_golden(file);
   EXPECT_THAT(file.metadata(), ElementsAre(Pair("format", "pt")));
@@ -107,7 +107,7 @@ TEST(Safetensors, WritesTheBytesTheReferenceWrites) {
       storage::read_bytes(kGolden / "no_tensors.safetensors"));
 }
 
-TEST(Safetensors, SaysSizesAndChecksumsOfWhatItWrote) {
+TEST(Safetensors, ReportsSizesAndChecksumsOfWrittenFiles) {
   const TestFolder folder;
   const NamedTensors tensors = golden_tensors();
   const storage::FileSummary summary = write_safetensors(folder / "f", tensors);

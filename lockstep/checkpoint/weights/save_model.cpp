@@ -26,8 +26,8 @@ void check(const SaveModelOptions& options) {
   if (options.exclude_frozen_parameters) {
     throw ConfigError(
         "save_model",
-        "exclude_frozen_parameters needs to know which tensors are parameters, which tensors by "
-        "name do not say; pass the module, or leave them out of the list");
+        "exclude_frozen_parameters cannot be combined with a list of tensors, which does not mark "
+        "parameters; pass the module, or omit the frozen parameters from the list");
   }
   const std::string& name = options.file_name;
   if (name.empty()) {
@@ -45,7 +45,8 @@ void check(const SaveModelOptions& options) {
   if (options.max_shard_size != SaveModelOptions().max_shard_size) {
     throw ConfigError(
         "save_model",
-        "file_name is for one file, max_shard_size for several; got both, set one of them");
+        "file_name cannot be combined with max_shard_size, which may write several files; set one "
+        "of them");
   }
 }
 

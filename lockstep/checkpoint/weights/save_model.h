@@ -15,27 +15,26 @@
 namespace lockstep::checkpoint {
 
 struct SaveModelOptions {
-  /// "300MB", "10GB", in decimal units.
+  /// The maximum size of a file in decimal units: "300MB", "10GB".
   std::string max_shard_size = "10GB";
   /// The dtype of written floating-point tensors, converted one at a time; not set: unchanged.
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// Writes one file of this name, of any size, instead of model.safetensors or its shards.
   std::string file_name = {};
-  /// Leaves out parameters that require no gradient; buffers are written. Only for a module: a list
-  /// of tensors does not say which are parameters.
+  /// Omits parameters that require no gradient; buffers are written. Only for a module, since a
+  /// list of tensors does not mark its parameters.
   bool exclude_frozen_parameters = false;
 };
 
 /// Writes the weights of a model into `folder` in transformers' format, byte for byte as
-/// Accelerate's save_model: `model.safetensors`, or shards of at most `max_shard_size` with
-/// `model.safetensors.index.json`; see write_model_files, also for existing weights and killed
-/// saves. Returns the names of the files.
+/// Accelerate's save_model. The files are `model.safetensors`, or shards of at most
+/// `max_shard_size` with `model.safetensors.index.json`. See write_model_files, also for existing
+/// weights and killed saves. Returns the names of the files.
 ///
 /// - Tied weights are saved once, under the first of their names; transformers and
 ///   load_checkpoint_in_model tie them again.
-/// - Other views of shared memory are saved separately, while Accelerate drops all but the first
-/// and
-///   safetensors refuses: nothing is lost, and loading restores them.
+/// - Other views of shared memory are saved separately, and loading restores them. Accelerate drops
+///   all but the first, and safetensors refuses them.
 /// - Non-contiguous tensors, and those on other devices, are copied one at a time.
 ///
 /// One process calls it. Throws ConfigError for an invalid max_shard_size, a dtype that is not

@@ -20,7 +20,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/weights/load_model.h"
 #include "lockstep/checkpoint/weights/safetensors.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -61,23 +61,16 @@ struct Tied : nn::Module {
   std::shared_ptr<Head> head;
 };
 
-void expect_same_files(const std::filesystem::path& got, const std::filesystem::path& expected) {
-  ASSERT_EQ(storage::names_in(got), storage::names_in(expected));
-  for (const std::string& name : storage::names_in(expected)) {
-    EXPECT_EQ(storage::read_bytes(got / name), storage::read_bytes(expected / name)) << name;
-  }
-}
-
-TEST(SaveModel, WritesWhatAcceleratesSaveModelWrites) {
+TEST(SaveModel, WritesTheFilesOfAcceleratesSaveModel) {
   const TestFolder folder;
   EXPECT_THAT(save_model(Tied(), folder.path()), ElementsAre("model.safetensors"));
-  expect_same_files(folder.path(), kGolden / "whole");
+  storage::expect_same_files(folder.path(), kGolden / "whole");
 }
 
 TEST(SaveModel, WritesTheShardsThatAcceleratesSaveModelWrites) {
   const TestFolder folder;
   EXPECT_EQ(save_model(Tied(), folder.path(), {.max_shard_size = "0.1KB"}).size(), 5U);
-  expect_same_files(folder.path(), kGolden / "shards");
+  storage::expect_same_files(folder.path(), kGolden / "shards");
 }
 
 TEST(SaveModel, IsReadBackByEveryName) {
@@ -120,7 +113,7 @@ TEST(SaveModel, KeepsTensorsWithoutElementsApart) {
   EXPECT_EQ(storage::SafetensorsMap(folder.path() / "model.safetensors").names().size(), 3U);
 }
 
-TEST(SaveModel, LeavesFrozenParametersOutIfToldTo) {
+TEST(SaveModel, OmitsFrozenParametersOnRequest) {
   const TestFolder folder;
   const Tied saved;
   saved.embed->weight.set_requires_grad(false);  // And so the head's, which is it.
@@ -142,7 +135,7 @@ TEST(SaveModel, LeavesFrozenParametersOutIfToldTo) {
       ThrowsMessage<ConfigError>(HasSubstr("pass the module")));
 }
 
-TEST(SaveModel, RefusesWhatTheFormatHasNoPlaceFor) {
+TEST(SaveModel, RefusesDtypesThatTheFormatLacks) {
   const TestFolder folder;
   const auto refuses = [&](const at::Tensor& tensor, const std::string& why) {
     EXPECT_THAT(
@@ -194,7 +187,7 @@ TEST(SaveModel, AFileOfAnyNameReplacesItselfAndNoOtherWeights) {
   EXPECT_EQ(storage::names_in(folder.path()).size(), 2U);
 }
 
-TEST(SaveModel, RefusesNamesThatAreNone) {
+TEST(SaveModel, RefusesInvalidNames) {
   const TestFolder folder;
   const NamedTensors tensors = {{"a", at::ones({2})}};
   for (const char* name : {"a/b.safetensors", "pytorch_model.bin", ".safetensors"}) {

@@ -64,8 +64,8 @@ std::shared_ptr<comm::Transport> make_transport(
     throw ConfigError(
         "LOCKSTEP_COMM",
         fmt::format(
-            "shared memory needs all ranks on one host; got {} ranks, {} of them on this "
-            "host; set it to auto",
+            "shared memory needs all ranks on one host; got {} ranks, {} of them on this host; set "
+            "LOCKSTEP_COMM=auto",
             world.size,
             world.local_size));
   }
@@ -82,7 +82,7 @@ std::shared_ptr<comm::Transport> make_transport(
         throw;
       }
       log_warning(
-          "shared memory is not available, using Gloo, which is slower: " +
+          "shared memory is not available; the job uses Gloo, which is slower: " +
           without_rank_suffix(error.what()));
     }
   }

@@ -10,18 +10,18 @@
 
 namespace lockstep {
 
-/// The transport of CPU tensors.
+/// Selects the transport of CPU tensors.
 enum class TransportKind {
   kAuto,  ///< Shared memory within a host if available, else Gloo.
   kShm,
   kGloo
 };
 
-/// Timeouts and transports of `connect`.
+/// Sets the timeouts and transports of `connect`.
 struct ConnectOptions {
   /// Timeout of an operation. LOCKSTEP_TIMEOUT_MS.
   comm::Milliseconds timeout{std::chrono::minutes(10)};
-  /// How long to wait for all ranks to join. LOCKSTEP_JOIN_TIMEOUT_MS.
+  /// Timeout for all ranks to join. LOCKSTEP_JOIN_TIMEOUT_MS.
   comm::Milliseconds join_timeout{std::chrono::minutes(2)};
   /// The transport of CPU tensors. LOCKSTEP_COMM = auto|shm|gloo.
   TransportKind transport = TransportKind::kAuto;
@@ -33,17 +33,18 @@ struct ConnectOptions {
   static ConnectOptions from_environment(const Environment& environment);
 };
 
-/// Connects the ranks of `world` and returns the group of all of them; a world of one connects to
+/// Connects the ranks of `world` and returns the group of all ranks. A world of one connects to
 /// nothing. Collective.
 ///
-/// Rank 0 serves the store at master_addr:master_port (under torchrun, whose agent serves it, rank
-/// 0 is a client, too). If all ranks share a host, store and data connections bind to loopback
-/// only, and the ranks use shared memory unless Gloo is requested.
+/// Rank 0 serves the store at master_addr:master_port. Under torchrun, whose agent serves the
+/// store, rank 0 is a client, too. If all ranks share a host, store and data connections bind to
+/// loopback only, and the ranks use shared memory unless Gloo is requested.
 ///
-/// ConfigError: the port is taken; shared memory is requested and the ranks are on several hosts;
-/// master_addr is no address of rank 0's machine. CommError, within join_timeout: the store cannot
-/// be reached (names the address), ranks are missing (names them), or two processes claim one rank.
-/// CommError, within seconds: worlds of different size connect, or the ranks' `transport` differs.
+/// Throws ConfigError if the port is taken, if shared memory is requested for ranks on several
+/// hosts, or if master_addr is not an address of rank 0's machine. Throws CommError within
+/// join_timeout if the store cannot be reached (names the address), ranks are missing (names them),
+/// or two processes claim one rank. Throws CommError within seconds if the ranks have different
+/// world sizes or a different `transport`.
 Group connect(const WorldSpec& world, ConnectOptions options = {});
 
 /// Holds a group and its transport, which is null in a world of one.
@@ -52,7 +53,7 @@ struct Connection {
   std::shared_ptr<comm::RenewableTransport> transport;
 };
 
-/// Works as connect, for a program that can continue after a failure of one rank.
+/// Connects as `connect`, for a program that can continue after a failure of one rank.
 Connection connect_renewable(const WorldSpec& world, ConnectOptions options = {});
 
 }  // namespace lockstep

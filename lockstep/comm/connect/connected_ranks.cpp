@@ -34,7 +34,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// `hosts`: the host of each rank.
+/// Runs one thread for each rank. `hosts`: the host of each rank.
 void connected_ranks(
     TransportKind transport,
     const std::vector<int>& hosts,

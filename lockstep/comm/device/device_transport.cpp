@@ -6,11 +6,11 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/comm/device/host_staged_backend.h"
 #include "lockstep/comm/nccl/nccl_backend.h"
 #include "lockstep/comm/transport/device_backend.h"
@@ -23,21 +23,11 @@ namespace {
 // The split number of NCCL's groups in the flight record; no split of a group has it.
 constexpr int64_t kNcclSplit = -2;
 
-/// The facts that ranks exchange before they choose a backend.
+/// Holds the facts that ranks exchange before they choose a backend.
 struct DeviceFacts {
   int64_t type = 0;
   int64_t has_nccl = 0;
 };
-
-std::vector<size_t> ranks_without(const std::vector<int64_t>& all) {
-  std::vector<size_t> ranks;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] == 0) {
-      ranks.push_back(rank);
-    }
-  }
-  return ranks;
-}
 
 class DeviceTransport final : public RenewableTransport {
  public:
@@ -116,8 +106,10 @@ class DeviceTransport final : public RenewableTransport {
     }
     const DeviceFacts mine{
         .type = static_cast<int64_t>(device.type()), .has_nccl = nccl != nullptr ? 1 : 0};
-    std::vector<int64_t> has_nccl;
-    for (const DeviceFacts& theirs : exchange(*host_, mine, timeout)) {
+    const std::vector<DeviceFacts> by_rank = exchange(*host_, mine, timeout);
+    std::vector<int> without_nccl;
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      const DeviceFacts& theirs = by_rank[rank];
       if (theirs.type != mine.type) {
         throw CommError(
             "device",
@@ -127,19 +119,20 @@ class DeviceTransport final : public RenewableTransport {
                 c10::DeviceTypeName(device.type()),
                 c10::DeviceTypeName(static_cast<c10::DeviceType>(theirs.type))));
       }
-      has_nccl.push_back(theirs.has_nccl);
+      if (theirs.has_nccl == 0) {
+        without_nccl.push_back(static_cast<int>(rank));
+      }
     }
     if (kind_ == DeviceCommKind::kHost || (kind_ == DeviceCommKind::kAuto && !device.is_cuda())) {
       return make_host_staged_backend(host_);
     }
     std::string why;
-    if (const std::vector<size_t> without = ranks_without(has_nccl); !without.empty()) {
+    if (!without_nccl.empty()) {
       why = device.is_cuda()
                 ? fmt::format(
-                      "rank{} {} cannot load NCCL 2.14 or later; set LOCKSTEP_NCCL_LIBRARY to a "
+                      "{} cannot load NCCL 2.14 or later; set LOCKSTEP_NCCL_LIBRARY to a "
                       "libnccl.so.2",
-                      without.size() == 1 ? "" : "s",
-                      fmt::join(without, ", "))
+                      ranks_text(without_nccl))
                 : fmt::format("NCCL needs CUDA devices; got {}", device.str());
     } else if (
         auto backend = make_nccl_backend(
@@ -151,7 +144,7 @@ class DeviceTransport final : public RenewableTransport {
     }
     if (rank() == 0) {
       log_warning(
-          "NCCL is not available, device tensors are sent through the host's memory, which is "
+          "NCCL is not available; device tensors are sent through the host's memory, which is "
           "slower: " +
           why);
     }

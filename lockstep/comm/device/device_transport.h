@@ -8,15 +8,15 @@
 
 namespace lockstep::comm {
 
-/// The transport of device tensors. LOCKSTEP_DEVICE_COMM.
+/// Selects the transport of device tensors. LOCKSTEP_DEVICE_COMM.
 enum class DeviceCommKind {
   kAuto,  ///< NCCL if each rank has its own CUDA device, else kHost.
   kNccl,  ///< NCCL, or an error.
   kHost   ///< Copies through the host's memory.
 };
 
-/// Can disconnect and connect to the same ranks again, for a program that continues after a failure
-/// of one rank.
+/// Disconnects from its ranks and connects to them again, for a program that continues after a
+/// failure of one rank.
 class RenewableTransport : public Transport {
  public:
   /// Disconnects: running operations with this rank fail, here and on its peers, until renew.

@@ -32,7 +32,7 @@ at::Tensor numbers(int rank) {
   return at::sin(at::arange(24, at::kFloat) + 100.0 * rank).reshape({12, 2});
 }
 
-/// Whether `own`, computed on the device, has the bits of `host`.
+/// Expects `own`, computed on the device, to be bit-exact with `host`.
 void expect_same(const at::Tensor& own, const at::Tensor& host) {
   EXPECT_EQ(own.device().type(), at::kPrivateUse1);
   EXPECT_TRUE(at::equal(own.cpu(), host));
@@ -101,7 +101,7 @@ TEST(DeviceTransport, PartsOfAGroupWorkOnDevicesToo) {
   });
 }
 
-TEST(DeviceTransport, ItsNameSaysWhatItGoesOverOnceThatIsKnown) {
+TEST(DeviceTransport, ItsNameSaysTheBackendOnceItIsKnown) {
   shm_ranks(2, [](Group group) {
     EXPECT_STREQ(group.transport_name(), "shm");
     group.all_reduce(on_device(at::ones({2}))).wait();
@@ -109,26 +109,26 @@ TEST(DeviceTransport, ItsNameSaysWhatItGoesOverOnceThatIsKnown) {
   });
 }
 
-/// What each of two ranks is told, one by one.
+/// Returns the error of each of two ranks.
 std::vector<std::string> errors_of(const std::function<void(Group)>& body) {
-  std::vector<std::string> told(2, "no error");
+  std::vector<std::string> errors(2, "no error");
   shm_ranks(2, [&](Group group) {
     try {
       body(group);
     } catch (const Error& error) {
-      told[static_cast<size_t>(group.rank())] = error.what();
+      errors[static_cast<size_t>(group.rank())] = error.what();
     }
   });
-  return told;
+  return errors;
 }
 
-TEST(DeviceTransport, WhatDiffersIsAnErrorOnAllRanks) {
+TEST(DeviceTransport, AMismatchIsAnErrorOnAllRanks) {
   EXPECT_THAT(
       errors_of([](Group group) {
         group.all_reduce(on_device(at::ones({group.rank() == 0 ? 3 : 5}))).wait();
       }),
       ::testing::Each(AllOf(HasSubstr("float[3]"), HasSubstr("float[5]"))));
-  // One on the device, one not: the first has to say what it has before it begins.
+  // One tensor is on the device, the other is not: ranks compare devices before they begin.
   EXPECT_THAT(
       errors_of([](Group group) {
         const at::Tensor own = at::ones({3});

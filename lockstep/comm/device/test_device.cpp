@@ -35,7 +35,7 @@ std::atomic<bool> events_held{false};
 std::atomic<int64_t> reads{0};
 thread_local bool computing = false;  // Within a kernel: its copies are not the program's.
 
-// --- libtorch's interface of a device
+// --- libtorch's interface for devices
 
 class Memory final : public at::Allocator {
  public:
@@ -155,7 +155,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 Memory memory;
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// --- its tensors
+// --- tensors of the device
 
 constexpr at::DispatchKeySet kKeys(at::DispatchKey::PrivateUse1);
 
@@ -245,7 +245,7 @@ at::Tensor& zero(at::Tensor& self) {
   return self;
 }
 
-/// Lets a parameter's memory move between host and device, as with a GPU.
+/// Allows a parameter's memory to move between host and device, as with a GPU.
 bool may_change_places(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }

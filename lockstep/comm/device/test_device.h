@@ -14,30 +14,31 @@ namespace lockstep {
 ///
 /// Its memory is the host's. Libtorch treats its tensors as a plug-in's ("PrivateUse1"), and
 /// computes on the CPU. From the first call on it is this process's accelerator. All work is done
-/// when a call returns, unless streams are held; captured graphs (at::accelerator::Graph) are
+/// when a call returns, unless streams are held. Captured graphs (at::accelerator::Graph) are
 /// replayed as on a GPU, see test_device_graph.h. It cannot simulate streams that overtake one
 /// another.
 at::Device test_device(int index = 0);
 
-/// While true, its events report that the work before them is not done.
+/// Makes the device's events report, while `hold` is true, that the work before them is not done.
 void hold_test_device_events(bool hold);
 
-/// While true, a copy to it on another than the default stream is executed only when an event after
-/// it, or the stream, is waited for; see test_device_streams.h.
+/// Delays copies to the device on streams other than the default, while `hold` is true. Such a copy
+/// is executed when an event after it, or its stream, is waited for; see test_device_streams.h.
 void hold_test_device_streams(bool hold);
 
 /// Returns whether the memory of `tensor` is kept for work on `stream`: the last stream recorded
 /// for it (c10's recordDataPtrOnStream).
 bool test_device_keeps_for(const at::Tensor& tensor, c10::Stream stream);
 
-/// Returns how often the host has waited for it: read a number, copied a tensor from it, or waited
-/// for a stream or an event. Kernels, which run on the host, do not count.
+/// Returns how often the host has waited for the device. The host waits when it reads a number,
+/// copies a tensor from the device, or waits for a stream or an event. Kernels, which run on the
+/// host, do not count.
 int64_t test_device_reads();
 
 /// Returns the bytes of the existing tensors on both devices together.
 int64_t test_device_bytes();
 
-/// Limits its memory to `bytes`; nothing: no limit. An allocation beyond it is a
+/// Limits the device's memory to `bytes`; nothing: no limit. An allocation beyond the limit throws
 /// c10::OutOfMemoryError, as on a GPU.
 void limit_test_device(std::optional<int64_t> bytes);
 

@@ -14,19 +14,20 @@
 #define LOCKSTEP_TEST_GRAPHS 0
 #endif
 
-/// Graphs of the test device, which at::accelerator::Graph captures and replays as CUDA's.
+/// Captures and replays graphs of the test device by at::accelerator::Graph, like CUDA's.
 ///
 /// Work that a thread enqueues between capture_begin and capture_end is recorded, not executed:
-/// memory stays unchanged. A replay executes it on the same memory, with the same numbers of the
-/// host. While capturing, waiting for the device, and copies between host and device, are errors.
+/// memory stays unchanged. A replay executes the work on the same memory, with the same numbers of
+/// the host. While capturing, waiting for the device, and copies between host and device, are
+/// errors.
 namespace lockstep::test_graphs {
 
 /// Returns whether this thread captures a graph.
 bool capturing();
 /// Executes `work`; records it while capturing.
 void run_or_record(std::function<void()> work);
-/// Calls an operator by `compute`; records it while capturing. Its results then have their shapes,
-/// and their values only after a replay.
+/// Calls an operator by `compute`; records it while capturing. Its results then have only their
+/// shapes, and get their values in a replay.
 void call(
     const c10::OperatorHandle& op,
     torch::jit::Stack& stack,

@@ -8,16 +8,17 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
-/// The streams and events of the test device.
+/// Implements the streams and events of the test device.
 ///
 /// Work is executed when it is enqueued, unless streams are held (see test_device.h). Then copies
-/// to the device on another than the default stream are executed when an event after them, or the
+/// to the device on streams other than the default are executed when an event after them, or their
 /// stream, is waited for. That is as late as on a GPU, so a read without waiting returns old
 /// values.
 ///
 /// Each thread has a current stream, as with CUDA. Thread-safe.
 namespace lockstep::test_streams {
 
+/// Returns this thread's current stream of `device`.
 c10::Stream current(at::Device device);
 /// Makes `stream` the current one of its device. Returns the previous one.
 c10::Stream exchange(c10::Stream stream);

@@ -56,6 +56,21 @@ at::Tensor print_tensor(Fingerprint& print) {
   return at::from_blob(&print, {16}, at::TensorOptions(at::kLong));
 }
 
+/// Returns options of c10d for an operation without a root.
+template <typename Options>
+Options options_with(Milliseconds timeout) {
+  Options options;
+  options.timeout = timeout;
+  return options;
+}
+
+template <typename Options>
+Options options_with_root(int root, Milliseconds timeout) {
+  auto options = options_with<Options>(timeout);
+  options.rootRank = root;
+  return options;
+}
+
 Tensors parts_of(const at::Tensor& bytes, int count) {
   Tensors parts;
   const int64_t each = bytes.numel() / count;
@@ -65,8 +80,8 @@ Tensors parts_of(const at::Tensor& bytes, int count) {
   return parts;
 }
 
-/// The state that the progress threads share with the transport. It outlives the transport if an
-/// operation does.
+/// Holds the state that the progress threads share with the transport. It outlives the transport if
+/// an operation does.
 struct GlooState {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
@@ -108,8 +123,7 @@ struct GlooState {
   }
 
   void all_gather(at::Tensor& output, at::Tensor& input, Milliseconds timeout) {
-    c10d::AllgatherOptions options;
-    options.timeout = timeout;
+    const auto options = options_with<c10d::AllgatherOptions>(timeout);
     backend->_allgather_base(output, input, options)->wait();
   }
 
@@ -120,9 +134,8 @@ struct GlooState {
     if (divide_first) {
       flat[0].div_(size);
     }
-    c10d::AllreduceOptions options;
+    auto options = options_with<c10d::AllreduceOptions>(timeout);
     options.reduceOp = to_c10d(op);
-    options.timeout = timeout;
     backend->allreduce(flat, options)->wait();
     if (op == ReduceOp::kAvg && !divide_first) {
       flat[0].div_(size);
@@ -130,10 +143,19 @@ struct GlooState {
   }
 
   void all_to_all(at::Tensor output, at::Tensor input, Milliseconds timeout) {
-    c10d::AllToAllOptions options;
-    options.timeout = timeout;
+    const auto options = options_with<c10d::AllToAllOptions>(timeout);
     std::vector<int64_t> even;
     backend->alltoall_base(output, input, even, even, options)->wait();
+  }
+
+  /// Returns the root's parts of `tensor`, one for each rank, as c10d expects them; empty on other
+  /// ranks.
+  std::vector<Tensors> root_parts(const at::Tensor& tensor, int root) const {
+    std::vector<Tensors> parts;
+    if (rank == root) {
+      parts.push_back(parts_of(bytes_of(tensor), size));
+    }
+    return parts;
   }
 
   void perform(const Collective& c, Milliseconds timeout) {
@@ -164,35 +186,23 @@ struct GlooState {
         all_to_all(bytes_of(c.output), bytes_of(c.input), timeout);
         break;
       case Op::kBroadcast: {
-        c10d::BroadcastOptions options;
-        options.rootRank = c.root;
-        options.timeout = timeout;
         Tensors tensors{bytes_of(c.output)};
-        backend->broadcast(tensors, options)->wait();
+        backend->broadcast(tensors, options_with_root<c10d::BroadcastOptions>(c.root, timeout))
+            ->wait();
         break;
       }
       case Op::kGather: {
-        c10d::GatherOptions options;
-        options.rootRank = c.root;
-        options.timeout = timeout;
         Tensors inputs{bytes_of(c.input)};
-        std::vector<Tensors> outputs;
-        if (rank == c.root) {
-          outputs.push_back(parts_of(bytes_of(c.output), size));
-        }
-        backend->gather(outputs, inputs, options)->wait();
+        std::vector<Tensors> outputs = root_parts(c.output, c.root);
+        backend->gather(outputs, inputs, options_with_root<c10d::GatherOptions>(c.root, timeout))
+            ->wait();
         break;
       }
       case Op::kScatter: {
-        c10d::ScatterOptions options;
-        options.rootRank = c.root;
-        options.timeout = timeout;
         Tensors outputs{bytes_of(c.output)};
-        std::vector<Tensors> inputs;
-        if (rank == c.root) {
-          inputs.push_back(parts_of(bytes_of(c.input), size));
-        }
-        backend->scatter(outputs, inputs, options)->wait();
+        std::vector<Tensors> inputs = root_parts(c.input, c.root);
+        backend->scatter(outputs, inputs, options_with_root<c10d::ScatterOptions>(c.root, timeout))
+            ->wait();
         break;
       }
       default:
@@ -245,7 +255,7 @@ struct GlooState {
   }
 };
 
-/// Gloo's network device, and its listening socket.
+/// Holds Gloo's network device, and its listening socket.
 struct GlooDevice {
   std::shared_ptr<::gloo::transport::Device> device;
   int listener = -1;  ///< -1 if another new socket of this process makes it ambiguous.
@@ -265,7 +275,7 @@ GlooDevice make_gloo_device(const std::string& address) {
   return created;
 }
 
-/// The addresses at which the ranks of a group reach each other.
+/// Holds the addresses at which the ranks of a group reach each other.
 struct GlooAddresses {
   std::string own;
   /// All addresses of all hosts of the job; nothing if every address must be accepted.

@@ -26,7 +26,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A loopback port with a listener on it, or, once closed, one that is free.
+/// Holds a loopback port with a listener; once closed, the port is free.
 class Port {
  public:
   Port() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -121,7 +121,7 @@ TEST(GlooJoin, ARankClaimedTwiceIsRefused) {
   EXPECT_THAT(c, HasSubstr("rank 2 did not join"));
 }
 
-/// Local addresses this process listens on, from the kernel's table.
+/// Returns the local addresses on which this process listens, from the kernel's table.
 std::string listening_addresses() {
   std::ostringstream found;
   for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
@@ -154,7 +154,7 @@ TEST(GlooJoin, RanksOfOneHostListenOnLoopbackOnly) {
   });
 }
 
-TEST(GlooGroup, OneThatLostAPeerSaysSoAndStaysDead) {
+TEST(GlooGroup, OneThatLostAPeerSaysSoAndStaysFailed) {
   gloo_ranks(2, [](Group group) {
     group.barrier();
     if (group.rank() == 1) {
@@ -186,7 +186,7 @@ TEST(GlooGroup, ReduceScatterAddsInRankOrderAndRoundsOnce) {
     const std::array<float, 3> values{1e8F, 1.0F, 1.0F};
     const at::Tensor own = at::full({3000}, values[static_cast<size_t>(group.rank())]);
     EXPECT_TRUE(at::equal(group.reduce_scatter(own).wait(), at::full({1000}, 1e8F)));
-    // 257 is no bfloat16, and the sum of the three is one.
+    // 257 is not a bfloat16, but the sum of the three is.
     const std::array<float, 3> narrow{256.0F, 1.0F, 1.0F};
     const at::Tensor bf16 =
         at::full({3000}, narrow[static_cast<size_t>(group.rank())], at::kBFloat16);

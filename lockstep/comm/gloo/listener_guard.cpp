@@ -230,10 +230,10 @@ void ListenerGuard::watch() {
   }
 }
 
-/// The lowest free descriptor shows how many are in use.
 void ListenerGuard::close_if_descriptors_are_scarce() {
   const rlim_t limit = descriptor_limit();
   const rlim_t spare = std::min(limit / 8, kMostSpareDescriptors);
+  // The lowest free descriptor shows how many are in use.
   const UniqueFd probe(::fcntl(listener_.get(), F_DUPFD_CLOEXEC, 0));
   if (probe.is_open() && static_cast<rlim_t>(probe.get()) < limit - spare) {
     return;

@@ -22,17 +22,17 @@ std::map<ino_t, int> listening_sockets();
 /// descriptor for each other rank and group.
 void raise_descriptor_limit();
 
-/// Restricts who may connect to Gloo's listening socket.
+/// Restricts connections to Gloo's listening socket to the job's hosts.
 ///
 /// Gloo accepts and keeps every connection, and its thread ends the process when accept fails. A
 /// kernel packet filter (SO_ATTACH_FILTER) therefore drops packets of other machines. While the
-/// ranks connect, the addresses of the job's hosts pass; afterwards none do. Idle connections wait
-/// in the kernel (TCP_DEFER_ACCEPT) and cost no descriptor.
+/// ranks connect, packets of the job's hosts pass; afterwards none do. Idle connections wait in the
+/// kernel (TCP_DEFER_ACCEPT) and cost no descriptor.
 ///
-/// If the ranks have not connected after 10 s, every address passes, with a warning, since
-/// addresses may be translated between the hosts. Later groups of the job skip that wait. If
-/// descriptors become scarce, no connection passes any more, and fault() returns the reason. If the
-/// kernel lacks such filters, only fault() works.
+/// After 10 s without all ranks, packets of every address pass, with a warning, since addresses may
+/// be translated between the hosts. Later groups of the job skip that wait. If descriptors become
+/// scarce, no connection is accepted any more, and fault() returns the reason. If the kernel lacks
+/// packet filters, only fault() works.
 ///
 /// Cost: a thread that wakes up every millisecond until close_to_all(). Not thread-safe.
 class ListenerGuard {
@@ -47,10 +47,10 @@ class ListenerGuard {
   ListenerGuard(const ListenerGuard&) = delete;
   ListenerGuard& operator=(const ListenerGuard&) = delete;
 
-  /// Drops every further connection, after all ranks have connected. Accepted connections are no
-  /// longer filtered.
+  /// Drops every further connection, after all ranks have connected. Ends the filtering of accepted
+  /// connections.
   void close_to_all();
-  /// Returns whether it accepted every address while the ranks connected.
+  /// Returns whether the guard accepted every address while the ranks connected.
   bool admits_all();
   /// Returns why the guard closed the socket before the ranks had connected; empty if it did not.
   std::string fault();

@@ -50,7 +50,7 @@ sockaddr_in address_of(int socket) {
   return address;
 }
 
-/// A connection to `to` that may still be under way, from the address `host`.
+/// Begins a connection to `to` from the address `host`.
 UniqueFd connect_from(const char* host, const sockaddr_in& to) {
   UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const sockaddr_in own = loopback_address(host, 0);
@@ -60,7 +60,8 @@ UniqueFd connect_from(const char* host, const sockaddr_in& to) {
   return fd;
 }
 
-/// Over loopback a connection is made at once, or what it sends is dropped.
+/// Returns whether a connection over loopback succeeded: it does so at once, or its packets are
+/// dropped.
 bool is_connected(const UniqueFd& fd) {
   pollfd waiting{.fd = fd.get(), .events = POLLOUT, .revents = 0};
   int error = 0;
@@ -83,7 +84,7 @@ TEST(ListenerGuard, LetsTheHostsOfTheJobInUntilAllHaveCome) {
   EXPECT_EQ(guard.fault(), "");
 }
 
-TEST(ListenerGuard, LetsOtherAddressesInWhenPatienceEndsAndThenFromTheStart) {
+TEST(ListenerGuard, AdmitsOtherAddressesAfterItsTimeoutAndThenFromTheStart) {
   std::atomic<int> warnings = 0;
   set_log_sink([&](const std::string& line) {
     warnings += line.find("connections from all addresses are now accepted") != std::string::npos;
@@ -125,7 +126,7 @@ TEST(ListenerGuard, IdleConnectionsAreNotAccepted) {
   EXPECT_LT(::accept(listener.get(), nullptr, nullptr), 0);
 }
 
-TEST(ListenerGuard, TakesNobodyWhenDescriptorsAreScarce) {
+TEST(ListenerGuard, AcceptsNoConnectionIfDescriptorsAreScarce) {
   set_log_sink([](const std::string&) {});
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
@@ -149,8 +150,8 @@ TEST(ListenerGuard, TakesNobodyWhenDescriptorsAreScarce) {
   EXPECT_FALSE(is_connected(connect_from("127.0.0.1", address)));
 }
 
-/// As many strangers as the usual limit on descriptors, at every port of a job that goes on.
-TEST(GlooGroup, StrangersAtItsPortsCostItNothing) {
+/// Connects as many strangers as the usual limit on descriptors to every port of a running job.
+TEST(GlooGroup, StrangersAtItsPortsHaveNoEffect) {
   std::set<ino_t> before;
   for (const auto& [inode, fd] : listening_sockets()) {
     before.insert(inode);

@@ -26,6 +26,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/address.h"
 #include "lockstep/base/host/machine.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/comm/gloo/store_address.h"
 #include "lockstep/comm/shm/join_responder.h"
@@ -37,7 +38,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kLoopback = "127.0.0.1";
-constexpr const char* kAllHere = "yes";
+constexpr const char* kAllJoined = "yes";
+constexpr const char* kNotListening = "no process listens at this address";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -52,7 +54,7 @@ class TransportCheck {
  public:
   explicit TransportCheck(const shm::RendezvousAddress& address) : address_(address) {}
 
-  /// Lets rank 0 answer the other ranks from now on. Call it once the store can be reached.
+  /// Makes rank 0 answer the other ranks from now on. Call it once the store can be reached.
   void open() {
     if (address_.rank == 0) {
       responder_.emplace(address_);
@@ -110,13 +112,13 @@ bool accepts(const Address& address, Clock::time_point deadline) {
 /// memory.
 void await_listener(
     const std::string& host, int port, Clock::time_point deadline, TransportCheck& check) {
-  std::string why = "no process listens at this address";
+  std::string why = kNotListening;
   while (Clock::now() < deadline) {
     for (const Address& address : resolve(host, port, why)) {
       if (accepts(address, deadline)) {
         return;
       }
-      why = "no process listens at this address";
+      why = kNotListening;
     }
     if (const std::string fault = check.join_mismatch(); !fault.empty()) {
       throw CommError("join", fault, 0);
@@ -158,8 +160,7 @@ void compare_settings(
   agree_on(store, "world", std::to_string(world.size), [&](const std::string& others) {
     return fmt::format(
         "the ranks have different world sizes at {}:{}; got {} on rank {}, {} on the others; set "
-        "the "
-        "same WORLD_SIZE on all ranks, or another port if another job uses it",
+        "the same WORLD_SIZE on all ranks, or another MASTER_PORT if another job uses this one",
         world.master_addr,
         world.master_port,
         world.size,
@@ -169,8 +170,7 @@ void compare_settings(
   agree_on(store, "comm", address.comm, [&](const std::string& others) {
     return fmt::format(
         "LOCKSTEP_COMM differs between ranks; got {} on rank {}, {} on the others; set the same "
-        "value "
-        "on all ranks",
+        "value on all ranks",
         address.comm,
         world.rank,
         others);
@@ -187,11 +187,7 @@ void compare_settings(
   }
   throw CommError(
       "join",
-      fmt::format(
-          "rank{} {} did not join within {:.1f} s",
-          missing.size() == 1 ? "" : "s",
-          fmt::join(missing, ", "),
-          seconds_since(start)),
+      fmt::format("{} did not join within {:.1f} s", ranks_text(missing), seconds_since(start)),
       missing.empty() ? -1 : missing.front(),
       seconds_since(start));
 }
@@ -223,12 +219,12 @@ void await_all(
       refuse_all(store, fault);
     }
   }
-  if (const std::string result = text_of(store.get("complete")); result != kAllHere) {
+  if (const std::string result = text_of(store.get("complete")); result != kAllJoined) {
     throw CommError("join", result);
   }
 }
 
-/// Signs in, and blocks until all ranks have, so that missing ones can be named.
+/// Signs in, and blocks until all ranks have signed in, so that the error can name missing ranks.
 void sign_in(
     c10d::Store& store,
     const WorldSpec& world,
@@ -241,7 +237,8 @@ void sign_in(
     throw CommError(
         "join",
         fmt::format(
-            "two processes are rank {} at {}:{}; set another port if another job uses it",
+            "two processes are rank {} at {}:{}; set another MASTER_PORT if another job uses this "
+            "one",
             world.rank,
             world.master_addr,
             world.master_port),
@@ -254,7 +251,7 @@ void sign_in(
   }
   store.append("addresses", bytes_of_text(fmt::format("{} ", fmt::join(addresses, " "))));
   if (store.add("count", 1) == world.size) {
-    store.set("complete", bytes_of_text(kAllHere));
+    store.set("complete", bytes_of_text(kAllJoined));
   }
   await_all(store, world, check, timeout, start);
 }
@@ -297,8 +294,7 @@ c10::intrusive_ptr<c10d::Store> join_store(
         "join",
         fmt::format(
             "rank 0's store did not answer at {}:{} within {:.1f} s; check MASTER_ADDR, and that "
-            "rank "
-            "0 runs ({})",
+            "rank 0 runs ({})",
             host,
             world.master_port,
             seconds_since(start),

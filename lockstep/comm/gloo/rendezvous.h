@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-/// Connects to the job's key-value store, which rank 0 starts, and returns when all ranks have.
+/// Connects to the job's key-value store, which rank 0 starts. Blocks until all ranks have joined.
 /// `address`: the rendezvous address of ranks of this host that join over shared memory. Throws as
 /// `connect`.
 c10::intrusive_ptr<c10d::Store> join_store(
@@ -22,8 +22,8 @@ c10::intrusive_ptr<c10d::Store> join_store(
 /// Returns the numeric addresses of all hosts whose ranks have joined `store`.
 std::vector<std::string> addresses_of_hosts(c10d::Store& store);
 
-/// Returns the address of this host for other ranks of `world`: loopback if all share the host,
-/// otherwise that of the route to the master.
+/// Returns the address at which other ranks of `world` reach this host. That is loopback if all
+/// ranks share the host, otherwise the address of the route to the master.
 std::string data_address(const WorldSpec& world);
 
 }  // namespace lockstep::comm

@@ -10,11 +10,14 @@ namespace lockstep::comm {
 
 /// Chooses the address of rank 0's store: one address of this machine, never the wildcard.
 ///
-/// In this order: loopback if all ranks share the host, or master_addr is "localhost" or
-/// "127.0.0.1"; an address of this machine that master_addr resolves to and other hosts reach;
-/// LOCKSTEP_HOST_ADDR; with a warning, the loopback address that master_addr resolves to (Debian's
-/// 127.0.1.1). An unknown name is looked up again until `deadline`, since pods start before their
-/// names resolve. Throws ConfigError if no such address belongs to this machine.
+/// It is the first of:
+/// - loopback, if all ranks share the host, or master_addr is "localhost" or "127.0.0.1";
+/// - an address of this machine that master_addr resolves to and other hosts reach;
+/// - LOCKSTEP_HOST_ADDR;
+/// - with a warning, the loopback address that master_addr resolves to (Debian's 127.0.1.1).
+///
+/// An unknown name is looked up again until `deadline`, since pods start before their names
+/// resolve. Throws ConfigError if none of these addresses belongs to this machine.
 Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_point deadline);
 
 /// Opens a listening socket for the store, which the caller owns. Throws ConfigError if the port is

@@ -25,7 +25,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Two hosts of one rank.
+/// Returns the store's address in a world of two hosts with one rank each.
 std::string text_of_store(const std::string& master_addr) {
   WorldSpec world;
   world.size = 2;
@@ -55,7 +55,7 @@ TEST(StoreAddress, ThatIsAnotherMachinesIsRefused) {
           AllOf(HasSubstr("got '192.0.2.1'"), HasSubstr("LOCKSTEP_HOST_ADDR"))));
 }
 
-TEST(StoreAddress, OfANameThatNobodyKnowsIsRefusedInTheEnd) {
+TEST(StoreAddress, OfAnUnknownNameIsRefusedInTheEnd) {
   EXPECT_THAT(
       [] { text_of_store("nobody.invalid"); },
       ::testing::ThrowsMessage<ConfigError>(
@@ -63,7 +63,7 @@ TEST(StoreAddress, OfANameThatNobodyKnowsIsRefusedInTheEnd) {
 }
 
 /// Runs `check` in a process where the name of this machine means 127.0.1.1, as on Debian. Exits
-/// with 0 if it holds, 77 if this system lends no /etc/hosts of one's own.
+/// with 0 if it holds, 77 if this system does not allow a private /etc/hosts.
 [[noreturn]] void run_where_name_is_loopback(const std::function<bool()>& check) {
   {
     const TestFolder folder;
@@ -77,7 +77,7 @@ TEST(StoreAddress, OfANameThatNobodyKnowsIsRefusedInTheEnd) {
   ::_exit(check() ? 0 : 1);
 }
 
-TEST(StoreAddress, ThatIsOnlyANameForLoopbackIsWhatRank0IsToldOrAWarning) {
+TEST(StoreAddress, ThatResolvesToLoopbackIsReplacedByRank0sAddressOrAWarning) {
   // One process per case, since a mount cannot be undone in a test program.
   const auto warned = [] {
     run_where_name_is_loopback([] {
@@ -88,7 +88,7 @@ TEST(StoreAddress, ThatIsOnlyANameForLoopbackIsWhatRank0IsToldOrAWarning) {
              warning.find("set LOCKSTEP_HOST_ADDR on rank 0") != std::string::npos;
     });
   };
-  const auto told = [] {
+  const auto configured = [] {
     run_where_name_is_loopback([] {
       const std::string own = *interface_addresses().begin();
       ::setenv("LOCKSTEP_HOST_ADDR", own.c_str(), 1);
@@ -100,7 +100,7 @@ TEST(StoreAddress, ThatIsOnlyANameForLoopbackIsWhatRank0IsToldOrAWarning) {
   };
   EXPECT_EXIT(warned(), may_mount, "");
   if (!interface_addresses().empty()) {
-    EXPECT_EXIT(told(), may_mount, "");
+    EXPECT_EXIT(configured(), may_mount, "");
   }
 }
 

@@ -29,8 +29,15 @@ namespace {
 // The split number of the local groups in the flight record; no split of the world has it.
 constexpr int64_t kLocalSplit = -1;
 
-/// The state that the progress threads share with the transport. It outlives the transport if an
-/// operation does.
+/// Warns that the ranks of a host cannot share memory, for the reason `why`.
+void warn_about_gloo(const std::string& why) {
+  log_warning(
+      "shared memory is not available within each host; the job uses Gloo, which is slower: " +
+      why);
+}
+
+/// Holds the state that the progress threads share with the transport. It outlives the transport if
+/// an operation does.
 class HierarchyState {
  public:
   HierarchyState(Layout layout, const HostTransports& transports)
@@ -157,11 +164,11 @@ std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Millise
   const auto choices = exchange(*this, SplitChoice{color, key}, timeout);
   Layout part = layout_of_part(state_->layout(), choices, color);
   const uint64_t group = flight_group(group_, kLocalSplit - 1 - splits_++, color);
-  const bool here_only = part.hosts() == 1;
-  std::vector<int64_t> wide_colors;
+  const bool one_host = part.hosts() == 1;
+  std::vector<int64_t> multi_host_colors;
   for (const SplitChoice& choice : choices) {
     if (layout_of_part(state_->layout(), choices, choice.color).hosts() > 1) {
-      wide_colors.push_back(choice.color);
+      multi_host_colors.push_back(choice.color);
     }
   }
   std::shared_ptr<Transport> local_part;
@@ -172,7 +179,7 @@ std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Millise
     }
     return local_part;
   };
-  std::shared_ptr<Transport> wide_part;
+  std::shared_ptr<Transport> multi_host_part;
   state_->guarded(Op::kBarrier, [&] {
     // All ranks of the host must split its group, even those that do not need the result.
     try {
@@ -182,17 +189,18 @@ std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Millise
     } catch (const Error& error) {
       fault = without_rank_suffix(error.what());
     }
-    // All ranks split the flat group, if any needs it. A rank that does not gets a group of one.
-    if (!wide_colors.empty()) {
-      const auto found = std::find(wide_colors.begin(), wide_colors.end(), color);
-      const auto number = here_only ? size_ + rank_ : static_cast<int>(found - wide_colors.begin());
+    // All ranks split the flat group, if any rank needs its part. The others get groups of one.
+    if (!multi_host_colors.empty()) {
+      const auto found = std::find(multi_host_colors.begin(), multi_host_colors.end(), color);
+      const auto number =
+          one_host ? size_ + rank_ : static_cast<int>(found - multi_host_colors.begin());
       const auto flat_part = state_->flat()->split(number, key, timeout);
-      wide_part = here_only ? nullptr
-                            : make_hierarchy_transport(
-                                  flat_part, std::move(part), make_local, group, timeout);
+      multi_host_part = one_host ? nullptr
+                                 : make_hierarchy_transport(
+                                       flat_part, std::move(part), make_local, group, timeout);
     }
   });
-  return here_only ? make_local() : wide_part;
+  return one_host ? make_local() : multi_host_part;
 }
 
 }  // namespace
@@ -219,11 +227,8 @@ std::shared_ptr<Transport> make_hierarchy_transport(
   const auto faults = exchange(*flat, mine, timeout);
   for (size_t rank = 0; rank < faults.size(); ++rank) {
     if (faults[rank].text[0] != '\0') {
-      log_warning(fmt::format(
-          "shared memory is not available within each host, using Gloo, which is slower: rank {}: "
-          "{}",
-          rank,
-          static_cast<const char*>(faults[rank].text.data())));
+      warn_about_gloo(
+          fmt::format("rank {}: {}", rank, static_cast<const char*>(faults[rank].text.data())));
       return flat;
     }
   }
@@ -247,9 +252,7 @@ std::shared_ptr<Transport> make_hierarchy_transport(
   try {
     layout = Layout::of(by_rank);
   } catch (const Error& error) {  // On all ranks, since all have the same locations.
-    log_warning(
-        "shared memory is not available within each host, using Gloo, which is slower: " +
-        without_rank_suffix(error.what()));
+    warn_about_gloo(without_rank_suffix(error.what()));
     return flat;
   }
   const int host = layout->host_of(world.rank);

@@ -11,29 +11,31 @@
 
 namespace lockstep::comm {
 
-// The transport of ranks on several hosts, for CPU tensors: shared memory within a host, and Gloo
-// between hosts, where each host sends as little as if it were one rank
-// (hierarchy/host_collectives.h has the algorithms, costs and rounding). Its name is "shm+gloo".
+// Connects ranks on several hosts, for CPU tensors: shared memory within a host, Gloo between
+// hosts. Between hosts, each host sends as little as if it were one rank.
+// hierarchy/host_collectives.h has the algorithms, costs and rounding. The transport's name is
+// "shm+gloo".
 //
 // Collectives run on a progress thread, in order. Send and recv go over Gloo, on separate threads.
 // Results are bit-exact across ranks, and across runs with the same placement of ranks; another
 // placement may round sums differently. After the first failure every operation throws its reason.
-// A rank whose collective has failed leaves, so that no rank waits for it: ranks of its host notice
+// A rank whose collective has failed leaves, so that no rank waits for it. Ranks of its host notice
 // within 0.2 s, other hosts when its connections close.
 //
 // A subgroup (split) within one host uses only shared memory, one with a rank on each host only
 // Gloo.
 
-/// Connects the ranks of `flat`, which are all of `world`. Returns `flat` itself if no host has two
-/// of them, and, with a warning, if some get no shared memory. Collective. CommError: a rank was
-/// lost.
+/// Connects the ranks of `flat`, which are all ranks of `world`. Returns `flat` itself if no host
+/// has two of them, and, with a warning, if some get no shared memory. Collective. Throws CommError
+/// if a rank is lost.
 std::shared_ptr<Transport> make_hierarchy_transport(
     const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout);
 
 /// Connects this rank to the ranks of its host, in the layout's order. Throws Error if it cannot.
 using MakeLocal = std::function<std::shared_ptr<Transport>()>;
 
-/// Does the same with a known layout, for split and tests. `group`: its id in the flight record.
+/// Connects the ranks of `flat` in a known layout, for split and tests. `group`: its id in the
+/// flight record.
 std::shared_ptr<Transport> make_hierarchy_transport(
     std::shared_ptr<Transport> flat,
     Layout layout,

@@ -27,8 +27,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
-/// What is logged while it lives.
+/// RAII scope: collects the log lines.
 class LogLines {
  public:
   LogLines() {
@@ -50,7 +51,7 @@ class LogLines {
   std::string all_;
 };
 
-/// A rank's transport, as far as a test gets at it: it gathers, and does nothing else.
+/// A transport that only gathers.
 class Gatherer final : public Transport {
  public:
   explicit Gatherer(Group all) : all_(std::move(all)) {}
@@ -71,7 +72,7 @@ class Gatherer final : public Transport {
   Group all_;
 };
 
-/// Hosts of each rank: equal ones, numbered host by host and not; three; unequal ones.
+// The host of each rank: hosts of equal size, numbered host by host and not; three; unequal sizes.
 const std::vector<std::vector<int>> kWorlds = {
     {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 1, 0}, {0, 0, 1, 1, 2, 2}, {0, 1, 1}, {0, 1, 0, 0, 2}};
 
@@ -86,7 +87,7 @@ TEST(Hierarchy, EveryOperationIsRightWhereverTheRanksAre) {
       EXPECT_STREQ(group.transport_name(), "shm+gloo");
       const int n = group.size();
       const int me = group.rank();
-      // Below and above what is shared out; divisible by the ranks of a host and not.
+      // Below and above the size that ranks share; divisible by the ranks of a host and not.
       for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{5000}, int64_t{20'001}}) {
         const int64_t count = rows * n;
         at::Tensor sum = at::zeros({count}, at::kDouble);
@@ -158,7 +159,7 @@ TEST(Hierarchy, AnAverageOfFloat16DoesNotOverflow) {
   }
 }
 
-TEST(Hierarchy, TensorsFromTheGroupAreReducedWhereTheyLie) {
+TEST(Hierarchy, TensorsFromTheGroupAreReducedInPlace) {
   ranks_on_hosts({0, 0, 1, 1}, [](Group group) {
     at::Tensor own = group.empty({100'001}, at::kFloat).fill_(group.rank() + 1);
     EXPECT_TRUE(at::equal(group.all_reduce(own).wait(), at::full({100'001}, 10.0F)));
@@ -166,14 +167,14 @@ TEST(Hierarchy, TensorsFromTheGroupAreReducedWhereTheyLie) {
   });
 }
 
-TEST(Hierarchy, APartGoesTheWayThatItsRanksHave) {
+TEST(Hierarchy, ASplitGroupUsesTheTransportOfItsRanks) {
   ranks_on_hosts({0, 0, 1, 1, 2, 2}, [](Group group) {
     const int host = group.rank() / 2;
     Group of_host = group.split(host);
     EXPECT_STREQ(of_host.transport_name(), "shm");
     Group of_index = group.split(group.rank() % 2);
     EXPECT_STREQ(of_index.transport_name(), "gloo");
-    // Of two hosts, backwards; the third is a part of its own, of one host.
+    // A subgroup of two hosts, in reverse order; the third host is another subgroup.
     Group of_two = group.split(host == 2 ? 1 : 0, -group.rank());
     EXPECT_STREQ(of_two.transport_name(), host == 2 ? "shm" : "shm+gloo");
     EXPECT_EQ(of_two.rank(), host == 2 ? 5 - group.rank() : 3 - group.rank());
@@ -185,7 +186,7 @@ TEST(Hierarchy, APartGoesTheWayThatItsRanksHave) {
       EXPECT_EQ(members[part->rank()].item<int64_t>(), group.rank());
       EXPECT_EQ(sum[29'999].item<int64_t>(), members.sum().item<int64_t>());
     }
-    // The whole goes on as before.
+    // The full group stays usable.
     EXPECT_EQ(group.all_reduce(at::ones({3})).wait()[2].item<float>(), 6.0F);
   });
 }
@@ -200,7 +201,7 @@ TEST(Hierarchy, OneRankOnEachHostIsGlooAlone) {
 TEST(Hierarchy, WithoutSharedMemoryAllRanksTakeGlooAndSayWhy) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  // Less than the address space of the shared memory, more than anything that is written here.
+  // Less than the address space of the shared memory, more than this test writes.
   const rlimit little{.rlim_cur = rlim_t{1} << 30U, .rlim_max = before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
   const LogLines lines;
@@ -238,7 +239,7 @@ TEST(Hierarchy, OneHostWithoutSharedMemoryIsEnoughForAllToTakeGloo) {
   EXPECT_THAT(lines.all(), HasSubstr("rank 3: [shared memory] there is none"));
 }
 
-TEST(Hierarchy, HostsThatAreNotWhatRanksSayAreAReasonForGloo) {
+TEST(Hierarchy, InconsistentHostsFallBackToGloo) {
   const LogLines lines;
   std::atomic<int> agreed{0};
   gloo_ranks(4, [&](const Group& group) {
@@ -254,7 +255,7 @@ TEST(Hierarchy, HostsThatAreNotWhatRanksSayAreAReasonForGloo) {
   EXPECT_THAT(lines.all(), HasSubstr("got 1 ranks, expected 3"));
 }
 
-TEST(Hierarchy, ARankThatLeavesIsAnErrorOnEveryHostAtOnce) {
+TEST(Hierarchy, ARankThatLeavesIsAnErrorOnEveryHostBeforeAnyTimeout) {
   for (const auto& hosts : kWorlds) {
     SCOPED_TRACE(::testing::PrintToString(hosts));
     for (const int leaver : {0, static_cast<int>(hosts.size()) - 1}) {
@@ -264,7 +265,6 @@ TEST(Hierarchy, ARankThatLeavesIsAnErrorOnEveryHostAtOnce) {
         if (group.rank() == leaver) {
           return;
         }
-        const auto start = std::chrono::steady_clock::now();
         try {
           group.all_reduce(at::ones({30'000})).wait();
           ADD_FAILURE() << "rank " << leaver << " took no part";
@@ -272,13 +272,17 @@ TEST(Hierarchy, ARankThatLeavesIsAnErrorOnEveryHostAtOnce) {
           EXPECT_EQ(error.op(), "all_reduce");
           EXPECT_THAT(
               error.what(),
-              AnyOf(
-                  HasSubstr("has left the group"),
-                  HasSubstr("a rank is lost, or did not call the operation"),
-                  HasSubstr("the group failed earlier")));
+              AllOf(
+                  AnyOf(
+                      HasSubstr("has left the group"),
+                      HasSubstr("a rank is lost, or did not call the operation"),
+                      HasSubstr("the group failed earlier")),
+                  // No rank waits until its timeout ends: Lockstep's, Gloo's, or a peer's.
+                  Not(HasSubstr("did not call the operation within")),
+                  Not(HasSubstr("Timed out")),
+                  Not(HasSubstr("Application timeout"))));
           ++errors;
         }
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
         try {
           group.barrier();
           ADD_FAILURE() << "the group must be dead";

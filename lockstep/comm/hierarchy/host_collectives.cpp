@@ -28,7 +28,7 @@ constexpr Milliseconds kReportTimeout{2000};
 // Gloo's error at a timeout names more than that of the waiting caller, so it comes first.
 constexpr Milliseconds kGlooGrace{1000};
 
-/// The result of a rank's part between hosts; an empty text if it succeeded.
+/// Holds the result of a rank's part between hosts; an empty text if the part succeeded.
 struct PartResult {
   int64_t peer = -1;
   std::array<char, 504> text{};
@@ -47,16 +47,17 @@ ReduceOp across_hosts(const Collective& c) {
   return c.reduce == ReduceOp::kAvg ? ReduceOp::kSum : c.reduce;
 }
 
-/// Scales the average of `here` of `all` ranks to its part of the average of all.
-void scale_partial_average(const Collective& c, at::Tensor& partial, int here, int all) {
+/// Scales the average over a host's ranks to its part of the average over all ranks.
+void scale_partial_average(
+    const Collective& c, at::Tensor& partial, int host_ranks, int all_ranks) {
   if (divides_before_sum(c)) {
-    partial.mul_(static_cast<double>(here) / all);
+    partial.mul_(static_cast<double>(host_ranks) / all_ranks);
   }
 }
 
-void divide_sum(const Collective& c, at::Tensor& sum, int all) {
+void divide_sum(const Collective& c, at::Tensor& sum, int all_ranks) {
   if (c.reduce == ReduceOp::kAvg && !divides_before_sum(c)) {
-    sum.div_(all);
+    sum.div_(all_ranks);
   }
 }
 
@@ -110,9 +111,9 @@ void HostCollectives::perform(const Collective& c) {
 
 void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
   const int64_t bytes = sizeof(Fingerprint);
-  const int64_t slots = layout_.largest();
-  const at::Tensor host = at::zeros({slots * bytes}, at::kByte);
-  const at::Tensor world = at::zeros({layout_.hosts() * slots * bytes}, at::kByte);
+  const int64_t host_prints = layout_.largest();
+  const at::Tensor host = at::zeros({host_prints * bytes}, at::kByte);
+  const at::Tensor world = at::zeros({layout_.hosts() * host_prints * bytes}, at::kByte);
   on_host(
       {.op = Op::kAllGather,
        .input = bytes_of_value(mine),
@@ -125,7 +126,7 @@ void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
   const auto prints = values_in<Fingerprint>(world);
   std::vector<Fingerprint> by_rank;
   for (int rank = 0; rank < layout_.size(); ++rank) {
-    const int64_t index = layout_.host_of(rank) * slots + layout_.index_of(rank);
+    const int64_t index = layout_.host_of(rank) * host_prints + layout_.index_of(rank);
     by_rank.push_back(prints[static_cast<size_t>(index)]);
   }
   if (const auto sides = mismatch(by_rank)) {

@@ -33,10 +33,11 @@ struct HostTransports {
 /// - All others: over `flat`.
 ///
 /// Rounding: float16 and bfloat16 are rounded once within a host, and once for each host that is
-/// added to the first. An average is divided once, by the number of ranks; that of float16 before
-/// the sum over hosts, which might overflow. Memory, kept: a share of the largest operation so far.
+/// added to the first. An average is divided once, by the number of ranks. Averages of float16 are
+/// divided before the sum over hosts, which might overflow. Memory: keeps a share of the largest
+/// operation so far.
 ///
-/// Failure: CommError with the operation's name and world ranks; no operation may follow. Not
+/// Throws CommError with the operation's name and world ranks; no operation may follow. Not
 /// thread-safe.
 class HostCollectives {
  public:
@@ -64,8 +65,8 @@ class HostCollectives {
   void over(Transport& transport, const char* where, const std::vector<int>& ranks, Collective part)
       const;
 
-  /// Returns the rows of `host`'s ranks within `rows`, N equal parts in rank order; a copy if they
-  /// are not consecutive.
+  /// Returns the rows of `host`'s ranks within `rows`; a copy if they are not consecutive. `rows`
+  /// has N equal parts in rank order.
   at::Tensor rows_of_host(const at::Tensor& rows, int host) const;
   bool is_consecutive(int host) const;
   /// Returns `count` elements, readable by the host's ranks, valid until the next call.

@@ -13,9 +13,9 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::comm {
 namespace {
@@ -78,8 +78,8 @@ Layout::Layout(std::vector<std::vector<int>> hosts) : hosts_(std::move(hosts)) {
 }
 
 Layout Layout::of(const std::vector<RankLocation>& by_rank) {
-  // Two launchers on one machine give their ranks equal values. They are told apart by the rule
-  // that a host has each local rank once.
+  // Two launchers on one machine give their ranks equal values. Since a host has each local rank
+  // once, the second rank with a local rank belongs to the second launcher.
   std::map<std::tuple<uint64_t, int64_t, int64_t>, int> seen;
   std::map<std::tuple<uint64_t, int64_t, int>, std::vector<int>> hosts;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -94,11 +94,9 @@ Layout Layout::of(const std::vector<RankLocation>& by_rank) {
       throw Error(
           "hosts",
           fmt::format(
-              "rank{} {} cannot share memory with other ranks of the host; got {} ranks, expected "
-              "{}; "
-              "try the same container or namespaces for all ranks of a host",
-              ranks.size() == 1 ? "" : "s",
-              fmt::join(ranks, ", "),
+              "{} cannot share memory with other ranks of the host; got {} ranks, expected {}; run "
+              "all ranks of a host in one container, or with the same namespaces",
+              ranks_text(ranks),
               ranks.size(),
               expected));
     }

@@ -8,7 +8,7 @@
 
 namespace lockstep::comm {
 
-/// The location that a rank reports to the others; sent as four int64.
+/// Holds the location that a rank reports to the others; sent as four int64.
 struct RankLocation {
   /// Equal if and only if processes can share memory with each other.
   uint64_t machine = 0;
@@ -24,27 +24,27 @@ struct RankLocation {
 };
 static_assert(sizeof(RankLocation) == 32, "sent as four int64");
 
-/// The assignment of ranks to hosts.
+/// Assigns ranks to hosts.
 ///
 /// Hosts are in order of their first ranks, and each host's ranks are in ascending order. Several
 /// hosts may be one machine, if two launchers run on it.
 class Layout {
  public:
-  /// No host may be empty.
+  /// Takes the ranks of each host. No host may be empty.
   explicit Layout(std::vector<std::vector<int>> hosts);
 
   /// Derives the layout from all ranks' locations, in rank order. On one machine the first ranks
   /// with local rank 0, 1, ... are a host, the second ones another, and so on. Ranks need not be
-  /// numbered host by host. Error: a host has fewer ranks than reported.
+  /// numbered host by host. Throws Error if a host has fewer ranks than reported.
   static Layout of(const std::vector<RankLocation>& by_rank);
 
   int hosts() const { return static_cast<int>(hosts_.size()); }
   const std::vector<int>& ranks_of(int host) const { return hosts_[static_cast<size_t>(host)]; }
   int largest() const { return largest_; }
-  /// Whether all hosts have the same number of ranks.
+  /// Returns whether all hosts have the same number of ranks.
   bool equal() const { return equal_; }
   int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
-  /// Returns the index of `rank` among its host's.
+  /// Returns the index of `rank` among the ranks of its host.
   int index_of(int rank) const { return index_of_[static_cast<size_t>(rank)]; }
   int size() const { return static_cast<int>(host_of_.size()); }
 

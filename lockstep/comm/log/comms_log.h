@@ -23,18 +23,18 @@ struct CommsLogOptions {
   bool with_shapes = false;
 };
 
-/// Operations of the same name and size.
+/// Sums up the operations of one name and size.
 struct CommsLogRow {
   std::string operation;  ///< "all_reduce", or with shapes "all_reduce(sum) of float32[10, 20]".
-  int64_t bytes = 0;      ///< Of one operation; see CommsLog.
+  int64_t bytes = 0;      ///< Size of one operation; see CommsLog.
   int ranks = 0;          ///< Ranks of the group.
   int64_t count = 0;
   double total_ms = 0;
 
   double mean_ms() const { return total_ms / static_cast<double>(count); }
-  /// Bandwidth in gigabits a second: bytes over time; and nccl-tests' bus bandwidth, the part that
-  /// each rank's link carries. 0 if no time has passed.
+  /// Returns the bandwidth in gigabits a second: bytes over time; 0 if no time has passed.
   double algorithm_gbps() const;
+  /// Returns nccl-tests' bus bandwidth: the part of it that each rank's link carries.
   double bus_gbps() const;
 };
 
@@ -42,8 +42,8 @@ struct CommsLogRow {
 ///
 /// - **Size**: bytes of the full tensor: the output of all_gather and gather, the input of
 ///   reduce_scatter and scatter, else the tensor. A barrier has none.
-/// - **Time**: from the operation's turn on this rank until its result is available: includes the
-///   wait for the last rank, excludes earlier operations. Over NCCL the device measures it. Ranks
+/// - **Time**: from the operation's turn on this rank until its result is available. This includes
+///   the wait for the last rank, but no earlier operations. Over NCCL the device measures it. Ranks
 ///   that are threads measure until the result is awaited.
 /// - Failed operations are not counted.
 ///

@@ -32,7 +32,7 @@ const CommsLogRow* row_of(const std::vector<CommsLogRow>& rows, const std::strin
 
 using Runner = void (*)(int, const std::function<void(Group)>&, comm::Milliseconds);
 
-TEST(CommsLog, CountsWhatEachOperationIsAsAWhole) {
+TEST(CommsLog, CountsTheTotalOfEachOperation) {
   for (const Runner run : {Runner(ranks), Runner(shm_ranks), Runner(two_host_ranks)}) {
     run(
         3,
@@ -65,11 +65,11 @@ TEST(CommsLog, CountsWhatEachOperationIsAsAWhole) {
               all_reduces.emplace_back(row.count, row.ranks);
             }
           }
-          // By size; the last rank is alone in its part, in which nothing travels.
-          const std::vector<std::pair<int64_t, int>> whole = {{3, 3}, {1, 3}};
-          auto parts = whole;
+          // By size. The last rank is alone in its subgroup, which sends nothing.
+          const std::vector<std::pair<int64_t, int>> full = {{3, 3}, {1, 3}};
+          auto parts = full;
           parts.insert(parts.begin(), {1, 2});
-          EXPECT_EQ(all_reduces, group.rank() < 2 ? parts : whole);
+          EXPECT_EQ(all_reduces, group.rank() < 2 ? parts : full);
         },
         std::chrono::seconds(60));
   }
@@ -113,7 +113,7 @@ TEST(CommsLog, TimesTheWaitForTheLastRankAndNotForTheOwnProgram) {
   });
 }
 
-TEST(CommsLog, KeepsWhatIsAskedForAndTellsShapesApart) {
+TEST(CommsLog, RecordsRequestedOperationsAndDistinguishesShapes) {
   shm_ranks(2, [](Group plain) {
     const auto log = std::make_shared<CommsLog>(
         CommsLogOptions{.operations = {"all_reduce"}, .with_shapes = true});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group whose operations are added to a CommsLog.
+// Implements logged(): adds the operations of a group to a CommsLog.
 #include <chrono>
 #include <utility>
 
@@ -15,35 +15,35 @@ using comm::Milliseconds;
 using comm::Op;
 using Clock = std::chrono::steady_clock;
 
-int64_t full_tensor_bytes(const Collective& it, int ranks) {
+int64_t full_tensor_bytes(const Collective& collective, int ranks) {
   const auto bytes_of = [](const at::Tensor& tensor) {
     return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   };
-  switch (it.op) {
+  switch (collective.op) {
     case Op::kAllGather:
     case Op::kGather:
-      return bytes_of(it.input) * ranks;
+      return bytes_of(collective.input) * ranks;
     case Op::kScatter:
-      return bytes_of(it.output) * ranks;
+      return bytes_of(collective.output) * ranks;
     case Op::kReduceScatter:
     case Op::kAllToAll:
     case Op::kSend:
-      return bytes_of(it.input);
+      return bytes_of(collective.input);
     default:
-      return bytes_of(it.output);
+      return bytes_of(collective.output);
   }
 }
 
-/// One operation, until it is added to the log.
+/// Measures one operation, until it is added to the log.
 class LoggedOperation final : public comm::OperationTimer {
  public:
-  LoggedOperation(std::shared_ptr<CommsLog> log, const Collective& it, int ranks)
+  LoggedOperation(std::shared_ptr<CommsLog> log, const Collective& collective, int ranks)
       : log_(std::move(log)),
-        op_(it.op),
+        op_(collective.op),
         text_(
-            log_->options().with_shapes ? comm::fingerprint_of(it, 0).describe()
-                                        : comm::name_of(it.op)),
-        bytes_(full_tensor_bytes(it, ranks)),
+            log_->options().with_shapes ? comm::fingerprint_of(collective, 0).describe()
+                                        : comm::name_of(collective.op)),
+        bytes_(full_tensor_bytes(collective, ranks)),
         ranks_(ranks) {}
 
   void begin() override { began_ = Clock::now(); }

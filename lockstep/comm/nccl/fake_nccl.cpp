@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests: NCCL's functions for ranks that are threads of one process and "devices" whose memory
-// is the host's. A shared library of its own, loaded as NCCL is.
+// Simulates NCCL in tests, for ranks that are threads of one process. The memory of its "devices"
+// is the host's. It is a separate shared library, loaded as NCCL is.
 //
-// It answers like a communicator that does not block: joining is in progress until all are there.
-// Its operations are done when they return. What the environment can make of it:
+// It behaves like a non-blocking communicator: joining is in progress until all ranks have joined.
+// Its operations are done when they return. These environment variables cause failures:
 //   FAKE_NCCL_NO_JOIN=R        rank R cannot join ("Duplicate GPU detected")
-//   FAKE_NCCL_FAIL_REDUCE=N    all_reduce of N elements reports an error by the communicator, at
-//   once FAKE_NCCL_LATE_ERROR=N     the same, once it is under way
-// And how communicators have ended: fake_nccl_destroyed() and fake_nccl_aborted() count them.
+//   FAKE_NCCL_FAIL_REDUCE=N    an all_reduce of N elements fails at once
+//   FAKE_NCCL_LATE_ERROR=N     an all_reduce of N elements fails after its start
+// fake_nccl_destroyed() and fake_nccl_aborted() count the communicators that have ended so.
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -76,23 +76,23 @@ void reduce_typed(
   std::memcpy(to, result.data(), count * sizeof(T));
 }
 
-/// Those who have the same id: each operation is carried out by whoever comes last.
+/// Connects the ranks of one id. The last rank to arrive executes an operation for all.
 class Ring {
  public:
   explicit Ring(int size) : calls_(static_cast<size_t>(size)) {}
 
-  /// True once all have joined.
   void join() {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++joined_;
   }
+  /// Returns whether all ranks have joined.
   bool complete() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return joined_ == calls_.size();
   }
-  void give_up() {
+  void abort() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    gone_ = true;
+    aborted_ = true;
     changed_.notify_all();
   }
 
@@ -106,15 +106,15 @@ class Ring {
       ++round_;
       changed_.notify_all();
     } else {
-      changed_.wait(lock, [&] { return round_ != round || gone_; });
+      changed_.wait(lock, [&] { return round_ != round || aborted_; });
     }
-    return round_ == round ? kSystemError : NcclApi::kSuccess;  // Somebody has left.
+    return round_ == round ? kSystemError : NcclApi::kSuccess;  // A rank has aborted.
   }
 
  private:
   void perform() {
     const std::vector<Call> calls = calls_;
-    std::vector<std::vector<char>> inputs;  // Results may overwrite what others still read.
+    std::vector<std::vector<char>> inputs;  // Copies, since results may overwrite inputs.
     std::vector<const void*> from;
     const bool reduces = calls[0].kind == Call::kReduce || calls[0].kind == Call::kScatter;
     for (const Call& call : calls) {
@@ -140,10 +140,10 @@ class Ring {
       }
     }
     for (size_t rank = 0; rank < calls.size(); ++rank) {
-      for (const auto& [peer, place] : calls[rank].receives) {
-        for (const auto& [to, what] : calls[static_cast<size_t>(peer)].sends) {
+      for (const auto& [peer, target] : calls[rank].receives) {
+        for (const auto& [to, source] : calls[static_cast<size_t>(peer)].sends) {
           if (to == static_cast<int>(rank)) {
-            std::memcpy(place.first, what.first, what.second);
+            std::memcpy(target.first, source.first, source.second);
           }
         }
       }
@@ -161,7 +161,7 @@ class Ring {
       case NcclApi::kFloat32:
         return reduce_typed<float>(from, offset, call.out, call.count, call.op);
       default:
-        std::abort();  // No test needs another.
+        std::abort();  // No test needs another type.
     }
   }
 
@@ -171,7 +171,7 @@ class Ring {
   size_t joined_ = 0;
   size_t present_ = 0;
   uint64_t round_ = 0;
-  bool gone_ = false;
+  bool aborted_ = false;
 };
 
 std::mutex rings_mutex;
@@ -188,6 +188,11 @@ struct Comm {
 
 Comm* from(NcclApi::Comm comm) {
   return reinterpret_cast<Comm*>(comm);
+}
+
+Result run(NcclApi::Comm comm, Call call) {
+  const Comm& mine = *from(comm);
+  return mine.ring->run(mine.rank, std::move(call));
 }
 
 thread_local bool grouping = false;
@@ -248,7 +253,7 @@ Result ncclCommDestroy(NcclApi::Comm comm) {
 
 Result ncclCommAbort(NcclApi::Comm comm) {
   ++aborted;
-  from(comm)->ring->give_up();
+  from(comm)->ring->abort();
   delete from(comm);
   return NcclApi::kSuccess;
 }
@@ -306,9 +311,8 @@ Result ncclAllReduce(
   if (static_cast<long>(count) == number("FAKE_NCCL_LATE_ERROR")) {
     from(comm)->error = kSystemError;
   }
-  return from(comm)->ring->run(
-      from(comm)->rank,
-      {.kind = Call::kReduce, .in = in, .out = out, .count = count, .type = type, .op = op});
+  return run(
+      comm, {.kind = Call::kReduce, .in = in, .out = out, .count = count, .type = type, .op = op});
 }
 
 Result ncclReduceScatter(
@@ -319,16 +323,13 @@ Result ncclReduceScatter(
     int op,
     NcclApi::Comm comm,
     NcclApi::Stream) {
-  return from(comm)->ring->run(
-      from(comm)->rank,
-      {.kind = Call::kScatter, .in = in, .out = out, .count = count, .type = type, .op = op});
+  return run(
+      comm, {.kind = Call::kScatter, .in = in, .out = out, .count = count, .type = type, .op = op});
 }
 
 Result ncclAllGather(
     const void* in, void* out, size_t count, int type, NcclApi::Comm comm, NcclApi::Stream) {
-  return from(comm)->ring->run(
-      from(comm)->rank,
-      {.kind = Call::kGather, .in = in, .out = out, .count = count, .type = type});
+  return run(comm, {.kind = Call::kGather, .in = in, .out = out, .count = count, .type = type});
 }
 
 Result ncclBroadcast(
@@ -339,8 +340,8 @@ Result ncclBroadcast(
     int root,
     NcclApi::Comm comm,
     NcclApi::Stream) {
-  return from(comm)->ring->run(
-      from(comm)->rank,
+  return run(
+      comm,
       {.kind = Call::kBroadcast, .in = in, .out = out, .count = count, .type = type, .root = root});
 }
 

@@ -9,8 +9,8 @@ namespace lockstep::comm {
 /// Holds NCCL's functions, loaded at run time: from the program, if libtorch has linked them, else
 /// from libnccl.so.2.
 ///
-/// So this library compiles, and is tested, without CUDA's headers, and one build serves machines
-/// with and without GPUs.
+/// Lockstep therefore compiles, and is tested, without CUDA's headers, and one build serves
+/// machines with and without GPUs.
 ///
 /// Types and constants are those of `<nccl.h>`, unchanged from 2.14 (August 2022) to 2.32, the
 /// newest version checked.
@@ -50,10 +50,10 @@ struct NcclApi {
   Result (*send)(const void*, size_t count, int type, int peer, Comm, Stream);
   Result (*recv)(void*, size_t count, int type, int peer, Comm, Stream);
 
-  /// Returns this process's NCCL, or that of LOCKSTEP_NCCL_LIBRARY if set; null, with the reason in
-  /// `why`, if there is none, or one before 2.14. Thread-safe.
+  /// Returns this process's NCCL, or that of LOCKSTEP_NCCL_LIBRARY if set. Returns null, with the
+  /// reason in `why`, if none is found, or it is older than 2.14. Thread-safe.
   static const NcclApi* find(std::string& why);
-  /// Loads it from one file; it is never unloaded. Error, with the reason.
+  /// Loads NCCL from one file, permanently. Throws Error with the reason if it cannot.
   static NcclApi load(const std::string& path);
   /// Returns "2.27.5".
   std::string version() const;

@@ -28,7 +28,7 @@ namespace {
 
 constexpr Milliseconds kJoinTimeout = std::chrono::minutes(2);
 
-/// The result of a rank's attempt to join; an empty text if it succeeded.
+/// Holds the result of a rank's attempt to join; an empty text if the rank has joined.
 struct JoinResult {
   std::array<char, 256> failure{};  // The reason.
 };
@@ -49,7 +49,7 @@ int type_of(const at::Tensor& tensor) {
       return NcclApi::kFloat64;
     case at::kBFloat16:
       return NcclApi::kBfloat16;
-    default:  // Group reduces no other.
+    default:  // Group reduces no other type.
       return NcclApi::kInt8;
   }
 }
@@ -205,22 +205,23 @@ class NcclBackend final : public DeviceBackend {
         throw ConfigError(
             name_of(collective.op),
             fmt::format(
-                "the tensor is on another device than this group's; got {1}, expected {0}",
-                device_.str(),
-                tensor->device().str()));
+                "the tensor is on another device than earlier tensors of this group; got {}, "
+                "expected {}",
+                tensor->device().str(),
+                device_.str()));
       }
     }
     compare(collective, timeout);
-    const FlightEntry note(collective, group_, sequence_++);
-    note.begin();
+    const FlightEntry entry(collective, group_, sequence_++);
+    entry.begin();
     const c10::DeviceGuard on_device(device_);
     const auto flag =
-        note.is_timed() ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
+        entry.is_timed() ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
     auto done = std::make_shared<c10::Event>(device_.type(), flag);
     std::shared_ptr<c10::Event> begun;
     try {
       begin_behind_current_stream();
-      if (note.is_timed()) {
+      if (entry.is_timed()) {
         begun = std::make_shared<c10::Event>(device_.type(), flag);
         begun->record(stream_);
       }
@@ -230,7 +231,7 @@ class NcclBackend final : public DeviceBackend {
       });
       done->record(stream_);
     } catch (...) {
-      note.end(false);
+      entry.end(false);
       throw;
     }
     for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
@@ -238,7 +239,7 @@ class NcclBackend final : public DeviceBackend {
         guard_.recordDataPtrOnStream(tensor->storage().data_ptr(), stream_);
       }
     }
-    comm_->watch(std::move(begun), done, note, collective.op, timeout);
+    comm_->watch(std::move(begun), done, entry, collective.op, timeout);
     return std::make_shared<NcclWork>(comm_, std::move(done), std::move(collective));
   }
 

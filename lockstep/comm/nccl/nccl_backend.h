@@ -11,11 +11,10 @@
 namespace lockstep::comm {
 
 /// Connects the ranks of `host`, each with its own GPU, over NCCL. Collective. Returns null on all
-/// ranks, with the reason in `why`, if any rank cannot take part, for instance if two share a GPU.
+/// ranks, with the reason in `why`, if any rank cannot join, for instance if two share a GPU.
 ///
-/// - Operations run on a separate stream, in parallel with computation. They begin after the work
-/// of
-///   the current stream before start(). wait() makes the current stream wait, not the host.
+/// - Operations run on a separate stream, in parallel with computation. They begin after earlier
+///   work of the current stream. wait() makes the current stream wait, not the host.
 /// - Ranks first compare fingerprints over `host`, as with every transport: the host waits there
 ///   until all ranks have arrived. A mismatch is an error on all of them.
 /// - A thread watches running operations. One that fails, or exceeds its timeout, aborts the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Over a library that answers as NCCL does (fake_nccl.cpp): CI has no GPU.
+// Uses a simulated NCCL (fake_nccl.cpp), since CI has no GPU.
 #include "lockstep/comm/nccl/nccl_backend.h"
 
 #include <chrono>
@@ -59,9 +59,9 @@ struct Rank {
   }
 };
 
-/// What each rank is told; "" is nothing.
+/// Returns the error of each rank; "" if it has none.
 std::vector<std::string> linked_ranks(int size, const std::function<void(Rank&)>& body) {
-  std::vector<std::string> told(static_cast<size_t>(size));
+  std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (const auto& host : make_shm_thread_transports({.ranks = size})) {
     threads.emplace_back([&, host] {
@@ -71,14 +71,14 @@ std::vector<std::string> linked_ranks(int size, const std::function<void(Rank&)>
       try {
         body(rank);
       } catch (const Error& error) {
-        told[static_cast<size_t>(rank.host->rank())] = error.what();
+        errors[static_cast<size_t>(rank.host->rank())] = error.what();
       }
     });
   }
   for (std::thread& thread : threads) {
     thread.join();
   }
-  return told;
+  return errors;
 }
 
 at::Tensor numbers(int rank, int64_t rows = 12) {
@@ -89,7 +89,7 @@ at::Tensor device(const at::Tensor& tensor) {
   return tensor.to(test_device(0));
 }
 
-TEST(NcclApi, KnowsItsVersionAndRefusesWhatIsNoNccl) {
+TEST(NcclApi, ReadsItsVersionAndRefusesOtherLibraries) {
   EXPECT_EQ(fake().version(), "2.20.5");
   EXPECT_THROW(NcclApi::load("libm.so.6"), Error);
   try {
@@ -100,7 +100,7 @@ TEST(NcclApi, KnowsItsVersionAndRefusesWhatIsNoNccl) {
   }
 }
 
-TEST(NcclBackend, EveryOperationGivesWhatItSays) {
+TEST(NcclBackend, EveryOperationGivesItsResult) {
   for (const int size : {2, 3}) {
     EXPECT_THAT(
         linked_ranks(
@@ -165,7 +165,7 @@ TEST(NcclBackend, ARankThatCannotJoinIsNamedToAllAndNoneHasIt) {
   });
 }
 
-TEST(NcclBackend, WhatRanksDoDifferentlyIsToldBeforeNcclHangsOverIt) {
+TEST(NcclBackend, AMismatchBetweenRanksIsReportedBeforeNcclHangs) {
   EXPECT_THAT(
       linked_ranks(
           2,
@@ -179,24 +179,24 @@ TEST(NcclBackend, WhatRanksDoDifferentlyIsToldBeforeNcclHangsOverIt) {
 TEST(NcclBackend, AfterAFailureItIsDeadAndSaysWhy) {
   const Variable bad("FAKE_NCCL_FAIL_REDUCE", "7");
   set_log_sink([](const std::string&) {});
-  const auto told = linked_ranks(2, [](Rank& rank) {
+  const auto errors = linked_ranks(2, [](Rank& rank) {
     EXPECT_THROW(rank.run({.op = Op::kAllReduce, .output = device(at::ones({7}))}), CommError);
     rank.run({.op = Op::kAllReduce, .output = device(at::ones({8}))});
   });
   set_log_sink(nullptr);
   EXPECT_THAT(
-      told,
+      errors,
       Each(
           AllOf(HasSubstr("the group failed earlier"), HasSubstr("NCCL: unhandled system error"))));
 }
 
-/// How many communicators have ended so: "fake_nccl_destroyed", "fake_nccl_aborted".
+/// Counts communicators. `how`: "fake_nccl_destroyed" or "fake_nccl_aborted".
 int count(const char* how) {
   void* const library = ::dlopen(FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
   return reinterpret_cast<int (*)()>(::dlsym(library, how))();
 }
 
-/// Events of the device say that nothing is done; nothing is logged meanwhile.
+/// RAII scope: events of the device report that no work is done; nothing is logged.
 class HeldEvents {
  public:
   HeldEvents() {
@@ -211,7 +211,7 @@ class HeldEvents {
   HeldEvents& operator=(const HeldEvents&) = delete;
 };
 
-/// Until the link is dead; what it says then.
+/// Blocks until the link has failed. Returns its error.
 std::string group_error(const DeviceBackend& link) {
   for (int i = 0; i < 2000; ++i) {
     try {
@@ -224,7 +224,7 @@ std::string group_error(const DeviceBackend& link) {
   return "it lives";
 }
 
-TEST(NcclBackend, WhatTakesLongerThanItsTimeoutEndsIt) {
+TEST(NcclBackend, AnOperationBeyondItsTimeoutEndsIt) {
   const HeldEvents held;
   linked_ranks(2, [](Rank& rank) {
     const auto work = rank.link->start(
@@ -236,7 +236,7 @@ TEST(NcclBackend, WhatTakesLongerThanItsTimeoutEndsIt) {
   });
 }
 
-TEST(NcclBackend, AnErrorWhileItIsUnderWayEndsIt) {
+TEST(NcclBackend, AnErrorInARunningOperationEndsIt) {
   const Variable bad("FAKE_NCCL_LATE_ERROR", "7");
   const HeldEvents held;
   linked_ranks(2, [](Rank& rank) {
@@ -247,7 +247,7 @@ TEST(NcclBackend, AnErrorWhileItIsUnderWayEndsIt) {
   });
 }
 
-TEST(NcclBackend, LetsGoWhenItsOwnWorkIsDoneAndAbortsNoneOfIt) {
+TEST(NcclBackend, DestructionFinishesItsOwnWorkWithoutAborting) {
   const int aborted = count("fake_nccl_aborted");
   const int destroyed = count("fake_nccl_destroyed");
   hold_test_device_events(true);

@@ -111,16 +111,16 @@ void NcclComm::run(
 void NcclComm::watch(
     std::shared_ptr<c10::Event> begun,
     std::shared_ptr<c10::Event> done,
-    const FlightEntry& note,
+    const FlightEntry& entry,
     Op op,
     Milliseconds timeout) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failed_) {
-      note.end(false);
+      entry.end(false);
       return;
     }
-    running_.push_back({std::move(begun), std::move(done), note, op, Clock::now(), timeout});
+    running_.push_back({std::move(begun), std::move(done), entry, op, Clock::now(), timeout});
   }
   changed_.notify_all();
 }
@@ -171,7 +171,7 @@ void NcclComm::watch_all() {
       return;
     }
     if (done) {
-      first.note.end(true, measured_ms);
+      first.entry.end(true, measured_ms);
     }
     lock.lock();
     if (failed_) {
@@ -193,7 +193,7 @@ void NcclComm::fail(const std::string& why) {
   const std::lock_guard<std::mutex> lock(mutex_);
   failed_ = true;
   for (const RunningOperation& each : running_) {
-    each.note.end(false);
+    each.entry.end(false);
   }
   running_.clear();
   changed_.notify_all();

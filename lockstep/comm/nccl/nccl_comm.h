@@ -25,12 +25,12 @@ namespace lockstep::comm {
 /// Thread safety: run and watch from one thread; the other functions from any.
 class NcclComm {
  public:
-  /// Begins to join the ranks with the same `id`. CommError with NCCL's reason.
+  /// Begins to join the ranks with the same `id`. Throws CommError with NCCL's reason if it cannot.
   NcclComm(const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device);
   /// Blocks until all ranks have joined. Throws CommError if they do not within `timeout`.
   void join(Milliseconds timeout);
-  /// Blocks until this rank's started operations are done or have failed, since other ranks may
-  /// need them, and later work may read the results. During stack unwinding it aborts at once.
+  /// Blocks until this rank's started operations are done or have failed. Other ranks may need
+  /// them, and later work may read the results. During stack unwinding it aborts at once.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
@@ -41,12 +41,12 @@ class NcclComm {
       Op op,
       Milliseconds timeout,
       const std::function<NcclApi::Result(const NcclApi& api, NcclApi::Comm comm)>& launch);
-  /// Watches an operation from now on; event `done` marks its end. `begun`: an event with device
+  /// Watches an operation until event `done`, which marks its end. `begun`: an event with device
   /// time like `done`, if the duration is measured; else null.
   void watch(
       std::shared_ptr<c10::Event> begun,
       std::shared_ptr<c10::Event> done,
-      const FlightEntry& note,
+      const FlightEntry& entry,
       Op op,
       Milliseconds timeout);
   /// Throws CommError if an operation has failed.
@@ -59,7 +59,7 @@ class NcclComm {
   struct RunningOperation {
     std::shared_ptr<c10::Event> begun;
     std::shared_ptr<c10::Event> done;
-    FlightEntry note;
+    FlightEntry entry;
     Op op;
     Clock::time_point started;
     Milliseconds timeout;
@@ -69,7 +69,7 @@ class NcclComm {
   void wait_for_call(const char* what, NcclApi::Result result, Milliseconds timeout);
   std::string reason(NcclApi::Result result) const;
   void watch_all();
-  /// Returns why `first` cannot succeed; empty while it may.
+  /// Returns the reason why `first` cannot succeed; empty while it may.
   std::string failure_of(const RunningOperation& first);
   void abort();
 

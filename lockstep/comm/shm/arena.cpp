@@ -39,7 +39,7 @@ std::byte* Arena::take(size_t bytes) {
       throw Error(
           "shared memory",
           fmt::format(
-              "cannot allocate {} contiguous bytes for a tensor; the arena has {}",
+              "cannot allocate {} contiguous bytes for a tensor; the arena has {} bytes",
               bytes,
               segment_->sizes().arena_bytes));
     }

@@ -20,10 +20,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena(std::shared_ptr<Segment> segment, int rank);
 
-  /// Allocates `bytes` zeros. The tensor keeps the segment mapped. Error: no memory.
+  /// Allocates `bytes` zeros. The tensor keeps the segment mapped. Throws Error if no memory is
+  /// left.
   at::Tensor allocate(int64_t bytes);
   /// Allocates `bytes` zeros that are never freed: they exist while any process maps the segment.
-  /// Error: no memory.
+  /// Throws Error if no memory is left.
   std::byte* take(size_t bytes);
 
  private:

@@ -13,28 +13,28 @@ namespace lockstep::comm::shm {
 /// Runs one rank's side of a collective. It progresses as far as the other ranks allow, and never
 /// blocks.
 ///
-/// Three algorithms, chosen from data that all ranks have:
-/// - small all-reduces: every rank copies its data into its slot and, after all have, reduces all
-///   of it; one phase;
-/// - large ones: slot by slot, each rank reduces its part and then copies the others' parts; two
-///   phases a slot;
+/// It chooses one of three algorithms from data that all ranks have:
+/// - small all-reduces: every rank copies its data into its slot and, after all ranks have, reduces
+///   all slots; one phase;
+/// - large all-reduces: slot by slot, each rank reduces its part and then copies the others' parts;
+///   two phases a slot;
 /// - tensors in the ranks' arenas (Transport::allocate): nothing is copied into slots; peers read,
 ///   and for an all-reduce write, the tensors in place.
 ///
-/// The first phase carries each rank's fingerprint; if they differ no data is read. Order of
+/// The first phase has each rank's fingerprint; if fingerprints differ, no data is read. Order of
 /// reduction: rank 0 first, bit-exact with the thread transport. Not thread-safe.
 class CollectiveRun {
  public:
   /// `collective` and its tensors must live until done. Does not start yet.
   CollectiveRun(const Member& member, const Collective& collective, const Fingerprint& print);
 
-  /// Returns true if the result may be read. CommError: the fingerprints differ.
+  /// Returns true if the result may be read. Throws CommError if the fingerprints differ.
   bool advance(Member& member);
 
  private:
   enum class Stage { kFill, kRead, kCollect, kDone };
 
-  /// A range of bytes.
+  /// Holds a range of bytes.
   struct Chunk {
     size_t begin, length;
   };
@@ -69,7 +69,7 @@ class CollectiveRun {
   size_t chunk_bytes_ = 0;  ///< The part of a share that fits into a slot.
   int ranks_ = 0;
   bool two_phases_ = false;
-  bool compared_ = false;     ///< Whether the fingerprints were compared.
+  bool compared_ = false;     ///< The fingerprints were compared.
   bool direct_ = false;       ///< Ranks read each other's tensors in place.
   bool must_refill_ = false;  ///< Some tensors are in arenas, but not all: all need slots.
   int64_t own_offset_ = -1;   ///< The offset of this rank's tensor in its arena.

@@ -8,8 +8,9 @@
 
 namespace lockstep::comm::shm {
 
-// Futex wait and wake between ranks. A sleeper announces that it sleeps and then checks once more
-// for work; a waker publishes its work and then checks for sleepers. One of the two sees the other.
+// Implements futex wait and wake between ranks. A sleeper announces its sleep and then checks once
+// more for work; a waker publishes its work and then checks for sleepers. One of the two sees the
+// other.
 
 /// Announces a sleep, so that no wake between this call and sleep() is lost. Returns the argument
 /// of sleep().

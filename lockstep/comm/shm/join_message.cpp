@@ -53,19 +53,17 @@ void JoinResult::throw_if_failed() const {
 std::string join_mismatch(const std::string& name, const Hello& rank_0, const Hello& other) {
   if (other.size != rank_0.size) {
     return fmt::format(
-        "the ranks have different world sizes at '{0}'; got {2} on rank {1}, {3} on rank 0; set "
-        "the "
-        "same WORLD_SIZE on all ranks, or another MASTER_PORT if another job uses it",
+        "the ranks have different world sizes at '{}'; got {} on rank {}, {} on rank 0; set the "
+        "same WORLD_SIZE on all ranks, or another MASTER_PORT if another job uses this one",
         name,
-        other.rank,
         other.size,
+        other.rank,
         rank_0.size);
   }
   if (other.comm != rank_0.comm) {
     return fmt::format(
         "LOCKSTEP_COMM differs between ranks; got {} on rank {}, {} on rank 0; set the same value "
-        "on "
-        "all ranks",
+        "on all ranks",
         other.comm.data(),
         other.rank,
         rank_0.comm.data());

@@ -9,21 +9,24 @@
 
 namespace lockstep::comm::shm {
 
-// The messages of a rendezvous, in this order: each rank sends its Hello; rank 0 a JoinResult with
-// the memory; each rank a JoinResult on whether it could map it; rank 0 the final JoinResult.
+// A rendezvous has these messages, in this order:
+// - each rank sends its Hello;
+// - rank 0 sends a JoinResult with the memory;
+// - each rank sends a JoinResult: whether it has mapped the memory;
+// - rank 0 sends the final JoinResult.
 
 constexpr uint32_t kHelloMagic = 0x336d6b6cU;  // "lkm3"
 
-/// The first message of a rank.
+/// Holds the first message of a rank.
 struct Hello {
   uint32_t magic = kHelloMagic;
   int32_t rank = 0;
   int32_t size = 0;
-  /// The process id that this process has for itself. If the kernel reports another one to rank 0,
-  /// the ranks are in different namespaces and could not watch each other.
+  /// The process id in the sender's namespace. If the kernel reports another one to rank 0, the
+  /// ranks are in different namespaces and could not watch each other.
   int32_t pid = 0;
   int32_t local_size = 0;
-  int32_t over_gloo = 0;  ///< Whether it joins over Gloo, and only compares its settings.
+  int32_t over_gloo = 0;  ///< 1: the rank joins over Gloo, and only compares its settings.
   uint32_t master_addr_crc = 0;
   std::array<char, 8> comm{};
 
@@ -32,7 +35,7 @@ struct Hello {
 
 enum class JoinStatus : int32_t { kSuccess, kNoRendezvous, kNoMemory };
 
-/// A rank's result of joining, and the reason of a failure.
+/// Holds a rank's result of joining, and the reason of a failure.
 struct JoinResult {
   JoinStatus status = JoinStatus::kSuccess;
   std::array<char, 1000> text{};
@@ -42,8 +45,8 @@ struct JoinResult {
   void throw_if_failed() const;
 };
 
-/// Returns why the rank of `other` cannot join rank 0; empty if it can. `name`: the name of the
-/// rendezvous address.
+/// Returns the reason why the rank of `other` cannot join rank 0; empty if it can. `name`: the name
+/// of the rendezvous address.
 std::string join_mismatch(const std::string& name, const Hello& rank_0, const Hello& other);
 
 }  // namespace lockstep::comm::shm

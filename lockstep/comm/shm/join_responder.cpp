@@ -19,13 +19,13 @@ constexpr auto kAnswerTimeout = std::chrono::seconds(2);
 constexpr auto kHelloTimeout = std::chrono::milliseconds(100);
 
 /// Returns the address at which a rank 0 that joins over Gloo answers. It differs from the
-/// rendezvous address, so that ranks of another job can meet there meanwhile.
+/// rendezvous address, which ranks of another job can therefore use meanwhile.
 std::string gloo_name(const RendezvousAddress& address) {
   return fmt::format("{}/gloo/{:08x}", address.name, crc32c(address.master_addr));
 }
 
-/// Returns why the sender of `hello` cannot join the rank 0 that listens at `name`; empty if it
-/// can, or if no process answers.
+/// Returns the reason why the sender of `hello` cannot join the rank 0 at `name`. It is empty if
+/// the sender can join, or if no process answers.
 std::string ask(const std::string& name, const Hello& hello) {
   const UniqueFd rank_0 = connect_local(name);
   if (!rank_0.is_open() || peer_of(rank_0.get()).user != ::geteuid()) {

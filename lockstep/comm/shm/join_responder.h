@@ -9,19 +9,18 @@
 
 namespace lockstep::comm::shm {
 
-// Ranks that join over Gloo use the store. They use the rendezvous address only to find out whether
-// a rank of their host joins over shared memory. Jobs with another MASTER_ADDR are not disturbed.
+// Ranks that join over Gloo use the store. They use the rendezvous address only to find ranks of
+// their host that join over shared memory. Jobs with another MASTER_ADDR are not disturbed.
 
-/// Answers ranks of this host that look for rank 0, which joins over Gloo, at its rendezvous
-/// address.
+/// Answers for a rank 0 that joins over Gloo: to ranks of this host that join over shared memory.
 ///
 /// Not thread-safe.
 class JoinResponder {
  public:
-  /// Answers no requests if another rank 0 already does.
+  /// Starts to listen. Answers no requests if another rank 0 already does.
   explicit JoinResponder(const RendezvousAddress& address);
-  /// Answers all waiting requests, at most 0.1 s each. Returns a mismatch with one of them; empty
-  /// if all match, or none waits.
+  /// Answers all waiting requests, at most 0.1 s each. Returns a mismatch with one of the ranks;
+  /// empty if all match, or none waits.
   std::string answer();
 
  private:

@@ -26,7 +26,7 @@ UniqueFd make_socket() {
   return UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
 }
 
-/// A message that may have an open file attached.
+/// Holds a message that may have an open file attached.
 struct SocketMessage {
   iovec content{};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};

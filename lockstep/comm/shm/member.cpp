@@ -23,7 +23,7 @@ Member::Member(std::shared_ptr<Segment> segment, int rank)
       processes_(static_cast<size_t>(size())) {
   Control& mine = segment_->control(rank_);
   mine.pid = ::getpid();
-  mine.state.store(RankState::kHere, std::memory_order_seq_cst);
+  mine.state.store(RankState::kJoined, std::memory_order_seq_cst);
 }
 
 Member::~Member() {
@@ -31,9 +31,9 @@ Member::~Member() {
 }
 
 void Member::leave() {
-  RankState here = RankState::kHere;
+  RankState joined = RankState::kJoined;
   segment_->control(rank_).state.compare_exchange_strong(
-      here, RankState::kLeft, std::memory_order_seq_cst);
+      joined, RankState::kLeft, std::memory_order_seq_cst);
   wake_all();
 }
 
@@ -110,7 +110,7 @@ std::optional<Member::Loss> Member::lost(const std::vector<int>& awaited) const 
     if (state == RankState::kLeft) {
       return Loss{peer, fmt::format("rank {} has left the group", peer)};
     }
-    if (state == RankState::kHere && has_died(peer)) {
+    if (state == RankState::kJoined && has_died(peer)) {
       return Loss{peer, fmt::format("rank {} (process {}) has died", peer, theirs.pid)};
     }
   }
@@ -125,7 +125,7 @@ std::optional<Member::Loss> Member::lost(const std::vector<int>& awaited) const 
 
 void Member::fail(const std::string& why) {
   Control& mine = segment_->control(rank_);
-  if (mine.state.load(std::memory_order_relaxed) != RankState::kHere) {
+  if (mine.state.load(std::memory_order_relaxed) != RankState::kJoined) {
     return;
   }
   const size_t length = std::min(why.size(), mine.why.size() - 1);

@@ -14,10 +14,10 @@ namespace lockstep::comm::shm {
 
 /// Gives a rank access to a segment.
 ///
-/// Ranks proceed in phases: in each, a rank writes data for the others, publishes it, and waits
-/// until all have; then it reads theirs. The slots of a phase are reused two phases later, after
-/// this rank has seen every rank begin the phase in between, which they do only after reading all
-/// of this one.
+/// Ranks proceed in phases. In each phase a rank writes data for the others, publishes it, waits
+/// until all ranks have published, and reads their data. The slots of a phase are reused two phases
+/// later. By then this rank has seen every rank begin the phase in between, and a rank begins it
+/// only after it has read all slots.
 ///
 /// Not thread-safe.
 class Member {
@@ -39,15 +39,16 @@ class Member {
   Notice& own_notice() const { return segment_->control(rank_).notices[phase_ % 2]; }
   /// Begins the next phase, and wakes the ranks that wait for it.
   void publish();
-  /// Returns whether all ranks have published this rank's last phase, so that their slots and
-  /// notices of it may be read.
+  /// Returns whether all ranks have published this rank's last phase. Their slots and notices of
+  /// that phase may then be read.
   bool all_published() const;
   const std::byte* slot_of(int rank) const { return segment_->slot(rank, phase_ - 1); }
   const Notice& notice_of(int rank) const {
     return segment_->control(rank).notices[(phase_ - 1) % 2];
   }
 
-  /// Returns the channel from `from` to `to`, one of which is this rank. Error: no memory for it.
+  /// Returns the channel from `from` to `to`, one of which is this rank. Throws Error if no memory
+  /// is left.
   Channel& channel(int from, int to);
 
   /// Opens pidfds of the peers, all of which have joined, so that their process ids cannot be
@@ -56,13 +57,13 @@ class Member {
 
   /// Returns the ranks that have not published this rank's last phase.
   std::vector<int> missing() const;
-  /// A rank that others wait for in vain, and the reason.
+  /// Holds a rank that others wait for in vain, and the reason.
   struct Loss {
     int rank;
     std::string why;
   };
-  /// Returns the first of `awaited` that has died or left; else the first rank that has failed.
-  /// Costs a system call for each.
+  /// Returns the first rank of `awaited` that has died or left; else the first rank that has
+  /// failed. Costs a system call for each.
   std::optional<Loss> lost(const std::vector<int>& awaited) const;
   /// Reports this rank's failure and its reason to all others.
   void fail(const std::string& why);

@@ -18,8 +18,8 @@ class MessageRun {
   /// `collective` (kSend or kRecv) and its tensor must live until done.
   MessageRun(const Member& member, const Collective& collective, const Fingerprint& print);
 
-  /// Returns true once the receiver has everything. CommError, on both sides: the tensors differ.
-  /// Error: no memory for the channel.
+  /// Returns true once the receiver has everything. Throws CommError, on both sides, if the tensors
+  /// differ, and Error if no memory is left for the channel.
   bool advance(Member& member);
 
  private:

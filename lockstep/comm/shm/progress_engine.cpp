@@ -6,10 +6,10 @@
 #include <variant>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "lockstep/base/host/cores.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/comm/shm/collective_run.h"
 #include "lockstep/comm/shm/futex.h"
 #include "lockstep/comm/shm/message_run.h"
@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Spins of a waiting rank before it sleeps: about 40 us with a separate core. If ranks share cores,
-// spinning keeps the awaited rank from running: with 4 ranks on 2 cores, small operations took
+// spinning keeps the awaited rank from running. With 4 ranks on 2 cores, small operations took
 // twice as long with 100 spins as with 5 to 20.
 constexpr int kSpinsAlone = 4000;
 constexpr int kSpinsShared = 10;
@@ -39,7 +39,7 @@ constexpr int kIdleRoundsBeforeWait = 500;
 
 }  // namespace
 
-/// One operation, which its caller and the engine hold.
+/// Holds one operation for its caller and the engine.
 class QueuedOperation final : public Work, public std::enable_shared_from_this<QueuedOperation> {
  public:
   QueuedOperation(
@@ -243,9 +243,8 @@ void ProgressEngine::wait(QueuedOperation& operation, Milliseconds timeout) {
           CommError(
               name_of(operation.op()),
               fmt::format(
-                  "rank{} {} did not call the operation within {:.1f} s",
-                  missing.size() == 1 ? "" : "s",
-                  fmt::join(missing, ", "),
+                  "{} did not call the operation within {:.1f} s",
+                  ranks_text(missing),
                   std::chrono::duration<double>(timeout).count()),
               missing.empty() ? -1 : missing.front(),
               seconds));

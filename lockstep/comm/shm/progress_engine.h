@@ -23,8 +23,8 @@ class QueuedOperation;
 /// Runs a rank's operations: collectives in order, and the messages of each channel in order.
 ///
 /// They progress during calls of this rank, and otherwise on a thread every 2 ms, so operations
-/// without a waiting caller complete, too. A waiting call never hands data to another thread, as
-/// Gloo does (docs/benchmarks.md).
+/// without a waiting caller complete, too. A waiting call runs its operation itself, while Gloo
+/// hands it to another thread (docs/benchmarks.md).
 ///
 /// After the first failure all operations fail, here and, when they wait, on the other ranks.
 /// Thread-safe.
@@ -32,7 +32,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
  public:
   /// `group`: its id in the flight record.
   ProgressEngine(std::unique_ptr<Member> member, uint64_t group);
-  /// close() must have been called.
+  /// Needs a previous close().
   ~ProgressEngine();
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
@@ -87,8 +87,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   std::mutex thread_mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
-  std::atomic<bool> thread_idle_{
-      true};  ///< The thread waits for a notification, or does not exist.
+  /// The thread waits for a notification, or does not exist.
+  std::atomic<bool> thread_idle_{true};
   std::thread thread_;
 };
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/comm/shm/join_message.h"
 #include "lockstep/comm/shm/join_responder.h"
 #include "lockstep/comm/shm/local_socket.h"
@@ -28,7 +28,7 @@ double seconds_of(Milliseconds timeout) {
   return static_cast<double>(timeout.count()) / 1000;
 }
 
-/// Rank 0's side: waits for all other ranks, and sends them the result.
+/// Runs rank 0's side: waits for all other ranks, and sends them the result.
 class RendezvousServer {
  public:
   RendezvousServer(const RendezvousAddress& address, Milliseconds timeout)
@@ -42,8 +42,8 @@ class RendezvousServer {
       throw ConfigError(
           "join",
           fmt::format(
-              "rank 0 cannot listen at '{}': {}; another job may use this MASTER_PORT; "
-              "set it to another one",
+              "rank 0 cannot listen at '{}': {}; set another MASTER_PORT if another job uses this "
+              "one",
               address.name,
               reason));
     }
@@ -81,10 +81,7 @@ class RendezvousServer {
         return JoinResult::of(
             JoinStatus::kNoRendezvous,
             fmt::format(
-                "rank{} {} did not join within {:.1f} s",
-                missing.size() == 1 ? "" : "s",
-                fmt::join(missing, ", "),
-                seconds_of(timeout_)));
+                "{} did not join within {:.1f} s", ranks_text(missing), seconds_of(timeout_)));
       }
       wait_for_event(unidentified, left);
       for (size_t i = unidentified.size(); i-- > 0;) {
@@ -160,7 +157,8 @@ class RendezvousServer {
       result = JoinResult::of(
           JoinStatus::kNoRendezvous,
           fmt::format(
-              "two processes are rank {} at '{}'; set another MASTER_PORT if another job uses it",
+              "two processes are rank {} at '{}'; set another MASTER_PORT if another job uses this "
+              "one",
               hello.rank,
               address_.name));
     } else if (hello.pid != peer.pid) {
@@ -214,7 +212,7 @@ class RendezvousServer {
   std::vector<UniqueFd> connections_;
 };
 
-/// The side of every other rank.
+/// Runs the side of every other rank.
 class RendezvousClient {
  public:
   RendezvousClient(const RendezvousAddress& address, Milliseconds timeout)
@@ -250,9 +248,8 @@ class RendezvousClient {
         throw CommError(
             "join",
             fmt::format(
-                "rank 0 did not answer at '{}' on this host within {:.1f} s; check that it runs, "
-                "and "
-                "that MASTER_PORT is right",
+                "rank 0 did not answer at '{}' on this host within {:.1f} s; check that rank 0 "
+                "runs, and that MASTER_PORT is right",
                 address_.name,
                 seconds_of(timeout_)),
             0,
@@ -270,7 +267,7 @@ class RendezvousClient {
   }
 
   JoinResult receive_result(UniqueFd* file) const {
-    // Rank 0 knows the missing ranks, so it gets time to report them.
+    // Rank 0 reports the missing ranks at the deadline, so it gets time to do so.
     if (!readable(rank_0_.get(), deadline_ + std::chrono::seconds(2))) {
       throw CommError(
           "join",

@@ -9,7 +9,7 @@
 
 namespace lockstep::comm::shm {
 
-/// The rendezvous address of the ranks of one host.
+/// Holds the rendezvous address of the ranks of one host.
 struct RendezvousAddress {
   std::string name;  ///< Name of the socket, equal on all ranks; free again after the rendezvous.
   int rank = 0;
@@ -24,13 +24,14 @@ struct RendezvousAddress {
 /// Connects the ranks and returns the shared memory that rank 0 creates. Collective.
 ///
 /// It uses an abstract socket that passes the memory as an open file. The kernel reports the peer's
-/// user: processes of other users are rejected. No name is resolved, which costs seconds with a
-/// resolver that does not answer (c10d's store resolves one for every connection).
+/// user: processes of other users are rejected. It resolves no name; c10d's store resolves one for
+/// every connection, which costs seconds with a resolver that does not answer.
 ///
-/// Throws the same error on every rank. ConfigError: another job uses the address. CommError: ranks
-/// are missing (names them), two processes claim one rank, worlds of different size connect, the
-/// ranks' `comm` differ, a rank died. Error: the ranks are complete, but this host gives them no
-/// shared memory.
+/// Throws the same error on every rank:
+/// - ConfigError if another job uses the address;
+/// - CommError if ranks are missing (names them), two processes claim one rank, the ranks' world
+///   sizes or `comm` differ, or a rank has died;
+/// - Error if all ranks have joined, but get no shared memory.
 std::shared_ptr<Segment> rendezvous(const RendezvousAddress& address, Milliseconds timeout);
 
 }  // namespace lockstep::comm::shm

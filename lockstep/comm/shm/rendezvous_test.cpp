@@ -36,12 +36,12 @@ std::string new_name() {
 struct Rank {
   int rank;
   int size;
-  std::string told;  ///< Its error.
+  std::string error;  ///< Empty if it joined.
   std::shared_ptr<Segment> segment;
 };
 
-/// All of `ranks` meet, each in a thread of its own.
-void meet_all(const std::string& name, std::vector<Rank>& ranks, int timeout_ms) {
+/// Runs the rendezvous of `ranks`, each in its own thread.
+void join_all(const std::string& name, std::vector<Rank>& ranks, int timeout_ms) {
   std::vector<std::thread> threads;
   for (Rank& each : ranks) {
     threads.emplace_back([&] {
@@ -49,7 +49,7 @@ void meet_all(const std::string& name, std::vector<Rank>& ranks, int timeout_ms)
         each.segment = rendezvous(
             {.name = name, .rank = each.rank, .size = each.size}, Milliseconds(timeout_ms));
       } catch (const std::exception& error) {
-        each.told = error.what();
+        each.error = error.what();
       }
     });
   }
@@ -59,20 +59,20 @@ void meet_all(const std::string& name, std::vector<Rank>& ranks, int timeout_ms)
 }
 
 std::vector<std::string> errors_of(std::vector<Rank> ranks, int timeout_ms) {
-  meet_all(new_name(), ranks, timeout_ms);
-  std::vector<std::string> told;
+  join_all(new_name(), ranks, timeout_ms);
+  std::vector<std::string> errors;
   for (const Rank& each : ranks) {
-    told.push_back(each.told);
+    errors.push_back(each.error);
   }
-  return told;
+  return errors;
 }
 
 TEST(Rendezvous, GivesAllTheSameMemoryAndLeavesNoName) {
   const std::string name = new_name();
   std::vector<Rank> ranks{{2, 3, "", {}}, {0, 3, "", {}}, {1, 3, "", {}}};
-  meet_all(name, ranks, 20'000);
+  join_all(name, ranks, 20'000);
   for (const Rank& each : ranks) {
-    ASSERT_TRUE(each.segment) << each.told;
+    ASSERT_TRUE(each.segment) << each.error;
   }
   ranks[0].segment->control(1).published.store(77);
   EXPECT_EQ(ranks[1].segment->control(1).published.load(), 77U);
@@ -81,7 +81,7 @@ TEST(Rendezvous, GivesAllTheSameMemoryAndLeavesNoName) {
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(sockets), {}), Not(HasSubstr(name)));
 }
 
-TEST(Rendezvous, WhoDoesNotComeIsNamedToAll) {
+TEST(Rendezvous, AMissingRankIsNamedToAll) {
   EXPECT_THAT(
       errors_of({{0, 4, "", {}}, {2, 4, "", {}}}, 300),
       Each(HasSubstr("ranks 1, 3 did not join within 0.3 s")));
@@ -100,23 +100,24 @@ TEST(Rendezvous, ARankClaimedTwiceIsRefused) {
       Each(HasSubstr("two processes are rank 1")));
 }
 
-/// The errors of rank 0 of `mine` over shared memory and of another rank that joins over Gloo.
+/// Returns the errors of rank 0 of `mine` over shared memory and of another rank that joins over
+/// Gloo.
 std::vector<std::string> errors_of_both(RendezvousAddress mine, RendezvousAddress asking) {
   mine.name = new_name();
   asking.name = mine.name;
-  std::vector<std::string> told(2);
+  std::vector<std::string> errors(2);
   std::thread host([&] {
     try {
       rendezvous(mine, std::chrono::seconds(60));
     } catch (const CommError& error) {
-      told[0] = error.what();
+      errors[0] = error.what();
     }
   });
-  while (told[1].empty()) {
-    told[1] = ask_shm_rank_0(asking);
+  while (errors[1].empty()) {
+    errors[1] = ask_shm_rank_0(asking);
   }
   host.join();
-  return told;
+  return errors;
 }
 
 TEST(Rendezvous, ARankThatJoinsOverGlooIsRefusedAtOnce) {
@@ -137,46 +138,46 @@ TEST(Rendezvous, ARankThatJoinsOverGlooIsRefusedAtOnce) {
 
 TEST(Rendezvous, RanksWhoseCommDiffersAreRefusedAtOnce) {
   const std::string name = new_name();
-  std::string told;
+  std::string failure;
   std::thread host([&] {
     try {
       rendezvous({.name = name, .size = 2}, std::chrono::seconds(60));
     } catch (const CommError& error) {
-      told = error.what();
+      failure = error.what();
     }
   });
   EXPECT_THROW(
       rendezvous({.name = name, .rank = 1, .size = 2, .comm = "shm"}, std::chrono::seconds(60)),
       CommError);
   host.join();
-  EXPECT_THAT(told, HasSubstr("got shm on rank 1, auto on rank 0"));
+  EXPECT_THAT(failure, HasSubstr("got shm on rank 1, auto on rank 0"));
 }
 
 TEST(Rendezvous, ARank0ThatJoinsOverGlooAnswersTheOthers) {
   const RendezvousAddress place{.name = new_name(), .size = 2};
   JoinResponder rank_0(place);
   EXPECT_EQ(rank_0.answer(), "") << "nobody waits";
-  std::string told;
+  std::string failure;
   std::thread other([&] {
     RendezvousAddress same = place;
     same.rank = 1;
     try {
       rendezvous(same, std::chrono::seconds(60));
     } catch (const CommError& error) {
-      told = error.what();
+      failure = error.what();
     }
   });
-  std::string heard;
-  while (heard.empty()) {
-    heard = rank_0.answer();
+  std::string reported;
+  while (reported.empty()) {
+    reported = rank_0.answer();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   other.join();
-  EXPECT_THAT(heard, HasSubstr("rank 1 joins over shared memory"));
-  EXPECT_THAT(told, HasSubstr(heard));
+  EXPECT_THAT(reported, HasSubstr("rank 1 joins over shared memory"));
+  EXPECT_THAT(failure, HasSubstr(reported));
 }
 
-TEST(Rendezvous, AJobOfSeveralHostsWithTheSamePortDisturbsNobody) {
+TEST(Rendezvous, AJobOfSeveralHostsWithTheSamePortDisturbsNoRank) {
   const std::string name = new_name();
   const RendezvousAddress several{.name = name, .size = 4, .master_addr = "10.0.0.1"};
   JoinResponder rank_0_of_several(several);
@@ -189,7 +190,7 @@ TEST(Rendezvous, AJobOfSeveralHostsWithTheSamePortDisturbsNobody) {
       EXPECT_EQ(rank_0_of_several.answer(), "");
     }
   });
-  // One spells the address differently, which does not matter where it is not used.
+  // One rank spells the address differently, which does not matter without Gloo.
   std::thread rank_1([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     rendezvous(
@@ -213,13 +214,13 @@ TEST(Rendezvous, APlaceThatIsTakenIsNamedAtOnce) {
   }
 }
 
-/// What a rank of this process says first: mark, rank, size, pid, local size, not over Gloo, no
-/// MASTER_ADDR, "auto".
+/// Returns the Hello of a rank: mark, rank, size, pid, local size, not over Gloo, no MASTER_ADDR,
+/// "auto".
 std::array<int32_t, 9> raw_hello(int rank, int size) {
   return {0x336d6b6c, rank, size, ::getpid(), 0, 0, 0, 0x6f747561, 0};
 }
 
-/// Runs `body` in a process of another user, or of this one.
+/// Runs `body` in another process, of another user or of this one.
 template <typename Body>
 pid_t in_another_process(bool as_nobody, const Body& body) {
   const pid_t child = ::fork();
@@ -233,10 +234,10 @@ pid_t in_another_process(bool as_nobody, const Body& body) {
   return child;
 }
 
-TEST(Rendezvous, StrangersAnotherUserAndThoseWhoSayNothingDisturbNobody) {
+TEST(Rendezvous, StrangersAnotherUserAndSilentConnectionsDisturbNoRank) {
   const std::string name = new_name();
   std::vector<Rank> ranks{{0, 2, "", {}}};
-  std::thread host([&] { meet_all(name, ranks, 20'000); });
+  std::thread host([&] { join_all(name, ranks, 20'000); });
   std::vector<UniqueFd> idle;
   for (int i = 0; i < 50;) {
     UniqueFd connection = connect_local(name);
@@ -265,10 +266,10 @@ TEST(Rendezvous, StrangersAnotherUserAndThoseWhoSayNothingDisturbNobody) {
     EXPECT_EQ(WEXITSTATUS(status), 0) << "another user was given the memory";
   }
   std::vector<Rank> late{{1, 2, "", {}}};
-  meet_all(name, late, 20'000);
+  join_all(name, late, 20'000);
   host.join();
-  EXPECT_TRUE(ranks[0].segment) << ranks[0].told;
-  EXPECT_TRUE(late[0].segment) << late[0].told;
+  EXPECT_TRUE(ranks[0].segment) << ranks[0].error;
+  EXPECT_TRUE(late[0].segment) << late[0].error;
 }
 
 TEST(Rendezvous, ARankThatDiesOnTheWayIsNamedAtOnce) {
@@ -284,8 +285,8 @@ TEST(Rendezvous, ARankThatDiesOnTheWayIsNamedAtOnce) {
   });
   std::vector<Rank> ranks{{0, 3, "", {}}};
   const auto start = std::chrono::steady_clock::now();
-  meet_all(name, ranks, 60'000);
-  EXPECT_THAT(ranks[0].told, HasSubstr("rank 2 ended before all ranks had joined"));
+  join_all(name, ranks, 60'000);
+  EXPECT_THAT(ranks[0].error, HasSubstr("rank 2 ended before all ranks had joined"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   ::waitpid(child, nullptr, 0);
 }

@@ -110,7 +110,7 @@ std::shared_ptr<Segment> Segment::create(SegmentSizes sizes) {
   if (::ftruncate(fd.get(), static_cast<off_t>(end)) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw Error(
-        "shared memory", fmt::format("cannot set its size to {} bytes: {}", end, errno_text()));
+        "shared memory", fmt::format("cannot set the size to {} bytes: {}", end, errno_text()));
   }
   std::shared_ptr<Segment> segment(new Segment(std::move(fd), sizes));
   segment->reserve(segment->base_, segment->offsets_.channels, "the slots of all ranks");

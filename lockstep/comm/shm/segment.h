@@ -15,21 +15,22 @@ namespace lockstep::comm::shm {
 
 enum class RankState : uint32_t {
   kAbsent,  ///< Has not joined yet.
-  kHere,
+  kJoined,
   kLeft,   ///< Has destroyed its end of the group.
   kFailed  ///< Has failed; `why` is the reason.
 };
 
-/// The header of a rank's data in a phase. Other ranks read it before the data.
+/// Holds the header of a rank's data in a phase. Other ranks read it before the data.
 struct Notice {
   Fingerprint print;
   /// The offset in its arena of the tensor that others read; -1: not in the arena.
   int64_t shared_offset = -1;
 };
 
-/// The control data that one rank writes and all others read. Each part has separate cache lines.
+/// Holds the control data that one rank writes and all others read. Each part has separate cache
+/// lines.
 struct Control {
-  /// The number of phases this rank has begun: earlier writes are visible to a reader of it.
+  /// The number of phases that this rank has begun. A reader of it sees all earlier writes.
   alignas(64) std::atomic<uint64_t> published;
   /// The futex on which the rank sleeps; peers wake it after a change.
   alignas(64) std::atomic<uint32_t> wake_count;
@@ -40,17 +41,17 @@ struct Control {
   alignas(64) std::array<Notice, 2> notices;
 };
 
-/// A channel for messages from one rank to another: `posted` chunks were written, `taken` were
+/// Passes messages from one rank to another: `posted` chunks were written, `taken` chunks were
 /// read.
 struct Channel {
   alignas(64) std::atomic<uint32_t> posted;
-  Fingerprint sent;  ///< Of the message whose chunks are posted.
+  Fingerprint sent;  ///< The posted message's.
   alignas(64) std::atomic<uint32_t> taken;
   std::atomic<uint32_t> refused;  ///< The receiver expects another message: `expected`.
   Fingerprint expected;
 };
 
-/// Sizes of a segment; 0 is replaced by a default.
+/// Sets the sizes of a segment; a default replaces 0.
 struct SegmentSizes {
   int ranks = 0;
   /// Slots for each rank. The protocol needs two, see member.h; its test uses one to show the race.
@@ -70,9 +71,9 @@ size_t round_up_to_pages(size_t bytes);
 /// use, so too little memory is an Error and never SIGBUS. Thread-safe.
 class Segment {
  public:
-  /// Error: the kernel has no memory for it.
+  /// Creates a segment for all ranks. Throws Error if the kernel has no memory for it.
   static std::shared_ptr<Segment> create(SegmentSizes sizes);
-  /// Maps the segment of another process. CommError: it is not such a segment.
+  /// Maps the segment of another process. Throws CommError if `fd` is not a segment.
   static std::shared_ptr<Segment> attach(UniqueFd fd);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -87,7 +88,7 @@ class Segment {
   std::byte* chunk(int from, int to, uint32_t number) const;
   std::byte* arena(int rank) const;
 
-  /// Allocates these pages. Error if there is no memory for them.
+  /// Allocates these pages. Throws Error if no memory is left.
   void reserve(const std::byte* begin, size_t bytes, const char* what) const;
   void reserve_channel(int from, int to) const;
   /// Frees pages; they read as zeros afterwards.

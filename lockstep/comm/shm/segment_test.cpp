@@ -26,7 +26,7 @@ int64_t allocated_bytes(const Segment& segment) {
   return info.st_blocks * 512;
 }
 
-TEST(Segment, IsTheSameMemoryForWhoeverAttaches) {
+TEST(Segment, IsTheSameMemoryForEveryAttachedProcess) {
   const auto one = Segment::create({.ranks = 3});
   const auto other = Segment::attach(UniqueFd(::dup(one->fd())));
   EXPECT_EQ(other->sizes().ranks, 3);
@@ -46,12 +46,12 @@ TEST(Segment, HasNoNameAndCannotBeCutUnderItsUsers) {
   EXPECT_NE(::fcntl(segment->fd(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
-TEST(Segment, HasThePagesThatEveryOperationTouchesFromTheStart) {
+TEST(Segment, AllocatesThePagesOfEveryOperationAtConstruction) {
   const auto segment = Segment::create({.ranks = 2});
   EXPECT_GE(allocated_bytes(*segment), static_cast<int64_t>(4 * segment->sizes().slot_bytes));
 }
 
-TEST(Segment, TooLargeAOneIsAnErrorThatSaysWhatToDo) {
+TEST(Segment, ATooLargeOneIsAnErrorWithTheRemedy) {
   try {
     Segment::create({.ranks = 2, .slot_bytes = size_t{1} << 45U});
     FAIL() << "no machine has that much";
@@ -61,11 +61,11 @@ TEST(Segment, TooLargeAOneIsAnErrorThatSaysWhatToDo) {
         ::testing::AnyOf(
             HasSubstr("LOCKSTEP_COMM=gloo"),
             HasSubstr("cannot map"),
-            HasSubstr("cannot set its size")));
+            HasSubstr("cannot set the size")));
   }
 }
 
-TEST(Segment, RefusesWhatIsNone) {
+TEST(Segment, RefusesOtherFiles) {
   const UniqueFd other(::memfd_create("other", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(other.get(), 1 << 20), 0);
   EXPECT_THROW(Segment::attach(UniqueFd(::dup(other.get()))), CommError);

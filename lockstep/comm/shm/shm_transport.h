@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-// The transport of the ranks of one host over shared memory, for CPU tensors.
+// Connects the ranks of one host over shared memory, for CPU tensors.
 //
 // An operation progresses when its rank calls the transport, and otherwise every 2 ms; see
 // shm/progress_engine.h. A lost rank ends every wait of the others within 0.2 s. Memory: 2 MiB a
@@ -22,8 +22,8 @@ namespace lockstep::comm {
 
 /// Returns the rendezvous address of the ranks of `world` on this host.
 ///
-/// Its name holds the user, the job's port, which no other job of this host has, and the number of
-/// restarts. `comm`: LOCKSTEP_COMM.
+/// Its name contains the user, the job's port, which no other job of this host has, and the number
+/// of restarts. `comm`: LOCKSTEP_COMM.
 shm::RendezvousAddress rendezvous_address_of(const WorldSpec& world, const std::string& comm);
 
 /// Connects the ranks at `address`. `group`: its id in the flight record. Collective. Throws as

@@ -27,7 +27,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Ranks that share one mapping, so that ThreadSanitizer sees what they do to it.
+/// Runs ranks that share one mapping, so that ThreadSanitizer sees their accesses.
 void over_one_mapping(
     shm::SegmentSizes sizes,
     const std::function<void(Group)>& body,
@@ -42,7 +42,7 @@ void over_one_mapping(
   }
 }
 
-/// A random sequence, the same on every rank.
+/// Generates a random sequence, the same on every rank.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : state_(seed) {}
@@ -55,7 +55,7 @@ class Dice {
   uint64_t state_;
 };
 
-/// Data that no other rank, step or place has.
+/// Returns data that no other rank, step or place has.
 at::Tensor data_of(int rank, int64_t step, int64_t count) {
   return (at::arange(count, at::kLong) * 31 + step * 1009 + rank * 100003).to(at::kDouble);
 }
@@ -147,8 +147,8 @@ TEST(ShmStress, WorksOverMappingsOfEachRankToo) {
   EXPECT_EQ(wrong, 0);
 }
 
-/// All states that ranks can be in while each does `phases` phases: writes its slot, publishes,
-/// waits for all, reads all slots. Counts the writes to a slot that somebody still had to read.
+/// Counts the writes to a slot that another rank still has to read, in all possible states. Each
+/// rank does `phases` phases: writes its slot, publishes, waits for all ranks, reads all slots.
 int64_t overwritten_slots(int ranks, int phases, int slots) {
   enum Step { kWrite, kPublish, kRead, kSteps };
   // A rank's state is phase * kSteps + step; it has published `phase` phases, one more in kRead.
@@ -174,7 +174,7 @@ int64_t overwritten_slots(int ranks, int phases, int slots) {
         continue;
       }
       if (step == kWrite) {
-        // Who has not ended the phase that used this slot last still has to read it.
+        // A rank that has not ended the last phase of this slot still has to read the slot.
         found += std::count_if(now.begin(), now.end(), [&](int state) {
           return phase >= slots && phase_of(state) <= phase - slots;
         });
@@ -208,17 +208,17 @@ TEST(ShmGroup, AddsInRankOrder) {
   }
 }
 
-TEST(ShmGroup, ReducesWhereTheTensorsLieAndMixesWithOthers) {
+TEST(ShmGroup, ReducesInPlaceAndMixesWithOtherTensors) {
   shm_ranks(2, [](Group group) {
     const at::TensorOptions floats(at::kFloat);
     at::Tensor tensor = group.empty({300'000}, floats).fill_(group.rank() + 1);
     const void* place = tensor.data_ptr();
     EXPECT_TRUE(at::equal(group.all_reduce(tensor).wait(), at::full({300'000}, 3.0F)));
     EXPECT_EQ(tensor.data_ptr(), place);
-    // Of one rank only.
+    // Only rank 0 has the tensor in its arena.
     const at::Tensor mixed = group.rank() == 0 ? tensor : tensor.clone();
     EXPECT_TRUE(at::equal(group.all_reduce(mixed).wait(), at::full({300'000}, 6.0F)));
-    // A view in the middle of one, at another place on each rank.
+    // A view in the middle of a tensor, at a different place on each rank.
     const at::Tensor part = tensor.fill_(1).narrow(0, 1000 + 7 * group.rank(), 77'777);
     group.all_reduce(part).wait();
     EXPECT_EQ(part.sum().item<float>(), 2 * 77'777);
@@ -226,7 +226,7 @@ TEST(ShmGroup, ReducesWhereTheTensorsLieAndMixesWithOthers) {
   });
 }
 
-TEST(ShmGroup, AnOperationThatNobodyWaitsForGetsDone) {
+TEST(ShmGroup, AnOperationWithoutAWaitCompletes) {
   std::atomic<bool> received = false;
   shm_ranks(2, [&](Group group) {
     if (group.rank() == 0) {
@@ -241,7 +241,7 @@ TEST(ShmGroup, AnOperationThatNobodyWaitsForGetsDone) {
       received = true;
     }
     group.barrier();
-    // After more than a second of rest the thread that looks in must come back.
+    // After more than a second of rest the progress thread must wake up again.
     std::this_thread::sleep_for(std::chrono::milliseconds(1600));
     const Pending pending = group.all_reduce(at::ones({4'000'000}));
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -293,12 +293,12 @@ TEST(ShmGroup, OneThatLeftIsNamedAtOnce) {
   });
 }
 
-TEST(ShmGroup, ATimeoutNamesWhoIsMissingAndTheOthersLearnOfIt) {
-  std::atomic<int> told = 0;
+TEST(ShmGroup, ATimeoutNamesTheMissingRankAndReachesTheOthers) {
+  std::atomic<int> errors = 0;
   shm_ranks(3, [&](Group group) {
     group.barrier();
     if (group.rank() == 2) {
-      while (told < 2) {
+      while (errors < 2) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
       return;
@@ -310,11 +310,11 @@ TEST(ShmGroup, ATimeoutNamesWhoIsMissingAndTheOthersLearnOfIt) {
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), HasSubstr("rank 2 did not call the operation within 0.3 s"));
     }
-    ++told;
+    ++errors;
   });
 }
 
-/// Runs `body` in a process of its own that shares this one's mappings, and returns its number.
+/// Runs `body` in another process that shares this one's mappings. Returns its process id.
 template <typename Body>
 pid_t in_another_process(const Body& body) {
   const pid_t child = ::fork();
@@ -335,7 +335,7 @@ TEST(ShmGroup, OneThatIsKilledIsNamedWithinTwoSeconds) {
     });
     const auto progress_engine =
         std::make_shared<shm::ProgressEngine>(std::make_unique<shm::Member>(segment, 0), 0);
-    while (segment->control(1).state.load() != shm::RankState::kHere) {
+    while (segment->control(1).state.load() != shm::RankState::kJoined) {
       std::this_thread::yield();
     }
     progress_engine->watch_peers();

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A parameter or buffer with its name in the model: "conv1.weight".
+/// Holds a parameter or buffer with its name in the model: "conv1.weight".
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Packs a tensor's dtype, shape and values. It is unpacked on the CPU, contiguous, without its
-/// graph. Dense tensors with values only; else ConfigError.
+/// Packs a tensor's dtype, shape and values. The unpacked tensor is on the CPU, contiguous, without
+/// a graph. Throws ConfigError unless the tensor is dense and has values.
 template <>
 struct Packed<at::Tensor> {
   static void put(const at::Tensor& tensor, std::string& bytes);

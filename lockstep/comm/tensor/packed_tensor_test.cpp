@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-TEST(PackedTensor, BringsBackDtypeShapeAndValues) {
+TEST(PackedTensor, RestoresDtypeShapeAndValues) {
   for (const at::ScalarType dtype :
        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong}) {
     const at::Tensor sent = at::arange(6, dtype).view({2, 3}).t();
@@ -19,7 +19,7 @@ TEST(PackedTensor, BringsBackDtypeShapeAndValues) {
       unpack<at::Tensor>(pack(at::empty({0, 4}))).sizes().vec(), (std::vector<int64_t>{0, 4}));
 }
 
-TEST(PackedTensor, TravelsInVectors) {
+TEST(PackedTensor, PacksIntoVectors) {
   const auto got =
       unpack<std::vector<at::Tensor>>(pack(std::vector<at::Tensor>{at::ones({2}), at::zeros({})}));
   ASSERT_EQ(got.size(), 2U);

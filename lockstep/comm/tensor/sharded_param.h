@@ -6,7 +6,7 @@
 
 namespace lockstep::comm {
 
-/// The dispatch key of tensors that are unsharded when an operation uses them; see
+/// Marks tensors that are unsharded when an operation uses them; see
 /// zero/coordinator/flat_param_buffer.h. torch has the key for deferred initialisation, but does
 /// not use it. It is defined here since transports, which use pointers, must recognise such
 /// tensors.

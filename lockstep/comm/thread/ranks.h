@@ -7,10 +7,11 @@
 
 namespace lockstep {
 
-/// Runs `body` on `size` threads, each a rank of one group, so that unit tests need no ports or
-/// processes. Returns when all have ended. Throws the error of the rank that failed first; the
-/// others, which would wait for it forever, end with a CommError. `body` may only throw
-/// std::exception. After gloo's `spawn`.
+/// Runs `body` on `size` threads, each a rank of one group, for tests without ports or processes.
+///
+/// Blocks until all ranks have ended. Throws the error of the rank that failed first; the others,
+/// which would wait for it forever, end with a CommError. `body` may only throw std::exception.
+/// Modelled on gloo's `spawn`.
 void ranks(
     int size,
     const std::function<void(Group group)>& body,

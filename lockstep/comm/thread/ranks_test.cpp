@@ -63,7 +63,7 @@ TEST(Ranks, ReductionOrderIsRankOrder) {
   });
 }
 
-/// Rank 0 comes last if `rank_0_is_last`, else rank 1.
+/// Makes rank 0 arrive last if `rank_0_is_last`, else rank 1.
 template <typename Start>
 void in_turn(const Group& group, std::atomic<int>& started, bool rank_0_is_last, Start start) {
   while ((group.rank() == 0) == rank_0_is_last && started == 0) {
@@ -73,7 +73,7 @@ void in_turn(const Group& group, std::atomic<int>& started, bool rank_0_is_last,
   ++started;
 }
 
-TEST(Ranks, TheModesOfWhoeverComesLastDoNotShowInResults) {
+TEST(Ranks, TheLastRanksModesDoNotChangeResults) {
   for (const bool last : {false, true}) {
     std::atomic<int> started{0};
     ranks(2, [&](Group group) {
@@ -109,8 +109,8 @@ TEST(Ranks, AResultMayBeWaitedForInAnotherModeThanItWasAskedFor) {
   });
 }
 
-TEST(Ranks, WhatFailsForOneAllAreToldOfAtOnce) {
-  std::atomic<int> told{0};
+TEST(Ranks, AFailureOfOneRankIsReportedToAllAtOnce) {
+  std::atomic<int> errors{0};
   ranks(3, [&](Group group) {
     const at::Tensor mine = at::ones({4});
     if (group.rank() == 1) {
@@ -122,11 +122,11 @@ TEST(Ranks, WhatFailsForOneAllAreToldOfAtOnce) {
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr("all_gather failed"));
       EXPECT_THAT(error.what(), ::testing::HasSubstr("no memory here"));
-      ++told;
+      ++errors;
     }
     EXPECT_THROW(group.barrier(), CommError) << "the group failed earlier";
   });
-  EXPECT_EQ(told, 3);
+  EXPECT_EQ(errors, 3);
 }
 
 TEST(Ranks, RefusesAnEmptyWorld) {

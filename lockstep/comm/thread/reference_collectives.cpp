@@ -19,8 +19,8 @@ at::Tensor part(const at::Tensor& full, int rank, int ranks) {
 std::vector<at::Tensor> all(
     const std::vector<Collective>& by_rank, at::Tensor Collective::*member) {
   std::vector<at::Tensor> tensors;
-  for (const Collective& slot : by_rank) {
-    tensors.push_back(slot.*member);
+  for (const Collective& each : by_rank) {
+    tensors.push_back(each.*member);
   }
   return tensors;
 }
@@ -61,8 +61,8 @@ void perform_collective(std::vector<Collective>& by_rank) {
     case Op::kAllReduce: {
       const at::Tensor total =
           reduce_in_order(all(by_rank, &Collective::output), by_rank[0].reduce);
-      for (Collective& slot : by_rank) {
-        slot.output.copy_(total);
+      for (Collective& each : by_rank) {
+        each.output.copy_(total);
       }
       break;
     }
@@ -76,9 +76,9 @@ void perform_collective(std::vector<Collective>& by_rank) {
     case Op::kAllGather:
     case Op::kGather: {
       const at::Tensor full = at::cat(all(by_rank, &Collective::input));
-      for (Collective& slot : by_rank) {
-        if (slot.output.defined()) {
-          slot.output.copy_(full);
+      for (Collective& each : by_rank) {
+        if (each.output.defined()) {
+          each.output.copy_(full);
         }
       }
       break;
@@ -105,8 +105,8 @@ void perform_collective(std::vector<Collective>& by_rank) {
     default:
       break;
   }
-  for (Collective& slot : by_rank) {
-    slot = {};
+  for (Collective& each : by_rank) {
+    each = {};
   }
 }
 

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
@@ -19,6 +18,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/comm/thread/reference_collectives.h"
 #include "lockstep/comm/transport/exchange.h"
@@ -27,19 +27,19 @@
 namespace lockstep::comm {
 namespace {
 
-/// A collective for which not all ranks have arrived. Protected by the hub's mutex.
+/// Holds a collective for which not all ranks have arrived. Protected by the hub's mutex.
 struct PendingCollective {
-  explicit PendingCollective(int size) : slots(size), prints(size), present(size, false) {}
-  std::vector<Collective> slots;
+  explicit PendingCollective(int size) : by_rank(size), prints(size), present(size, false) {}
+  std::vector<Collective> by_rank;
   std::vector<Fingerprint> prints;
   std::vector<bool> present;
   int arrived = 0;
   bool done = false;
 };
 
-/// RAII scope: makes the result of an operation independent of the thread that executes it, which
-/// may be in autocast, zero_init, or a gradient mode. Inference mode may write to all tensors, and
-/// does not change their kind.
+/// RAII scope: makes the result of an operation independent of the modes of the thread that
+/// executes it: autocast, zero_init, or a gradient mode. Inference mode may write to all tensors,
+/// and does not change their kind.
 class NeutralModes {
  public:
   NeutralModes()
@@ -51,13 +51,22 @@ class NeutralModes {
   c10::InferenceMode inference_;
 };
 
-/// A message between two threads; both ends hold it.
+/// Holds a message between two threads; both ends share it.
 struct PendingMessage {
   Collective sent;
   Fingerprint print;
   std::atomic<bool> taken{false};
   std::string refusal;  // Protected by the hub's mutex.
 };
+
+double seconds_of(Milliseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+std::string late_text(const std::vector<int>& ranks, Milliseconds timeout) {
+  return fmt::format(
+      "{} did not call the operation within {:.1f} s", ranks_text(ranks), seconds_of(timeout));
+}
 
 }  // namespace
 
@@ -79,14 +88,14 @@ class ThreadHub {
     }
     const std::shared_ptr<PendingCollective> pending = entry;
     const char* name = name_of(mine.op);
-    pending->slots[rank] = std::move(mine);
+    pending->by_rank[rank] = std::move(mine);
     pending->prints[rank] = print;
     pending->present[rank] = true;
     if (++pending->arrived == size_) {
       collectives_.erase(print.sequence);
       if (const auto sides = mismatch(pending->prints)) {
         failure_ = *sides;
-      } else if (attempt(name, [&] { perform_collective(pending->slots); })) {
+      } else if (attempt(name, [&] { perform_collective(pending->by_rank); })) {
         pending->done = true;
       }
       changed_.notify_all();
@@ -135,8 +144,8 @@ class ThreadHub {
     });
     new_rank = index_in(members_of(choices_, color), rank);
     auto part = parts_.at(color);
-    barrier(rank, "split", timeout, [] {
-    });  // No rank may start the next split before all ranks have read this one.
+    // No rank may start the next split before all ranks have read this one.
+    barrier(rank, "split", timeout, [] {});
     return part;
   }
 
@@ -211,7 +220,7 @@ class ThreadHub {
     }
   }
 
-  /// Fails the group because the other ranks than `present` are late.
+  /// Fails the group because the ranks that are not `present` are late.
   void fail_without(const std::vector<bool>& present, Milliseconds timeout) {
     std::vector<int> missing;
     for (int rank = 0; rank < size_; ++rank) {
@@ -219,14 +228,11 @@ class ThreadHub {
         missing.push_back(rank);
       }
     }
-    failure_ = fmt::format(
-        "rank {} did not call the operation within {:.1f} s",
-        fmt::join(missing, ", "),
-        static_cast<double>(timeout.count()) / 1000);
+    failure_ = late_text(missing, timeout);
     changed_.notify_all();
   }
 
-  /// A barrier at which the last rank to arrive runs `act` while the others wait.
+  /// Blocks until all ranks have arrived. The last rank to arrive runs `act` while the others wait.
   template <typename Act>
   void barrier(int rank, const char* name, Milliseconds timeout, const Act& act) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -265,14 +271,11 @@ class ThreadHub {
     if (in_time && ready()) {
       return;
     }
-    const double seconds = static_cast<double>(timeout.count()) / 1000;
-    const std::string why =
-        failure_.empty()
-            ? fmt::format("rank {} did not call the operation within {:.1f} s", peer, seconds)
-            : failure_;
-    failure_ = why;
+    if (failure_.empty()) {
+      failure_ = late_text({peer}, timeout);
+    }
     changed_.notify_all();
-    throw CommError(name, why, peer, seconds);
+    throw CommError(name, failure_, peer, seconds_of(timeout));
   }
 
   const int size_;
@@ -307,7 +310,7 @@ class CollectiveWork final : public Work {
   const char* name_;
 };
 
-/// Both ends of a message block only in wait(), so two ranks may send to each other before they
+/// Sends a message. Both ends block only in wait(), so two ranks may send to each other before they
 /// receive.
 class SendWork final : public Work {
  public:

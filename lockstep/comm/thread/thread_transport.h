@@ -13,16 +13,16 @@ namespace lockstep::comm {
 /// Connects ranks that are threads of one process.
 ///
 /// The last rank to arrive executes an operation for all, reducing in rank order (in float32 for
-/// float16 and bfloat16). The result is bit-exact across ranks and runs, whatever torch modes
-/// (inference, autocast) that rank's thread uses. If it fails, all ranks get the error, and no
-/// operation may follow. For tests and as the slow reference.
+/// float16 and bfloat16). The result is bit-exact across ranks and runs, and independent of that
+/// thread's torch modes (inference, autocast). If the operation fails, all ranks get the error, and
+/// no operation may follow. For tests and as the slow reference.
 class ThreadHub;
 
 /// Creates `size` connected transports, one for each thread.
 std::vector<std::shared_ptr<Transport>> make_thread_transports(int size);
 
-/// Ends every operation of `transport`'s group with a CommError that contains `why`: a rank has
-/// failed and will not arrive. Only for transports of make_thread_transports.
+/// Ends every operation of `transport`'s group with a CommError that contains `why`. Call it if a
+/// rank has failed and will not arrive. Only for transports of make_thread_transports.
 void abort_thread_group(Transport& transport, const std::string& why);
 
 }  // namespace lockstep::comm

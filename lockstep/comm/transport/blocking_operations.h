@@ -12,9 +12,9 @@
 
 namespace lockstep::comm {
 
-/// The progress threads of a transport with blocking operations. Collectives run one after the
-/// other on one thread; send and recv have their own threads, so that two ranks may send to each
-/// other before they receive. Each operation is recorded in the flight record.
+/// Runs a transport's blocking operations on progress threads. Collectives run one after the other
+/// on one thread; send and recv have their own threads, so that two ranks may send to each other
+/// before they receive. Each operation is recorded in the flight record.
 ///
 /// `Link` is the state that those threads use; it outlives the transport if an operation does. It
 /// has `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `mark_failed(why)`,
@@ -33,20 +33,20 @@ class BlockingOperations {
     const auto on_timeout = [link = link_](const std::string& why) { link->mark_failed(why); };
     if (op == Op::kSend || op == Op::kRecv) {
       OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
-      const FlightEntry note(collective, group_, -1);
+      const FlightEntry entry(collective, group_, -1);
       return worker.submit(
           name_of(op),
-          [link = link_, note, c = std::move(collective), timeout] {
-            note.run([&] { link->point_to_point(c, timeout); });
+          [link = link_, entry, c = std::move(collective), timeout] {
+            entry.run([&] { link->point_to_point(c, timeout); });
           },
           on_timeout);
     }
     const int64_t sequence = sequence_++;
-    const FlightEntry note(collective, group_, sequence);
+    const FlightEntry entry(collective, group_, sequence);
     return collectives_.submit(
         name_of(op),
-        [link = link_, note, c = std::move(collective), sequence, timeout] {
-          note.run([&] { link->collective(c, sequence, timeout); });
+        [link = link_, entry, c = std::move(collective), sequence, timeout] {
+          entry.run([&] { link->collective(c, sequence, timeout); });
         },
         on_timeout);
   }

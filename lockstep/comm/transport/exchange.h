@@ -16,8 +16,8 @@
 
 namespace lockstep::comm {
 
-/// Returns the memory of a contiguous CPU tensor as bytes, for operations that only move data;
-/// keeps it alive.
+/// Returns the memory of a contiguous CPU tensor as bytes, for operations that only move data. The
+/// result keeps the tensor alive.
 inline at::Tensor bytes_of(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.data_ptr(),
@@ -26,8 +26,8 @@ inline at::Tensor bytes_of(const at::Tensor& tensor) {
       at::TensorOptions(at::kByte));
 }
 
-// Exchange of structures of numbers. Each exchange has its own tensors, since an abandoned
-// operation may still write to them.
+// Exchanges structures of numbers. Each exchange has its own tensors, since an abandoned operation
+// may still write to them.
 
 template <typename T>
 at::Tensor bytes_of_value(const T& value) {
@@ -55,7 +55,7 @@ std::vector<T> exchange(Transport& transport, const T& mine, Milliseconds timeou
   return values_in<T>(all);
 }
 
-/// A rank's arguments of a split; see Transport::split.
+/// Holds a rank's arguments of a split; see Transport::split.
 struct SplitChoice {
   int64_t color = 0;
   int64_t key = 0;

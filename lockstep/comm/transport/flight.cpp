@@ -74,12 +74,12 @@ void FlightEntry::begin() const {
   }
 }
 
-void FlightEntry::end(bool well, std::optional<double> measured_ms) const {
+void FlightEntry::end(bool succeeded, std::optional<double> measured_ms) const {
   if (number_ != kNotRecorded) {
-    FlightRecorder::process().end(number_, well);
+    FlightRecorder::process().end(number_, succeeded);
   }
   if (timer_) {
-    timer_->end(well, measured_ms);
+    timer_->end(succeeded, measured_ms);
   }
 }
 

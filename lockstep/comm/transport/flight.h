@@ -12,8 +12,8 @@ namespace lockstep::comm {
 /// Identifies the group of all ranks of the job.
 inline constexpr uint64_t kWorldGroup = 0;
 
-/// Measures the duration of one operation, see TimedScope. Called on the thread that executes the
-/// operation; begin at most once, end once.
+/// Measures the duration of one operation, see TimedScope. The thread that executes the operation
+/// calls begin at most once, and end once.
 class OperationTimer {
  public:
   OperationTimer() = default;
@@ -32,7 +32,7 @@ class TimedScope {
   ~TimedScope();
   TimedScope(const TimedScope&) = delete;
   TimedScope& operator=(const TimedScope&) = delete;
-  /// Whether an operation uses the timer: transports of threads do not.
+  /// Returns whether an operation uses the timer: transports of threads do not.
   bool is_taken() const;
 
  private:
@@ -62,7 +62,7 @@ class FlightEntry {
 
   void begin() const;
   void end(bool succeeded, std::optional<double> measured_ms = std::nullopt) const;
-  /// Whether a timer measures it.
+  /// Returns whether a timer measures the operation.
   bool is_timed() const { return timer_ != nullptr; }
 
  private:
@@ -70,7 +70,7 @@ class FlightEntry {
   std::shared_ptr<OperationTimer> timer_;
 };
 
-/// RAII scope: operations that this thread starts are not recorded, because they are parts of a
+/// RAII scope: does not record operations that this thread starts, because they are parts of a
 /// recorded one.
 class FlightRecordingPause {
  public:

@@ -39,7 +39,7 @@ TEST(OrderedWorker, HandsTheJobsErrorToEveryWaiter) {
   EXPECT_THROW(work->wait(kPatience), CommError);
 }
 
-TEST(OrderedWorker, APeerThatIsGoneIsAnErrorOfTheWriteAndNoSignal) {
+TEST(OrderedWorker, AClosedPeerIsAnErrorOfTheWriteAndNotASignal) {
   OrderedWorker worker;
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
@@ -59,7 +59,7 @@ TEST(OrderedWorker, APeerThatIsGoneIsAnErrorOfTheWriteAndNoSignal) {
   EXPECT_EQ(error, EPIPE);
 }
 
-TEST(OrderedWorker, AWaiterWhosePatienceEndsGetsAnError) {
+TEST(OrderedWorker, AWaiterGetsAnErrorAfterItsTimeout) {
   OrderedWorker worker;
   std::promise<void> gate;
   const auto work =

@@ -18,7 +18,7 @@ at::Tensor numbers(int source, int64_t count, at::ScalarType dtype) {
   return (dtype == at::kByte ? values.abs() : values).to(dtype);
 }
 
-/// What the slow reference makes of it, in the same order.
+/// Returns the result of the slow reference, in the same order.
 at::Tensor expected(const std::vector<at::Tensor>& inputs, ReduceOp op) {
   return reduce_in_order(inputs, op).to(inputs[0].scalar_type());
 }
@@ -73,7 +73,7 @@ TEST(Reduce, HasTheBitsOfTheReferenceForEveryDtypeReductionAndLength) {
   }
 }
 
-TEST(Reduce, KeepsWhatIsNoNumber) {
+TEST(Reduce, KeepsNaN) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
     for (const auto op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
@@ -87,7 +87,7 @@ TEST(Reduce, KeepsWhatIsNoNumber) {
   }
 }
 
-TEST(Reduce, GoesBeyondTheLargestNumberAsTheReferenceDoes) {
+TEST(Reduce, OverflowsAsTheReferenceDoes) {
   const at::Tensor large = at::full({20}, 60000.0F).to(at::kHalf);
   EXPECT_TRUE(reduced({large, large}, ReduceOp::kSum, false).isinf().all().item<bool>());
   // The sum is held in float32, so the average is not lost.

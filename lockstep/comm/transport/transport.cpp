@@ -10,6 +10,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
+#include "lockstep/base/text/words.h"
+
 namespace lockstep {
 
 const char* name_of(ReduceOp op) {
@@ -175,7 +177,7 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
       })) {
     return std::nullopt;
   }
-  std::vector<std::pair<std::string, std::vector<size_t>>> sides;
+  std::vector<std::pair<std::string, std::vector<int>>> sides;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const std::string text =
         fmt::format("{} as operation {}", by_rank[rank].describe(), by_rank[rank].sequence);
@@ -184,15 +186,14 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
     if (side == sides.end()) {
       side = sides.insert(sides.end(), {text, {}});
     }
-    side->second.push_back(rank);
+    side->second.push_back(static_cast<int>(rank));
   }
   std::string all;
   for (const auto& [text, ranks] : sides) {
     all += fmt::format(
-        "{}rank{} {} call{} {}",
+        "{}{} call{} {}",
         all.empty() ? "" : ", ",
-        ranks.size() > 1 ? "s" : "",
-        fmt::join(ranks, ", "),
+        ranks_text(ranks),
         ranks.size() > 1 ? "" : "s",
         text);
   }

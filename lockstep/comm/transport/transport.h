@@ -17,7 +17,7 @@ enum class ReduceOp { kSum, kAvg, kMin, kMax, kProduct };
 
 const char* name_of(ReduceOp op);
 
-/// The interface of a transport, below Group. Users never include it.
+/// Declares the interface of a transport, below Group. Users never include it.
 namespace comm {
 
 using Milliseconds = std::chrono::milliseconds;
@@ -37,9 +37,9 @@ enum class Op {
 
 const char* name_of(Op op);
 
-/// One operation, as a transport receives it. Group has checked it: tensors are contiguous, shapes
-/// fit the op on this rank, `root` is in the group. The transport checks by fingerprint, before it
-/// sends data, that the *other* ranks agree.
+/// Describes one operation, as a transport receives it. Group has checked it: tensors are
+/// contiguous, shapes fit the op on this rank, `root` is in the group. The transport checks by
+/// fingerprint, before it sends data, that the *other* ranks agree.
 ///
 /// In place (output only): all_reduce, broadcast, recv. Input only: send. Both: all_gather
 /// (output = N inputs along dim 0), reduce_scatter (input = N outputs), all_to_all, gather (output
@@ -53,15 +53,17 @@ struct Collective {
   int root = 0;  ///< Root, or the peer of send and recv.
 };
 
-/// Returns the operation that a rank starts in place of `op` if it refuses an argument: a barrier
-/// whose fingerprint says so. The other ranks' operations then fail with a message that names the
-/// rank and the argument's shape. If all ranks refuse in the same way, it succeeds.
+/// Returns the operation that a rank starts in place of `op` if it refuses an argument.
+///
+/// It is a barrier whose fingerprint reports the refusal. The other ranks' operations then fail
+/// with a message that names the rank and the argument's shape. If all ranks refuse in the same
+/// way, it succeeds.
 Collective refusal_of(Op op, const at::Tensor& argument);
-/// Returns the operation that `collective` refuses; nothing if it is no refusal.
+/// Returns the operation that `collective` refuses; nothing if it is not a refusal.
 std::optional<Op> refused_op(const Collective& collective);
 
-/// The properties of an operation that must be equal on all ranks. They compare it before any data
-/// is sent.
+/// Holds the properties of an operation that must be equal on all ranks. The ranks compare them
+/// before any data is sent.
 struct Fingerprint {
   int64_t sequence = 0;  ///< Number of operations that this group has started before.
   int64_t op = 0;
@@ -84,12 +86,12 @@ Fingerprint fingerprint_of(const Collective& collective, int64_t sequence);
 std::optional<std::string> mismatch(
     const Fingerprint& mine, int my_rank, const Fingerprint& theirs, int their_rank);
 
-/// Returns nothing if all ranks (in rank order) start the same operation, else a sentence naming
-/// each side and its ranks: "rank 0 calls all_reduce(sum) of float32[10], rank 1 calls ... of
-/// float32[20]".
+/// Compares the fingerprints of all ranks, in rank order. Returns nothing if they match, else a
+/// sentence naming each side and its ranks: "rank 0 calls all_reduce(sum) of float32[10], rank 1
+/// calls ... of float32[20]".
 std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank);
 
-/// A running operation.
+/// Controls a running operation.
 class Work {
  public:
   Work() = default;
@@ -97,7 +99,7 @@ class Work {
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
   virtual bool done() const = 0;
-  /// Returns when the result may be read; throws CommError if the operation failed or `timeout`
+  /// Blocks until the result may be read. Throws CommError if the operation failed or `timeout`
   /// ended.
   virtual void wait(Milliseconds timeout) = 0;
 };
@@ -122,10 +124,10 @@ class Transport {
   virtual void check_alive(Op /*op*/) const {}
   /// Allocates `bytes` of uninitialized CPU memory that operations use with the fewest copies.
   virtual at::Tensor allocate(int64_t bytes);
-  /// Allocates `bytes` zeros that all ranks share, or returns, on all of them, an undefined tensor.
-  /// Collective.
+  /// Allocates `bytes` zeros that all ranks share. Returns an undefined tensor on all ranks if they
+  /// cannot share memory. Collective.
   virtual at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout);
-  /// Ranks with the same `color` form a new transport, ordered by (key, rank). Collective.
+  /// Connects ranks with the same `color` by a new transport, ordered by (key, rank). Collective.
   virtual std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) = 0;
 };
 

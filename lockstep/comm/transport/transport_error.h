@@ -30,7 +30,7 @@ inline CommError error_after(const std::string& cause, const char* operation) {
   return CommError(operation, "the group failed earlier and cannot be used: " + cause);
 }
 
-/// The first failure of a group, after which every operation fails. Thread-safe.
+/// Holds the first failure of a group, after which every operation fails. Thread-safe.
 class GroupError {
  public:
   void mark_failed(const std::string& why) {

@@ -12,7 +12,7 @@ bool is_space(char c) {
 }
 
 /// Returns the position after the string that begins at `at`; the end of the text if it is open.
-size_t behind_string(std::string_view text, size_t at) {
+size_t end_of_string(std::string_view text, size_t at) {
   for (++at; at < text.size() && text[at] != '"'; ++at) {
     at += text[at] == '\\' ? 1 : 0;
   }
@@ -20,7 +20,7 @@ size_t behind_string(std::string_view text, size_t at) {
 }
 
 /// Returns the position after the comment that begins at `at`; `at` without a comment.
-size_t behind_comment(std::string_view text, size_t at, const TreeBuilder& builder) {
+size_t end_of_comment(std::string_view text, size_t at, const TreeBuilder& builder) {
   const std::string_view rest = text.substr(at);
   if (rest.starts_with('#') || rest.starts_with("//")) {
     return std::min(text.find('\n', at), text.size());
@@ -35,7 +35,7 @@ size_t behind_comment(std::string_view text, size_t at, const TreeBuilder& build
   return end + 2;
 }
 
-/// Whether a comma there follows a value: only such a comma may be trailing.
+/// Returns whether `c` may end a value: only a comma after a value may be trailing.
 bool ends_value(char c) {
   return c != ',' && c != ':' && c != '[' && c != '{';
 }
@@ -44,10 +44,10 @@ bool ends_value(char c) {
 
 std::string without_comments(std::string_view text, const TreeBuilder& builder) {
   std::string bare(text);
-  size_t comma = std::string::npos;  // One behind a value, with nothing but spaces after it.
-  char before = ',';                 // What stands last before `at` that is no space.
+  size_t comma = std::string::npos;  // After a value, with only spaces since.
+  char before = ',';                 // The last character before `at` that is not a space.
   for (size_t at = 0; at < text.size();) {
-    const size_t end = behind_comment(text, at, builder);
+    const size_t end = end_of_comment(text, at, builder);
     if (end != at) {
       std::replace_if(
           bare.begin() + static_cast<std::ptrdiff_t>(at),
@@ -65,7 +65,7 @@ std::string without_comments(std::string_view text, const TreeBuilder& builder) 
       comma = c == ',' && ends_value(before) ? at : std::string::npos;
       before = c;
     }
-    at = c == '"' ? behind_string(text, at) : at + 1;
+    at = c == '"' ? end_of_string(text, at) : at + 1;
   }
   return bare;
 }

@@ -54,7 +54,7 @@ bool is_control(unsigned char byte) {
   return (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7f;
 }
 
-/// Both parsers accept invalid bytes: one replaces them, the other ends at a NUL.
+/// Refuses invalid bytes. Both parsers accept them: one replaces them, the other ends at a NUL.
 void check_bytes(std::string_view text, const TreeBuilder& builder) {
   Place place;
   for (size_t at = 0; at < text.size();) {

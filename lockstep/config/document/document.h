@@ -25,11 +25,11 @@ struct Node {
   const Node* find(const std::string& key) const;
 
   Kind kind = Kind::kNull;
-  std::string text;     ///< Of a scalar, without its quotes.
+  std::string text;     ///< A scalar without its quotes.
   bool quoted = false;  ///< The scalar stood in quotes, or was a YAML block (`|`, `>`).
   Place place;
-  std::vector<Node> items;     ///< Of a list.
-  std::vector<Entry> entries;  ///< Of a map, in the file's order.
+  std::vector<Node> items;     ///< Values of a list.
+  std::vector<Entry> entries;  ///< Keys and values of a map, in the file's order.
 };
 
 struct Entry {
@@ -39,7 +39,7 @@ struct Entry {
 };
 
 struct Document {
-  std::string path;  ///< For messages.
+  std::string path;  ///< Used in messages.
   Node root;
 };
 
@@ -53,9 +53,9 @@ constexpr size_t kMaxDocumentBytes = size_t{1} << 20;
 constexpr int kMaxDocumentDepth = 64;
 constexpr size_t kMaxDocumentNodes = 10'000;  ///< With every alias expanded.
 
-/// Parses one document; a null root means an empty one. ConfigError `[path:line:column] ...` for
-/// malformed text; for a key that is repeated or no scalar; for exceeded limits, with aliases
-/// expanded; for bytes that are not UTF-8, and control characters.
+/// Parses one document; a null root means an empty one. Throws ConfigError `[path:line:column] ...`
+/// for malformed text, for a key that is repeated or not a scalar, for exceeded limits, with
+/// aliases expanded, and for bytes that are control characters or not UTF-8.
 ///
 /// YAML is YAML 1.2 without tags, without a second document and without tabs before the first
 /// character of a line. JSON is strict: no comments, no trailing commas. Commented JSON ignores
@@ -63,8 +63,8 @@ constexpr size_t kMaxDocumentNodes = 10'000;  ///< With every alias expanded.
 /// bracket: the commonly used part of HJSON.
 Document parse_document(const std::string& path, std::string_view text, Format format);
 
-/// Reads a file: JSON if its name ends in .json, else YAML. ConfigError also if it cannot be read.
-/// Follows symbolic links.
+/// Reads a file: JSON if its name ends in .json, else YAML. Throws ConfigError also if it cannot be
+/// read. Follows symbolic links.
 Document read_document(const std::filesystem::path& path);
 Document read_document(const std::filesystem::path& path, Format format);
 

@@ -19,13 +19,13 @@ using Json = nlohmann::json;
 
 /// Finds the position of the parser's last token, which nlohmann does not report. The text before
 /// it is valid.
-class Walker {
+class TokenLocator {
  public:
-  explicit Walker(std::string_view text) : text_(text) {}
+  explicit TokenLocator(std::string_view text) : text_(text) {}
 
   /// Returns the position of the next token and advances past it. Sets `token` to its text.
   Place next(std::string_view& token) {
-    skip_between();
+    skip_separators();
     const Place place = place_;
     const size_t begin = at_;
     const char first = text_[at_];
@@ -36,7 +36,7 @@ class Walker {
       }
       step();
     } else if (!is_bracket(first)) {
-      while (at_ < text_.size() && !is_between(text_[at_]) && !is_bracket(text_[at_])) {
+      while (at_ < text_.size() && !is_separator(text_[at_]) && !is_bracket(text_[at_])) {
         step();
       }
     }
@@ -46,12 +46,12 @@ class Walker {
 
  private:
   static bool is_bracket(char c) { return c == '[' || c == ']' || c == '{' || c == '}'; }
-  static bool is_between(char c) {
+  static bool is_separator(char c) {
     return c == ' ' || c == '\t' || c == '\r' || c == '\n' || c == ',' || c == ':';
   }
 
-  void skip_between() {
-    while (is_between(text_[at_])) {
+  void skip_separators() {
+    while (is_separator(text_[at_])) {
       step();
     }
   }
@@ -76,8 +76,8 @@ bool is_word(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
 }
 
-/// Returns the position of the last character before `at` that is no space; npos without one.
-size_t before_blanks(std::string_view text, size_t at) {
+/// Returns the position of the last character before `at` that is not a space; npos without one.
+size_t last_nonblank(std::string_view text, size_t at) {
   return at == 0 ? std::string_view::npos : text.find_last_not_of(" \t\r\n", at - 1);
 }
 
@@ -92,8 +92,8 @@ std::optional<JsonFault> trailing_comma(std::string_view text, size_t at) {
   if (at >= text.size() || (text[at] != '}' && text[at] != ']')) {
     return std::nullopt;
   }
-  const size_t comma = before_blanks(text, at);
-  const size_t value = comma == std::string_view::npos ? comma : before_blanks(text, comma);
+  const size_t comma = last_nonblank(text, at);
+  const size_t value = comma == std::string_view::npos ? comma : last_nonblank(text, comma);
   constexpr std::string_view kNoValue = ",:[{";
   if (value == std::string_view::npos || text[comma] != ',' ||
       kNoValue.find(text[value]) != std::string_view::npos) {
@@ -110,7 +110,7 @@ std::optional<JsonFault> trailing_comma(std::string_view text, size_t at) {
 /// Returns the unquoted or single-quoted word at `at`, if it is in the place of a key.
 std::optional<JsonFault> unquoted_key(std::string_view text, size_t at) {
   if (at > 0 && (at >= text.size() || !is_word(text[at])) && is_word(text[at - 1])) {
-    --at;  // The character behind a word told the parser that it is none of its words.
+    --at;  // The parser stops at the character after a word that JSON does not have.
   }
   if (at >= text.size()) {
     return std::nullopt;
@@ -125,11 +125,11 @@ std::optional<JsonFault> unquoted_key(std::string_view text, size_t at) {
     ++end;
   }
   const size_t start = single ? at : begin;
-  const size_t before = before_blanks(text, start);
-  const size_t behind = text.find_first_not_of(single ? "' \t\r\n" : " \t\r\n", end);
+  const size_t before = last_nonblank(text, start);
+  const size_t after = text.find_first_not_of(single ? "' \t\r\n" : " \t\r\n", end);
   const bool is_key = end > begin && before != std::string_view::npos &&
                       (text[before] == '{' || text[before] == ',') &&
-                      behind != std::string_view::npos && text[behind] == ':';
+                      after != std::string_view::npos && text[after] == ':';
   if (!is_key) {
     return std::nullopt;
   }
@@ -144,7 +144,7 @@ std::optional<JsonFault> unquoted_key(std::string_view text, size_t at) {
 class JsonHandler : public nlohmann::json_sax<Json> {
  public:
   JsonHandler(std::string_view text, TreeBuilder& builder)
-      : text_(text), builder_(builder), walker_(text) {}
+      : text_(text), builder_(builder), locator_(text) {}
 
   bool null() override {
     builder_.null(next());
@@ -183,13 +183,14 @@ class JsonHandler : public nlohmann::json_sax<Json> {
     const std::string got = token.substr(token.size() - std::min<size_t>(token.size(), 20));
     builder_.fail(
         place_at(text_, at),
-        fmt::format(
-            "invalid JSON; the text before this position is valid, {}",
-            position > text_.size() ? "but it ends too early" : "but here it has '" + got + "'"));
+        position > text_.size()
+            ? "invalid JSON; the text ends too early; close all brackets and quotes"
+            : fmt::format(
+                  "invalid JSON; got an unexpected '{}'; check quotes, commas and brackets", got));
   }
 
  private:
-  Place next() { return walker_.next(token_); }
+  Place next() { return locator_.next(token_); }
 
   bool plain() {
     const Place place = next();
@@ -205,7 +206,7 @@ class JsonHandler : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   TreeBuilder& builder_;
-  Walker walker_;
+  TokenLocator locator_;
   std::string_view token_;
 };
 

@@ -26,7 +26,7 @@ bool all_digits(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
 }
 
-/// Whether every YAML reader interprets `text` as text without quotes.
+/// Returns whether every YAML reader interprets `text` as text without quotes.
 bool is_plain(const std::string& text) {
   constexpr std::array<std::string_view, 12> kWords = {
       "true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf", "infinity"};
@@ -51,9 +51,9 @@ std::optional<int64_t> integer_value(const std::string& text) {
 
 std::optional<double> decimal_number(const std::string& text) {
   const size_t point = text.find('.');
-  const std::string whole = text.substr(0, point);
-  const bool whole_is_fine = all_digits(whole) && (whole.size() == 1 || whole[0] != '0');
-  if (!whole_is_fine ||
+  const std::string integer = text.substr(0, point);
+  const bool is_integer = all_digits(integer) && (integer.size() == 1 || integer[0] != '0');
+  if (!is_integer ||
       (point != std::string::npos && !all_digits(std::string_view(text).substr(point + 1)))) {
     return std::nullopt;
   }
@@ -72,7 +72,7 @@ std::string number_hint(const std::string& text, double least, double most) {
   }
   char* end = nullptr;
   const double number = std::strtod(bare.c_str(), &end);
-  constexpr double kMost = 1e15;  // Up to here each whole number is a double of its own.
+  constexpr double kMost = 1e15;  // Doubles represent every integer up to here.
   if (end != bare.c_str() + bare.size() || std::trunc(number) != number ||
       std::abs(number) > kMost || number < least || number > most) {
     return "";

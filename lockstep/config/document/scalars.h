@@ -18,11 +18,11 @@ std::optional<int64_t> integer_value(const std::string& text);
 /// inf.
 std::optional<double> decimal_number(const std::string& text);
 
-/// Returns advice for text that is no integer_value but means one from `least` to `most`: "; write
-/// 16". Else empty.
+/// Returns advice, like "; write 16", for text that is not an integer_value but means one from
+/// `least` to `most`. Else empty.
 std::string number_hint(const std::string& text, double least, double most);
 
-/// Returns `text` in a form that every YAML reader takes as text behind `key: `: in double quotes
+/// Returns `text` in a form that every YAML reader takes as text after `key: `: in double quotes
 /// if necessary.
 std::string yaml_text(const std::string& text);
 

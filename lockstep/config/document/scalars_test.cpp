@@ -10,7 +10,7 @@
 namespace lockstep::config {
 namespace {
 
-TEST(WholeNumber, TakesOnlyWhatEveryReaderTakesForTheSame) {
+TEST(IntegerValue, AcceptsOnlyUnambiguousNumbers) {
   EXPECT_EQ(integer_value("0"), 0);
   EXPECT_EQ(integer_value("-12"), -12);
   EXPECT_EQ(integer_value("9223372036854775807"), std::numeric_limits<int64_t>::max());
@@ -55,7 +55,7 @@ TEST(DecimalNumber, TakesDigitsAndAPoint) {
   }
 }
 
-TEST(NumberHint, SaysWhatWasMeant) {
+TEST(NumberHint, SuggestsTheIntendedNumber) {
   EXPECT_EQ(number_hint("1e3", 0, 1e6), "; write 1000");
   EXPECT_EQ(number_hint("0x10", 0, 1e6), "; write 16");
   EXPECT_EQ(number_hint("1_000", 0, 1e6), "; write 1000");
@@ -67,13 +67,13 @@ TEST(NumberHint, SaysWhatWasMeant) {
   }
 }
 
-TEST(NumberHint, IsNoneForWhatIsNotAllowed) {
+TEST(NumberHint, IsEmptyForForbiddenNumbers) {
   EXPECT_EQ(number_hint("-1", 0, 1e6), "");
   EXPECT_EQ(number_hint("0x0", 1, 1e6), "");
   EXPECT_EQ(number_hint("1e7", 0, 1e6), "");
 }
 
-TEST(YamlText, ComesBackAsItWent) {
+TEST(YamlText, IsReadBackUnchanged) {
   for (const std::string text :
        {"plain", "/a/b-c.json", "no",   "NULL", "1",           "0x10",   "-a",    "",
         " a",    "a b",         "a: b", "#a",   "it's \"so\"", "a\tb\n", "größe", "~",

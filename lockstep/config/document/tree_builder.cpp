@@ -27,26 +27,26 @@ void TreeBuilder::fail(Place place, const std::string& what) const {
 void TreeBuilder::null(Place place) {
   refuse_as_key(place, "nothing");
   Node node = node_of(Node::Kind::kNull, place);
-  charge(node, place, open_.size() + 1);
+  count_node(node, place, open_.size() + 1);
   attach(std::move(node));
 }
 
 void TreeBuilder::scalar(std::string text, bool quoted, Place place) {
-  if (wants_key()) {
+  if (expects_key()) {
     add_key(std::move(text), place);
     return;
   }
   Node node = node_of(Node::Kind::kScalar, place);
   node.text = std::move(text);
   node.quoted = quoted;
-  charge(node, place, open_.size() + 1);
+  count_node(node, place, open_.size() + 1);
   attach(std::move(node));
 }
 
 void TreeBuilder::open(Node::Kind kind, Place place) {
   refuse_as_key(place, kind == Node::Kind::kMap ? "a map" : "a list");
   Node node = node_of(kind, place);
-  charge(node, place, open_.size() + 1);
+  count_node(node, place, open_.size() + 1);
   open_.push_back({std::move(node), kind == Node::Kind::kMap});
 }
 
@@ -58,17 +58,17 @@ const Node& TreeBuilder::close() {
 
 void TreeBuilder::copy(const Node& node, Place place) {
   refuse_as_key(place, "an alias");
-  charge(node, place, open_.size() + 1);
+  count_node(node, place, open_.size() + 1);
   attach(node);
 }
 
 void TreeBuilder::refuse_as_key(Place place, const char* what) const {
-  if (wants_key()) {
+  if (expects_key()) {
     fail(place, fmt::format("got {} for a key, expected plain text", what));
   }
 }
 
-void TreeBuilder::charge(const Node& node, Place place, size_t depth) {
+void TreeBuilder::count_node(const Node& node, Place place, size_t depth) {
   if (depth > kMaxDocumentDepth) {
     fail(place, fmt::format("nested too deep; expected at most {} levels", kMaxDocumentDepth));
   }
@@ -84,11 +84,11 @@ void TreeBuilder::charge(const Node& node, Place place, size_t depth) {
             kMaxTextBytes >> 20));
   }
   for (const Node& item : node.items) {
-    charge(item, place, depth + 1);
+    count_node(item, place, depth + 1);
   }
   for (const Entry& entry : node.entries) {
     bytes_ += entry.key.size();
-    charge(entry.value, place, depth + 1);
+    count_node(entry.value, place, depth + 1);
   }
 }
 
@@ -102,7 +102,7 @@ const Node& TreeBuilder::attach(Node node) {
     level.node.items.push_back(std::move(node));
     return level.node.items.back();
   }
-  level.wants_key = true;
+  level.expects_key = true;
   level.node.entries.back().value = std::move(node);
   return level.node.entries.back().value;
 }
@@ -118,7 +118,7 @@ void TreeBuilder::add_key(std::string text, Place place) {
     }
   }
   bytes_ += text.size();
-  level.wants_key = false;
+  level.expects_key = false;
   level.node.entries.push_back({std::move(text), place, {}});
 }
 

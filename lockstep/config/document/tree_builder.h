@@ -24,22 +24,23 @@ class TreeBuilder {
   const Node& close();
   /// Adds a copy of the target of an alias at `place`.
   void copy(const Node& node, Place place);
-  /// The root, after everything is closed.
+  /// Returns the root, after everything is closed.
   Node take() { return std::move(root_); }
 
   [[noreturn]] void fail(Place place, const std::string& what) const;
 
  private:
-  bool wants_key() const { return !open_.empty() && open_.back().wants_key; }
+  bool expects_key() const { return !open_.empty() && open_.back().expects_key; }
   void refuse_as_key(Place place, const char* what) const;
-  /// Counts a node at `place`, `depth` levels down, and all nodes below it.
-  void charge(const Node& node, Place place, size_t depth);
+  /// Counts a node at `place`, `depth` levels down, and all nodes below it. Fails for exceeded
+  /// limits.
+  void count_node(const Node& node, Place place, size_t depth);
   const Node& attach(Node node);
   void add_key(std::string text, Place place);
 
   struct Level {
     Node node;
-    bool wants_key = false;  ///< A map with complete entries only.
+    bool expects_key = false;  ///< A map with complete entries only.
   };
 
   std::string path_;
@@ -56,8 +57,8 @@ Place place_at(std::string_view text, size_t offset);
 void read_yaml(std::string_view text, TreeBuilder& builder);
 void read_json(std::string_view text, TreeBuilder& builder);
 
-/// Converts commented JSON to JSON of the same length with unchanged positions. ConfigError through
-/// `builder` for an unterminated comment.
+/// Converts commented JSON to JSON of the same length with unchanged positions. Throws ConfigError
+/// through `builder` for an unterminated comment.
 std::string without_comments(std::string_view text, const TreeBuilder& builder);
 
 }  // namespace lockstep::config

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include <fmt/format.h>
 #include <yaml-cpp/eventhandler.h>
@@ -22,7 +23,11 @@ class YamlHandler : public YAML::EventHandler {
  public:
   YamlHandler(std::string_view text, TreeBuilder& builder) : text_(text), builder_(builder) {}
 
-  void OnDocumentStart(const YAML::Mark& /*mark*/) override {}
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (std::exchange(has_document_, true)) {
+      builder_.fail(place_of(mark), "a second document begins here; expected only one");
+    }
+  }
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
@@ -97,7 +102,7 @@ class YamlHandler : public YAML::EventHandler {
     }
   }
 
-  /// yaml-cpp accepts an open quote at the end of the file if the file ends with a newline.
+  /// Refuses an open quote at the end of the file, which yaml-cpp accepts before a last newline.
   void refuse_open_quote(const YAML::Mark& mark) const {
     const auto begin = static_cast<size_t>(mark.pos);
     const char quote = begin < text_.size() ? text_[begin] : '\0';
@@ -113,7 +118,7 @@ class YamlHandler : public YAML::EventHandler {
     }
   }
 
-  /// Whether it is an escaped quote: '' within single quotes.
+  /// Returns whether the quote at `at` is escaped: '' within single quotes.
   bool is_escaped_quote(size_t at) const {
     return text_[at] == '\'' && at + 1 < text_.size() && text_[at + 1] == '\'';
   }
@@ -130,39 +135,7 @@ class YamlHandler : public YAML::EventHandler {
   TreeBuilder& builder_;
   std::map<YAML::anchor_t, Node> anchors_;
   std::vector<YAML::anchor_t> open_anchors_;
-};
-
-/// Records the position of a second document.
-class Refusal : public YAML::EventHandler {
- public:
-  explicit Refusal(const TreeBuilder& builder) : builder_(builder) {}
-
-  void OnDocumentStart(const YAML::Mark& mark) override {
-    builder_.fail(place_of(mark), "a second document begins here; expected only one");
-  }
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
-  void OnAlias(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
-  void OnScalar(
-      const YAML::Mark& /*mark*/,
-      const std::string& /*tag*/,
-      YAML::anchor_t /*anchor*/,
-      const std::string& /*value*/) override {}
-  void OnSequenceStart(
-      const YAML::Mark& /*mark*/,
-      const std::string& /*tag*/,
-      YAML::anchor_t /*anchor*/,
-      YAML::EmitterStyle::value /*style*/) override {}
-  void OnSequenceEnd() override {}
-  void OnMapStart(
-      const YAML::Mark& /*mark*/,
-      const std::string& /*tag*/,
-      YAML::anchor_t /*anchor*/,
-      YAML::EmitterStyle::value /*style*/) override {}
-  void OnMapEnd() override {}
-
- private:
-  const TreeBuilder& builder_;
+  bool has_document_ = false;
 };
 
 /// Refuses tabs before the first character of a line, which YAML readers interpret differently.
@@ -194,8 +167,7 @@ void read_yaml(std::string_view text, TreeBuilder& builder) {
     YAML::Parser parser(stream);
     YamlHandler handler(text, builder);
     if (parser.HandleNextDocument(handler)) {
-      Refusal refusal(builder);
-      parser.HandleNextDocument(refusal);
+      parser.HandleNextDocument(handler);  // Fails if there is a second one.
     }
   } catch (const YAML::Exception& error) {
     builder.fail(place_of(error.mark), "invalid YAML; " + error.msg);

@@ -21,15 +21,15 @@ namespace {
 
 using Kind = Node::Kind;
 
-/// The ways to train of Accelerate that Lockstep does not support, with the reason.
+/// Returns the distributed types of Accelerate that Lockstep does not support, with the reason.
 const std::map<std::string, std::string>& refused_types() {
   constexpr const char* kNoDevice = "Lockstep supports only CPUs and CUDA devices";
   static const std::map<std::string, std::string> types = {
       {"MEGATRON_LM",
        "Lockstep does not split layers among ranks; try distributed_type: MULTI_GPU without "
        "megatron_lm_config"},
-      {"XLA", std::string("that is a TPU; ") + kNoDevice},
-      {"TPU", std::string("that is a TPU; ") + kNoDevice},
+      {"XLA", kNoDevice},
+      {"TPU", kNoDevice},
       {"MULTI_XPU", kNoDevice},
       {"MULTI_NPU", kNoDevice},
       {"MULTI_MLU", kNoDevice},
@@ -46,7 +46,7 @@ class Importer {
       : file_(file), environment_(environment), root_(file, file.root, "") {}
 
   Import run() {
-    refuse_others();
+    refuse_other_files();
     read_type(*file_.root.find("distributed_type"));
     for (const Entry& entry : file_.root.entries) {
       const auto found = handlers().find(entry.key);
@@ -63,7 +63,7 @@ class Importer {
       }
     }
     if (type_ == "FSDP" && import_.values.settings.count("zero_stage") == 0) {
-      import_fsdp(file_, {}, import_);  // What it is if nothing is said.
+      import_fsdp(file_, {}, import_);  // Without fsdp_config the default strategy applies.
     }
     finish_processes();
     finish_precision();
@@ -73,7 +73,7 @@ class Importer {
  private:
   using Handler = void (Importer::*)(const Entry&);
 
-  /// All keys of Accelerate's. One without a handler has no effect.
+  /// Returns all keys of Accelerate. One without a handler has no effect.
   static const std::map<std::string, Handler>& handlers() {
     static const std::map<std::string, Handler> all = {
         {"compute_environment", &Importer::skip},
@@ -81,12 +81,12 @@ class Importer {
         {"mixed_precision", &Importer::mixed_precision},
         {"fp16", &Importer::old_fp16},
         {"use_cpu", &Importer::use_cpu},
-        {"debug", &Importer::as_it_is},
+        {"debug", &Importer::copy_setting},
         {"num_processes", &Importer::num_processes},
-        {"num_machines", &Importer::as_it_is},
-        {"machine_rank", &Importer::as_it_is},
-        {"main_process_ip", &Importer::as_it_is},
-        {"main_process_port", &Importer::as_it_is},
+        {"num_machines", &Importer::copy_setting},
+        {"machine_rank", &Importer::copy_setting},
+        {"main_process_ip", &Importer::copy_setting},
+        {"main_process_port", &Importer::copy_setting},
         {"gpu_ids", &Importer::gpu_ids},
         {"enable_cpu_affinity", &Importer::cpu_affinity},
         {"deepspeed_config", &Importer::deepspeed},
@@ -117,7 +117,7 @@ class Importer {
            (node.kind != Kind::kScalar && node.items.empty() && node.entries.empty());
   }
 
-  void refuse_others() const {
+  void refuse_other_files() const {
     if (file_.root.kind != Kind::kMap || file_.root.find("distributed_type") == nullptr) {
       throw ConfigError(
           where(file_, file_.root.place),
@@ -149,7 +149,7 @@ class Importer {
 
   void skip(const Entry& /*entry*/) {}
 
-  void as_it_is(const Entry& entry) { root_.set(import_.values, entry.key, entry.key); }
+  void copy_setting(const Entry& entry) { root_.set(import_.values, entry.key, entry.key); }
 
   void read_type(const Node& node) {
     type_ = root_.text("distributed_type").value_or("");
@@ -180,10 +180,10 @@ class Importer {
       import_.notes.emplace_back("num_processes: -1 is unset; give -n N to each launch");
       return;
     }
-    as_it_is(entry);
+    copy_setting(entry);
   }
 
-  /// Accelerate starts one process for distributed_type NO, whatever num_processes is.
+  /// Sets one process for distributed_type NO, as Accelerate does for every num_processes.
   void finish_processes() {
     if (type_ != "NO") {
       return;
@@ -191,7 +191,7 @@ class Importer {
     std::string& number = import_.values.settings["num_processes"];
     if (!number.empty() && number != "1") {
       import_.notes.push_back(fmt::format(
-          "num_processes: {} is 1 here, as distributed_type: NO makes it in Accelerate", number));
+          "num_processes: {}: imported as 1, the only number for distributed_type: NO", number));
     }
     number = "1";
   }
@@ -201,8 +201,7 @@ class Importer {
     if (text == "fp8") {
       throw ConfigError(
           where(file_, entry.value.place),
-          "mixed_precision fp8 cannot be imported; autocast here computes in fp16 or bf16; try "
-          "bf16");
+          "mixed_precision fp8 cannot be imported; expected no, fp16 or bf16; try bf16");
     }
     // Other programs rewrite an unquoted `no` as false.
     const auto truth = truth_value(text);
@@ -224,7 +223,7 @@ class Importer {
       throw ConfigError(
           deepspeed_precision_.origin,
           fmt::format(
-              "two mixed precisions; got {} here and {} ({}); make them the same, or remove one",
+              "two mixed precisions are set; got {} here and {} ({}); remove one of them",
               deepspeed_precision_.text,
               precision_.text,
               precision_.origin));
@@ -250,7 +249,7 @@ class Importer {
       return;
     }
     import_.values.variables["CUDA_VISIBLE_DEVICES"] = *text;
-    import_.notes.push_back(fmt::format("gpu_ids: became CUDA_VISIBLE_DEVICES={}", *text));
+    import_.notes.push_back(fmt::format("gpu_ids: imported as CUDA_VISIBLE_DEVICES={}", *text));
   }
 
   void cpu_affinity(const Entry& /*entry*/) {
@@ -310,15 +309,15 @@ class Importer {
             fmt::format(
                 "unknown key 'parallelism_config.{}'{}", part.key, did_you_mean(name, known)));
       }
-      // FSDP shards over all processes, whatever its mesh.
-      const bool of_data =
+      // FSDP shards over all processes, with any mesh.
+      const bool is_data_parallel =
           name == "dp_replicate_size" || (name == "dp_shard_size" && type_ == "FSDP");
-      if (name.ends_with("_size") && !of_data && part.value.text != "1") {
+      if (name.ends_with("_size") && !is_data_parallel && part.value.text != "1") {
         throw ConfigError(
             where(file_, part.value.place),
             fmt::format(
-                "{}: {} cannot be imported; each rank has the complete network; set it "
-                "to 1",
+                "{}: {} cannot be imported; Lockstep does not split layers or sequences among "
+                "ranks; set it to 1",
                 part.key,
                 part.value.text));
       }
@@ -330,8 +329,8 @@ class Importer {
   void note_mesh(const std::string& name, const Entry& part) {
     if (type_ == "FSDP" && name == "dp_replicate_size" && part.value.text != "1") {
       import_.notes.push_back(fmt::format(
-          "{}: {}: copies in groups of processes are set in the program, as "
-          "ShardingStrategy::kHybridShard; the numbers are the same without",
+          "{}: {}: not imported; for a copy in each group of processes, set "
+          "ShardingStrategy::kHybridShard in the program; it does not change results",
           part.key,
           part.value.text));
     }

@@ -11,7 +11,7 @@
 
 namespace lockstep::config {
 
-/// The result of importing a file of Accelerate's.
+/// The result of importing a configuration of Accelerate.
 struct Import {
   ConfigValues values;
   std::vector<std::string> without_meaning;  ///< Keys that Lockstep ignores.
@@ -19,14 +19,13 @@ struct Import {
   std::vector<std::string> notes;
 };
 
-/// Reads a file of `accelerate config`, release 1.15 or before, YAML or JSON, and the DeepSpeed
-/// file that it names (relative to the current folder, as in Accelerate), of which mixed precision,
-/// ZeRO stage and gradient accumulation are imported. `mixed_precision: no` needs no quotes,
-/// numbers may have some.
+/// Reads a file of `accelerate config`, release 1.15 or before, in YAML or JSON. A DeepSpeed file
+/// that it names (relative to the current folder, as in Accelerate) sets mixed precision, ZeRO
+/// stage and gradient accumulation. `mixed_precision: no` needs no quotes, numbers may have some.
 ///
-/// ConfigError, with file:line:column, for unsupported features (TPU, SageMaker, Megatron-LM, fp8,
-/// other accelerators than CUDA's), for keys that Accelerate does not know either, and for invalid
-/// values.
+/// Throws ConfigError, with file:line:column, for unsupported features (TPU, SageMaker, fp8,
+/// Megatron-LM, accelerators other than CUDA's), for keys that Accelerate does not know, and for
+/// invalid values.
 Import import_accelerate(const Document& file, const Environment& environment);
 
 /// Returns Accelerate's location of its file: below HF_HOME, XDG_CACHE_HOME or ~/.cache. Throws

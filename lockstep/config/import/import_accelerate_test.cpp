@@ -46,7 +46,7 @@ std::string golden_fault(const std::string& name) {
   return config_error_of([&] { golden(name); });
 }
 
-TEST(ImportAccelerate, TakesWhatConfigDefaultWrites) {
+TEST(ImportAccelerate, ReadsTheFileOfConfigDefault) {
   for (const std::string precision : {"no", "fp16", "bf16"}) {
     const Import import = golden("basic_" + precision);
     EXPECT_THAT(
@@ -114,12 +114,13 @@ TEST(ImportAccelerate, TakesDeepSpeedsValues) {
           StartsWith("deepspeed_config.offload_optimizer_device: cpu: ")));
 }
 
-TEST(ImportAccelerate, WhatFsdpDividesBecomesAStage) {
+TEST(ImportAccelerate, FsdpStrategiesMapToZeroStages) {
   const Import golden_file = golden("fsdp");
   EXPECT_EQ(golden_file.values.settings.at("zero_stage"), "3");
   EXPECT_THAT(
       golden_file.notes,
-      ElementsAre(HasSubstr("fsdp_config.fsdp_reshard_after_forward: true: became zero_stage: 3")));
+      ElementsAre(
+          HasSubstr("fsdp_config.fsdp_reshard_after_forward: true: imported as zero_stage: 3")));
   const std::string type = "distributed_type: FSDP\n";
   const auto stage_of = [&](const std::string& text) {
     return import_of(type + "fsdp_config: {" + text + "}\n").values.settings.at("zero_stage");
@@ -137,7 +138,7 @@ TEST(ImportAccelerate, WhatFsdpDividesBecomesAStage) {
       Contains(HasSubstr("ShardingStrategy::kHybridShard")));
 }
 
-TEST(ImportAccelerate, WhatElseFsdpSaysIsLeftToTheProgramAndListed) {
+TEST(ImportAccelerate, OtherFsdpSettingsAreLeftToTheProgramAndListed) {
   const Import import = import_of(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n"
       "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
@@ -147,7 +148,7 @@ TEST(ImportAccelerate, WhatElseFsdpSaysIsLeftToTheProgramAndListed) {
   EXPECT_THAT(
       import.notes,
       UnorderedElementsAre(
-          HasSubstr("became zero_stage: 3"),
+          HasSubstr("imported as zero_stage: 3"),
           HasSubstr("FsdpPlugin::cpu_offload"),
           HasSubstr("FsdpPlugin::auto_wrap_policy"),
           HasSubstr("FsdpPlugin::state_dict_type")));
@@ -169,7 +170,7 @@ TEST(ImportAccelerate, WhatElseFsdpSaysIsLeftToTheProgramAndListed) {
       Contains("fsdp_config"));
 }
 
-TEST(ImportAccelerate, WordsThatFsdpHasNotAreErrors) {
+TEST(ImportAccelerate, UnknownFsdpValuesAreErrors) {
   const std::string type = "distributed_type: FSDP\nfsdp_config: ";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"fsdp_sharding_strategy: SHARDY",
@@ -197,7 +198,8 @@ TEST(ImportAccelerate, WordsThatFsdpHasNotAreErrors) {
        "invalid value 'many' for fsdp_config.fsdp_min_num_params; expected a whole number"},
       {"fsdp_version: 3", "invalid value '3' for fsdp_config.fsdp_version; expected 1 or 2"},
       {"fsdp_ignored_modules: head.*", "fsdp_ignored_modules: head.* cannot be imported"},
-      {"fsdp_activation_checkpointing_offload: true", "expected fsdp_activation_checkpointing: tr"},
+      {"fsdp_activation_checkpointing_offload: true",
+       "expected false, unless fsdp_activation_checkpointing is true and fsdp_version is 2"},
       {"x: 1", "unknown key 'fsdp_config.x'"},
       {"sharding_strategy: FULL_SHARD, fsdp_sharding_strategy: NO_SHARD",
        "fsdp_config.sharding_strategy is another name of fsdp_config.fsdp_sharding_strategy"}};
@@ -209,7 +211,7 @@ TEST(ImportAccelerate, WordsThatFsdpHasNotAreErrors) {
       "{sharding_strategy: shard_grad_op, backward_prefetch: 1, state_dict_type: 3,\n"
       "  offload_params: 'False', ignored_modules: null, auto_wrap_policy: no_wrap}\n");
   EXPECT_EQ(import.values.settings.at("zero_stage"), "2");
-  EXPECT_THAT(import.notes, ElementsAre(HasSubstr("became zero_stage: 2")));
+  EXPECT_THAT(import.notes, ElementsAre(HasSubstr("imported as zero_stage: 2")));
 }
 
 /// What Accelerate's own tests and examples configure, by what is special in each file; its own
@@ -276,9 +278,9 @@ TEST(ImportAccelerate, EveryGoldenFileThatIsTakenIsAValidConfiguration) {
   }
 }
 
-TEST(ImportAccelerate, RefusesWhatCannotBeDoneHereAndSaysWhy) {
+TEST(ImportAccelerate, RefusesUnsupportedSettingsAndSaysWhy) {
   EXPECT_THAT(
-      golden_fault("tpu"), HasSubstr("that is a TPU; Lockstep supports only CPUs and CUDA"));
+      golden_fault("tpu"), HasSubstr("cannot be imported; Lockstep supports only CPUs and CUDA"));
   EXPECT_THAT(golden_fault("fp8"), HasSubstr("fp16 or bf16; try bf16"));
   EXPECT_THAT(
       fault_of("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'\niam_role_name: x\n"),
@@ -301,7 +303,7 @@ TEST(ImportAccelerate, TakesAnUnquotedNo) {
   EXPECT_EQ(import_of(type + "mixed_precision:\n").values.settings.count("mixed_precision"), 0U);
 }
 
-TEST(ImportAccelerate, RefusesWhatAccelerateWouldRefuse) {
+TEST(ImportAccelerate, RefusesTheFilesThatAccelerateRefuses) {
   EXPECT_THAT(
       fault_of("distributed_type: MULTI_CPU\nnum_procesess: 2\n"),
       StartsWith("[a.yaml:2:1] unknown key 'num_procesess', which Accelerate 1.15 does not have; "
@@ -335,7 +337,7 @@ TEST(ImportAccelerate, QuotedNumbersAreNumbers) {
 TEST(ImportAccelerate, OneProcessIsOneProcess) {
   const Import import = import_of("distributed_type: 'NO'\nnum_processes: 4\n");
   EXPECT_EQ(import.values.settings.at("num_processes"), "1");
-  EXPECT_THAT(import.notes, ElementsAre(HasSubstr("num_processes: 4 is 1 here")));
+  EXPECT_THAT(import.notes, ElementsAre(HasSubstr("num_processes: 4: imported as 1")));
   const Import open = import_of("distributed_type: MULTI_CPU\nnum_processes: -1\n");
   EXPECT_EQ(open.values.settings.count("num_processes"), 0U);
 }
@@ -386,7 +388,7 @@ TEST_F(ImportDeepSpeedFile, OffloadIsForTheProgramToAskFor) {
       ElementsAre(StartsWith("zero_optimization.offload_optimizer.device: nvme of ")));
 }
 
-TEST_F(ImportDeepSpeedFile, AutoLeavesItToTheRest) {
+TEST_F(ImportDeepSpeedFile, AutoUsesOtherSources) {
   const Import import = import_with(
       R"({"fp16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto",
           "gradient_clipping": "auto", "zero_optimization": {"stage": "auto"}})",

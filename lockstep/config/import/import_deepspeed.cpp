@@ -78,15 +78,16 @@ Setting precision_of(const Document& json) {
     if (!found.text.empty() && found.text != name) {
       throw ConfigError(
           part.place_of("enabled"),
-          fmt::format("two mixed precisions; got {} and {}, expected one", found.text, name));
+          fmt::format(
+              "two mixed precisions are set; got {} and {}; remove one of them", found.text, name));
     }
     found = {name, part.place_of("enabled")};
   }
   return found;
 }
 
-/// Reads DeepSpeed's JSON. ConfigError with the position of its name in Accelerate's file if it
-/// does not exist.
+/// Reads DeepSpeed's JSON. Throws ConfigError with the position of its name in Accelerate's file if
+/// it does not exist.
 Document read_json_of(
     const std::filesystem::path& path, const Section& section, const std::string& key) {
   std::error_code error;
@@ -125,8 +126,8 @@ Setting read_file(const Section& section, const Environment& environment, Import
     const auto device = part == nullptr ? std::nullopt : Section(json, *part, "").text("device");
     if (device && *device != "none" && *device != "auto") {
       import.notes.push_back(fmt::format(
-          "zero_optimization.{}.device: {} of {}: is set in the program; by default nothing is "
-          "offloaded",
+          "zero_optimization.{}.device: {} of {}: not imported; set it in the program; by default "
+          "nothing is offloaded",
           part_name,
           *device,
           path.native()));
@@ -135,19 +136,20 @@ Setting read_file(const Section& section, const Environment& environment, Import
   const auto clipping = root.text("gradient_clipping");
   if (clipping && *clipping != "auto" && *clipping != "0" && *clipping != "0.0") {
     import.notes.push_back(fmt::format(
-        "gradient_clipping: {0} of {1}: a program with an Accelerator calls "
-        "clip_grad_norm_(parameters, {0}) itself",
+        "gradient_clipping: {0} of {1}: not imported; a program with an Accelerator must call "
+        "clip_grad_norm_(parameters, {0})",
         *clipping,
         path.native()));
   }
   return precision_of(json);
 }
 
-void note_program_matters(const Section& section, Import& import) {
+void note_program_settings(const Section& section, Import& import) {
   const auto clipping = section.text("gradient_clipping");
   if (clipping) {
     import.notes.push_back(fmt::format(
-        "{0}gradient_clipping: {1}: the program calls clip_grad_norm_(parameters, {1}) itself",
+        "{0}gradient_clipping: {1}: not imported; call clip_grad_norm_(parameters, {1}) in the "
+        "program",
         kPrefix,
         *clipping));
   }
@@ -155,7 +157,7 @@ void note_program_matters(const Section& section, Import& import) {
     const auto device = section.text(key);
     if (device && *device != "none") {
       import.notes.push_back(fmt::format(
-          "{}{}: {}: is set in the program; by default nothing is offloaded",
+          "{}{}: {}: not imported; set it in the program; by default nothing is offloaded",
           kPrefix,
           key,
           *device));
@@ -188,7 +190,7 @@ Setting import_deepspeed(
   section.set(import.values, "deepspeed_hostfile", "hostfile");
   section.set(import.values, "deepspeed_inclusion_filter", "include");
   section.set(import.values, "deepspeed_exclusion_filter", "exclude");
-  note_program_matters(section, import);
+  note_program_settings(section, import);
   return precision;
 }
 

@@ -35,29 +35,27 @@ struct ProgramKey {
 constexpr ProgramKey kProgramKeys[] = {
     {"fsdp_offload_params",
      "false",
-     "is set in the program, as FsdpPlugin::cpu_offload; by default nothing is "
-     "offloaded"},
+     "not imported; set FsdpPlugin::cpu_offload in the program; by default nothing is offloaded"},
     {"fsdp_auto_wrap_policy",
      "no_wrap",
-     "is set in the program, as FsdpPlugin::auto_wrap_policy; by default a "
-     "bucket has a sixteenth of the model; the numbers are the same"},
+     "not imported; set FsdpPlugin::auto_wrap_policy in the program; by default a bucket has a "
+     "sixteenth of the model; results are the same"},
     {"fsdp_backward_prefetch",
      "backward_pre",
-     "is set in the program, as FsdpPlugin::backward_prefetch; the default is "
-     "BACKWARD_PRE"},
+     "not imported; set FsdpPlugin::backward_prefetch in the program; the default is BACKWARD_PRE"},
     {"fsdp_state_dict_type",
      "sharded_state_dict",
-     "is set in the program, as FsdpPlugin::state_dict_type; the default is "
+     "not imported; set FsdpPlugin::state_dict_type in the program; the default is "
      "SHARDED_STATE_DICT, which any number of processes can load"},
     {"fsdp_activation_checkpointing",
      "false",
-     "is set in the program: it calls activation_checkpoint(module, x)"},
+     "not imported; call activation_checkpoint(module, x) in the program"},
     {"fsdp_activation_checkpointing_offload",
      "false",
-     "is set in the program: it opens an ActivationCheckpointing::Scope with cpu_checkpointing"}};
+     "not imported; open an ActivationCheckpointing::Scope with cpu_checkpointing in the program"}};
 
 /// Keys that always apply, or have no effect.
-constexpr const char* kWithoutMeaning[] = {
+constexpr const char* kIgnoredKeys[] = {
     "fsdp_transformer_layer_cls_to_wrap",
     "fsdp_min_num_params",
     "fsdp_forward_prefetch",
@@ -65,7 +63,7 @@ constexpr const char* kWithoutMeaning[] = {
     "fsdp_sync_module_states",
     "fsdp_cpu_ram_efficient_loading"};
 
-constexpr const char* kTruths[] = {
+constexpr const char* kBooleanKeys[] = {
     "fsdp_offload_params",
     "fsdp_activation_checkpointing",
     "fsdp_activation_checkpointing_offload",
@@ -110,18 +108,18 @@ std::optional<std::string> plain_value(const Section& section, const char* key) 
   if (!text) {
     return std::nullopt;
   }
-  if (std::find(std::begin(kTruths), std::end(kTruths), std::string_view(key)) !=
-      std::end(kTruths)) {
+  if (std::find(std::begin(kBooleanKeys), std::end(kBooleanKeys), std::string_view(key)) !=
+      std::end(kBooleanKeys)) {
     return section.truth(key) ? "true" : "false";
   }
-  for (const FsdpWords& of_key : fsdp_words()) {
-    if (std::string_view(key) != of_key.key) {
+  for (const FsdpWords& accepted : fsdp_words()) {
+    if (std::string_view(key) != accepted.key) {
       continue;
     }
-    for (size_t i = 0; i < of_key.words.size(); ++i) {
-      const bool is_number = i < of_key.numbers && *text == std::to_string(i + 1);
-      if (is_number || lower(*text) == lower(of_key.words[i])) {
-        return lower(of_key.words[i]);
+    for (size_t i = 0; i < accepted.words.size(); ++i) {
+      const bool is_number = i < accepted.numbers && *text == std::to_string(i + 1);
+      if (is_number || lower(*text) == lower(accepted.words[i])) {
+        return lower(accepted.words[i]);
       }
     }
     refuse_fsdp_value(
@@ -130,8 +128,8 @@ std::optional<std::string> plain_value(const Section& section, const char* key) 
         *text,
         fmt::format(
             "one of {}{}",
-            fmt::join(of_key.words, ", "),
-            did_you_mean(fsdp_capitals(*text), of_key.words)));
+            fmt::join(accepted.words, ", "),
+            did_you_mean(fsdp_capitals(*text), accepted.words)));
   }
   return text;
 }
@@ -145,11 +143,11 @@ std::vector<std::string> known_fsdp_keys() {
   for (const ProgramKey& program : kProgramKeys) {
     keys.emplace_back(program.key);
   }
-  keys.insert(keys.end(), std::begin(kWithoutMeaning), std::end(kWithoutMeaning));
+  keys.insert(keys.end(), std::begin(kIgnoredKeys), std::end(kIgnoredKeys));
   return keys;
 }
 
-/// The stage of each strategy, by its name or its number in torch.
+/// Returns the stage of a strategy, given by its name or its number in torch.
 std::optional<std::string> stage_of(const std::string& strategy) {
   static const std::map<std::string, std::string> stages = {
       {"full_shard", "3"},
@@ -194,36 +192,37 @@ std::string stage_at(
 /// Imports the strategy as Accelerate: fsdp_version 2 uses fsdp_reshard_after_forward only, version
 /// 1 the strategy if present. The word of the other key is checked, too.
 void read_strategy(const Section& section, Import& import) {
-  const bool second = section.text("fsdp_version").value_or("1") == "2";
+  const bool is_version_2 = section.text("fsdp_version").value_or("1") == "2";
   const auto strategy = section.text(kStrategy);
   const auto reshard = section.text(kReshard);
-  const char* const key = second || (!strategy && reshard) ? kReshard : kStrategy;
+  const char* const key = is_version_2 || (!strategy && reshard) ? kReshard : kStrategy;
   const std::string text =
-      (key == kReshard ? reshard : strategy).value_or(second ? "true" : "FULL_SHARD");
-  const std::string stage = stage_at(section, key, text, second);
-  const auto& idle = key == kReshard ? strategy : reshard;
-  const char* const idle_key = key == kReshard ? kStrategy : kReshard;
-  if (idle) {
-    stage_at(section, idle_key, *idle, idle_key == kReshard && truth_value(*idle).has_value());
-    import.without_meaning.push_back(std::string(kFsdpPrefix) + idle_key);
+      (key == kReshard ? reshard : strategy).value_or(is_version_2 ? "true" : "FULL_SHARD");
+  const std::string stage = stage_at(section, key, text, is_version_2);
+  const auto& unused = key == kReshard ? strategy : reshard;
+  const char* const unused_key = key == kReshard ? kStrategy : kReshard;
+  if (unused) {
+    stage_at(
+        section, unused_key, *unused, unused_key == kReshard && truth_value(*unused).has_value());
+    import.without_meaning.push_back(std::string(kFsdpPrefix) + unused_key);
   }
   import.values.settings["zero_stage"] = stage;
   import.notes.push_back(fmt::format(
-      "{}{}: {}: became zero_stage: {}, for programs that do not set it",
+      "{}{}: {}: imported as zero_stage: {}, for programs that do not set it",
       kFsdpPrefix,
       key,
       text,
       stage));
-  if (lower(text) == "hybrid_shard" || (!second && text == "4")) {
+  if (lower(text) == "hybrid_shard" || (!is_version_2 && text == "4")) {
     import.notes.push_back(fmt::format(
-        "{}{}: a second copy on each host is set in the program, as "
-        "ShardingStrategy::kHybridShard; the numbers are the same without",
+        "{}{}: for a second copy on each host, set ShardingStrategy::kHybridShard in the program; "
+        "it does not change results",
         kFsdpPrefix,
         key));
   }
 }
 
-/// Refuses what Accelerate refuses.
+/// Refuses the combinations that Accelerate refuses.
 void check_combinations(const Section& section) {
   const char* const offload = "fsdp_activation_checkpointing_offload";
   if (section.truth(offload) &&
@@ -232,7 +231,7 @@ void check_combinations(const Section& section) {
         section,
         offload,
         "true",
-        "fsdp_activation_checkpointing: true and fsdp_version: 2 with it");
+        "false, unless fsdp_activation_checkpointing is true and fsdp_version is 2");
   }
   const char* const least = "fsdp_min_num_params";
   if (const auto text = section.text(least); text && !integer_value(*text)) {
@@ -240,7 +239,7 @@ void check_combinations(const Section& section) {
   }
 }
 
-/// Accelerate accepts keys without `fsdp_`, too. Throws ConfigError if a key has both forms.
+/// Adds `fsdp_` to keys without it, as Accelerate does. Throws ConfigError if a key has both forms.
 Node with_prefixes(const Document& file, const Node& map) {
   Node prefixed = map;
   const std::vector<std::string> known = known_fsdp_keys();
@@ -294,7 +293,7 @@ void import_fsdp(const Document& file, const Node& map, Import& import) {
     }
   }
   check_combinations(section);
-  for (const char* key : kWithoutMeaning) {
+  for (const char* key : kIgnoredKeys) {
     if (plain_value(section, key)) {
       import.without_meaning.push_back(std::string(kFsdpPrefix) + key);
     }

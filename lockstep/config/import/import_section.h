@@ -14,19 +14,19 @@ namespace lockstep::config {
 /// difference, and null means absent. Keeps references to its arguments.
 class Section {
  public:
-  /// `prefix`: the text before a key in messages, "deepspeed_config.". Throws ConfigError if `map`
-  /// is no map.
+  /// Throws ConfigError if `map` is not a map. `prefix`: the text before a key in messages,
+  /// "deepspeed_config.".
   Section(const Document& file, const Node& map, std::string prefix);
 
-  /// Nothing if it is absent or null; throws ConfigError if it is a list or map.
+  /// Returns a value; nothing if the key is absent or null. Throws ConfigError for a list or map.
   std::optional<std::string> text(const std::string& key) const;
-  /// False if it is absent; throws ConfigError if it is no truth value.
+  /// Returns a boolean; false if the key is absent. Throws ConfigError for another value.
   bool truth(const std::string& key) const;
   /// Copies `key`, if present, to `setting`. Throws ConfigError for an impossible value.
   void set(ConfigValues& values, const std::string& key, const std::string& setting) const;
   /// Throws ConfigError for the first key that is not in `known`.
   void refuse_unknown(const std::vector<std::string>& known) const;
-  /// "file:line:column" of a value; of the map if it is absent.
+  /// Returns "file:line:column" of a value; of the map if the key is absent.
   std::string place_of(const std::string& key) const;
 
  private:

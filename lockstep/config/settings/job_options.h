@@ -38,7 +38,7 @@ struct JobOptions {
   std::string include{};   ///< Part of the hostfile, in DeepSpeed's grammar; see host_filter.h.
   std::string exclude{};   ///< The excluded part.
   int most_hosts = 0;      ///< Only the first hosts of the hostfile; 0: all.
-  int ssh_port = 0;        ///< Of the other hosts; 0: ssh's default.
+  int ssh_port = 0;        ///< Port of ssh on the other hosts; 0: ssh's default.
   /// Arguments for ssh, mpirun or srun, before the host's name or the program.
   std::vector<std::string> starter_args{};
 

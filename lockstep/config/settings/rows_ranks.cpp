@@ -36,7 +36,7 @@ void set_threads(const std::string& text, LaunchFlags& flags) {
   }
 }
 
-/// torchrun's grammar: 3, or 0:1,1:3.
+/// Checks torchrun's grammar: 3, or 0:1,1:3.
 std::string check_streams(const std::string& text) {
   if (is_number_in(text, 0, 3)) {
     return "";
@@ -252,7 +252,7 @@ std::vector<SettingSpec> environment_rows() {
             {"bf16", "bfloat16"}},
        .member = &JobOptions::mixed_precision,
        .rank_variables = {{"ACCELERATE_MIXED_PRECISION"}, {"LOCKSTEP_MIXED_PRECISION"}},
-       .question = "What should autocast compute in?"},
+       .question = "Which dtype should autocast use?"},
       {.name = "gradient_accumulation_steps",
        .type = Type::kInteger,
        .description = "Micro-steps in each update; overrides the program",

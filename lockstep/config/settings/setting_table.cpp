@@ -19,7 +19,7 @@ namespace {
 
 using Type = SettingType;
 
-/// The text of the default of `spec.member`.
+/// Returns the text of the default of `spec.member`.
 std::string default_text(const SettingSpec& spec) {
   static const JobOptions defaults;
   return std::visit(
@@ -40,7 +40,7 @@ std::string default_text(const SettingSpec& spec) {
       spec.member);
 }
 
-/// The spelling of the setting's flag that messages and documentation use.
+/// Returns the spelling of the setting's flag that messages and documentation use.
 std::string main_flag(const SettingSpec& spec) {
   const std::vector<std::string> flags = split(spec.flags, ',');
   std::string like_name = "--" + spec.name;
@@ -73,7 +73,7 @@ std::vector<SettingSpec> make_flags() {
   return all;
 }
 
-/// The values of a setting for docs/configuration.md: "whole number, 1 to 64, or `auto`, `cpu`".
+/// Describes the values for docs/configuration.md: "whole number, 1 to 64, or `auto`, `cpu`".
 std::string values_cell(const SettingSpec& spec) {
   const auto quoted = [](const std::vector<std::string>& words) {
     return words.empty() ? "" : fmt::format("`{}`", fmt::join(words, "`, `"));

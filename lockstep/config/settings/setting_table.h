@@ -63,7 +63,7 @@ struct SettingSpec {
   std::string flags = {};        ///< All spellings: "-r,--redirects".
   std::string placeholder = {};  ///< The flag's value in `--help`: "N".
   /// Environment variables; the first that is set counts. One whose name ends in _MS holds
-  /// milliseconds, whatever the unit of the setting.
+  /// milliseconds.
   std::vector<std::string> variables = {};
   std::string unset = {};  ///< The behaviour without a value; empty: `default_value` applies.
   double min = 0;
@@ -71,7 +71,7 @@ struct SettingSpec {
   double flag_min = min;  ///< The range of the flag, which may be another.
   double flag_max = max;
   std::vector<SettingChoice> choices = {};
-  /// Returns the expected values for an invalid text; empty if it is valid. May be null.
+  /// Returns "" for a valid text, else a description of the valid texts. May be null.
   std::string (*check)(const std::string& text) = nullptr;
   JobMember member = {};
   /// Holds the text until cli::job_options() has parsed it into `member`.
@@ -108,7 +108,7 @@ void set_value(const SettingSpec& spec, const std::string& text, LaunchFlags& fl
 std::vector<std::string> choice_values(const SettingSpec& spec);
 std::vector<std::string> words_of(const SettingSpec& spec);
 
-/// Describes its values: "a whole number from 0 to 1000, or one of auto, cpu, gpu".
+/// Describes the values of a setting: "a whole number from 0 to 1000, or one of auto, cpu, gpu".
 std::string expected_of(const SettingSpec& spec);
 
 /// Throws ConfigError `[where] invalid value '...' for <subject>; expected ...` unless `text` is a
@@ -119,8 +119,8 @@ void check_value(
     const std::string& where,
     const std::string& subject);
 
-/// Throws ConfigError unless a program may have a variable of that name: letters, digits and _, and
-/// none that `lockstep launch` sets.
+/// Throws ConfigError unless a program may have a variable of that name: letters, digits and _, not
+/// set by `lockstep launch`.
 void check_variable_name(const std::string& name, const std::string& where);
 
 /// Renders the table of docs/configuration.md.

@@ -112,7 +112,7 @@ Source from_file(const Document& file) {
   return source;
 }
 
-/// Milliseconds as the seconds that a setting has.
+/// Reads a variable in milliseconds, and returns seconds, the unit of the setting.
 std::string in_seconds(const Environment& environment, const std::string& name, int64_t most) {
   const int64_t milliseconds = environment.integer(name, 1, most * 1000).value_or(0);
   std::string text = fmt::format("{}.{:03}", milliseconds / 1000, milliseconds % 1000);
@@ -264,7 +264,7 @@ std::string expand_home(const std::string& path, const Environment& environment)
   }
   const auto home = environment.text("HOME");
   if (!home) {
-    throw ConfigError(path, "HOME is not set, which ~ stands for; set it, or write the full path");
+    throw ConfigError(path, "HOME is not set, so ~ has no value; set HOME, or write the full path");
   }
   return *home + path.substr(1);
 }

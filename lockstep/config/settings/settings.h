@@ -37,16 +37,16 @@ struct FlagValue {
 /// bug in Lockstep.
 class Settings {
  public:
-  /// Of any type but kVariables.
+  /// Returns a setting of any type but kVariables.
   const Setting& at(const std::string& name) const;
   bool is_set(const std::string& name) const { return !at(name).text.empty(); }
 
-  /// Nothing if it is not set, or, for a kInteger, if it is a word, see `text`.
+  /// Returns nothing if the setting is not set, or is a word; see `text`.
   std::optional<int64_t> integer(const std::string& name) const;
   std::optional<double> seconds(const std::string& name) const;
   std::optional<std::string> text(const std::string& name) const;
   bool boolean(const std::string& name) const;
-  /// The setting `env`, by name.
+  /// Returns the setting `env`, by name.
   const std::map<std::string, Setting>& variables() const { return variables_; }
 
  private:
@@ -62,9 +62,9 @@ class Settings {
 /// Takes each setting from the first source that has it: flags, environment, file, default; for
 /// `env`, each variable separately. The complete file is checked, even overridden values.
 ///
-/// Throws ConfigError that names flag, variable or file:line:column for an invalid value, for a key
-/// of the file that is unknown (with the likeliest correction), without a value or of another type,
-/// and for a machine_rank that is not below num_machines. Quoted text is no number and no boolean.
+/// Throws ConfigError that names flag, variable or file:line:column for an invalid value, and for a
+/// machine_rank that is not below num_machines. It does so, too, for a key of the file that is
+/// unknown, without a value, or of another type. Quoted text is not a number or boolean.
 Settings resolve(
     const std::vector<FlagValue>& flags,
     const Environment& environment,
@@ -73,7 +73,7 @@ Settings resolve(
 /// Returns all errors that `resolve` finds in the file; empty if it is valid.
 std::vector<std::string> faults_of(const Document& file);
 
-/// Returns the values of a file, unchanged. ConfigError as `resolve`.
+/// Returns the values of a file, unchanged. Throws ConfigError as `resolve`.
 ConfigValues values_of(const Document& file);
 
 /// Replaces a leading `~/` of a path by the HOME of `environment`; throws ConfigError if that is

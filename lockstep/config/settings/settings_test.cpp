@@ -61,7 +61,7 @@ TEST(Resolve, FlagBeforeEnvironmentBeforeFileBeforeDefault) {
   EXPECT_EQ(nothing.at("max_restarts").origin, "default");
 }
 
-TEST(Resolve, WhatNobodySaysIsNotSet) {
+TEST(Resolve, AnUnmentionedSettingIsNotSet) {
   const Settings settings = resolve({}, kNothing, std::nullopt);
   EXPECT_FALSE(settings.is_set("mixed_precision"));
   EXPECT_EQ(settings.text("hostfile"), std::nullopt);
@@ -86,7 +86,7 @@ TEST(Resolve, ProcessesAreANumberOrAWord) {
   EXPECT_EQ(settings.text("num_processes"), "auto");
 }
 
-TEST(Resolve, NumbersAreDecimalAndTheMessageSaysWhatToWrite) {
+TEST(Resolve, NumbersAreDecimalAndTheMessageHasTheRemedy) {
   EXPECT_THAT(
       fault_of("debug: true\nmax_restarts: 1e3\n"),
       AllOf(
@@ -170,7 +170,7 @@ TEST(Resolve, ReadsTheVariablesThatProgramsRead) {
       from_environment({{"LOCKSTEP_JOIN_TIMEOUT_MS", "20000"}}).text("join_timeout_seconds"), "20");
 }
 
-TEST(Resolve, VariablesOfTheProcessesAreTextWhateverTheyLookLike) {
+TEST(Resolve, VariablesOfTheProcessesAreAlwaysText) {
   const Document file =
       parse_document("c.yaml", "env:\n  A: no\n  B: 1e3\n  C: ''\n", Format::kYaml);
   const Settings settings = resolve({}, kNothing, file);

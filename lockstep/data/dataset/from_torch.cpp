@@ -10,7 +10,7 @@ int64_t require_size(std::optional<size_t> size) {
     throw ConfigError(
         "from_torch",
         "the dataset has no size; got an empty optional from size(), expected the number of "
-        "samples; return it, or write a stream(epoch) and pass that to the Loader");
+        "samples; return it, or pass the Loader a dataset with stream(epoch)");
   }
   return static_cast<int64_t>(*size);
 }

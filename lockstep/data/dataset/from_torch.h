@@ -64,14 +64,14 @@ void is_loop(std::vector<E> (torch::data::datasets::Dataset<Self, E>::*)(c10::Ar
 template <typename In, typename Out>
 void is_loop(std::vector<Out> (torch::data::transforms::Transform<In, Out>::*)(std::vector<In>));
 
-/// Whether get_batch is torch's default loop over get().
+/// True if get_batch is torch's default loop over get().
 template <typename D>
 concept ReadsBySample = requires(D& dataset) {
   torch_data::is_loop(&D::get_batch);
   dataset.get(size_t{0});
 };
 
-/// Whether apply_batch is torch's default loop over apply().
+/// True if apply_batch is torch's default loop over apply().
 template <typename T>
 concept AppliesBySample = requires(T& transform, typename T::InputType input) {
   torch_data::is_loop(&T::apply_batch);
@@ -274,8 +274,9 @@ auto from_torch(D dataset, [[maybe_unused]] size_t request = 1) {
         "directly");
     static_assert(
         !dataset_check::FromTorch<D>,
-        "from_torch takes datasets that are read by index, or stateful ones that yield a vector "
-        "of examples, and end; leave .map(Stack<>()) of a stateful one out: the Loader stacks");
+        "from_torch takes datasets that are read by index, and stateful datasets that yield "
+        "vectors of examples and end; omit .map(Stack<>()) of a stateful dataset: the Loader "
+        "stacks");
     return RefusedDataset();
   }
 }

@@ -186,7 +186,7 @@ struct Counter : td::datasets::StatefulDataset<Counter, std::vector<Example>> {
   int64_t next = 0;
 };
 
-TEST(FromTorch, AStatefulDataSetBecomesAStream) {
+TEST(FromTorch, AStatefulDatasetIsReadAsAStream) {
   for (int rank = 0; rank < 2; ++rank) {
     Loader loader(from_torch(Counter(), 2), {.batch_size = 1});
     loader.shard({.rank = rank, .world = 2});

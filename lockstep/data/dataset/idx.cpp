@@ -144,7 +144,7 @@ at::Tensor read_idx(const std::string& path, const IdxOptions& options) {
   std::array<uint8_t, 1> extra{};
   if (file.read(extra) != 0) {
     file.fail(fmt::format(
-        "has bytes after its end; expected {} bytes for shape [{}]",
+        "has extra bytes at its end; expected {} bytes after the header for shape [{}]",
         header.bytes,
         fmt::join(header.shape, ", ")));
   }

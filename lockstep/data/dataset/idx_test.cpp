@@ -59,7 +59,7 @@ TEST_F(ReadIdx, ReadsAnEmptySet) {
       at::IntArrayRef({0, 28, 28}));
 }
 
-TEST_F(ReadIdx, RefusesWhatIsNoIdxFile) {
+TEST_F(ReadIdx, RefusesOtherFormats) {
   refuses("PK\x03\x04 a zip file", "is not an IDX file; it begins with [50, 4b, 03, 04]");
   refuses("", "is not an IDX file; it begins with []");
   refuses(idx({2}, "ab", 0x0D), "got type byte 0d, expected 08");
@@ -72,9 +72,9 @@ TEST_F(ReadIdx, RefusesContentsThatDoNotFitTheHeader) {
   refuses(
       idx({2, 3}, "abcde"),
       "is truncated; got 5 bytes after the header, expected 6 for shape [2, 3]");
-  refuses(idx({2, 3}, "abcdefg"), "has bytes after its end; expected 6 bytes");
+  refuses(idx({2, 3}, "abcdefg"), "has extra bytes at its end; expected 6 bytes");
   refuses(zipped(idx({2, 3}, "abcde")), "is truncated; got 5 bytes");
-  refuses(zipped(idx({2, 3}, "abcdefg")), "has bytes after its end");
+  refuses(zipped(idx({2, 3}, "abcdefg")), "has extra bytes at its end");
 }
 
 TEST_F(ReadIdx, RefusesADamagedStream) {
@@ -82,10 +82,11 @@ TEST_F(ReadIdx, RefusesADamagedStream) {
   for (size_t i = 0; i < contents.size(); ++i) {
     contents[i] = static_cast<char>(i * 2654435761U >> 13);
   }
-  const std::string whole = zipped(idx({100, 1000}, contents));
-  refuses(whole.substr(0, whole.size() / 2), "damaged or truncated; ");
-  refuses(whole.substr(0, whole.size() - 6), "damaged or truncated; ");  // Without its checksum.
-  std::string flipped = whole;
+  const std::string complete = zipped(idx({100, 1000}, contents));
+  refuses(complete.substr(0, complete.size() / 2), "damaged or truncated; ");
+  refuses(
+      complete.substr(0, complete.size() - 6), "damaged or truncated; ");  // Without its checksum.
+  std::string flipped = complete;
   flipped[flipped.size() - 7] = static_cast<char>(flipped[flipped.size() - 7] ^ 0x10);
   refuses(flipped, "damaged or truncated; ");
 }
@@ -105,14 +106,14 @@ TEST_F(ReadIdx, AHeaderThatPromisesGigabytesCostsNone) {
       "is truncated; got 3 bytes after the header, expected 3600000000");
   std::string bomb;
   bomb.resize(300'000'000, 'a');
-  refuses(zipped(idx({4}, bomb)), "has bytes after its end");
+  refuses(zipped(idx({4}, bomb)), "has extra bytes at its end");
   rusage after{};
   getrusage(RUSAGE_SELF, &after);
   // The 300 MB above are the test's own, once.
   EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 1'000'000) << "kilobytes";
 }
 
-TEST_F(ReadIdx, RefusesWhatCannotBeRead) {
+TEST_F(ReadIdx, RefusesUnreadableFiles) {
   EXPECT_THAT(
       [&] { read_idx((folder_ / "missing").string()); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("/missing]"), HasSubstr("No such file"))));

@@ -20,7 +20,7 @@ TEST(MappedFile, ShowsTheBytesOfTheFile) {
   const TestFolder folder;
   const std::string path = write_file(folder, "file", "some bytes");
   const MappedFile file(path);
-  std::filesystem::remove(path);  // What is mapped stays.
+  std::filesystem::remove(path);  // The mapping stays.
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(file.data()), file.size()), "some bytes");
 }
 
@@ -29,7 +29,7 @@ TEST(MappedFile, MapsAnEmptyFile) {
   EXPECT_EQ(MappedFile(write_file(folder, "file", "")).size(), 0U);
 }
 
-TEST(MappedFile, NamesWhatCannotBeMapped) {
+TEST(MappedFile, NamesAFileThatCannotBeMapped) {
   const TestFolder folder;
   EXPECT_THAT(
       [&] { MappedFile((folder / "missing").string()); },

@@ -17,8 +17,8 @@ namespace lockstep::data {
 /// the process with SIGSEGV.
 ///
 /// Throws ConfigError if the file cannot be mapped, if the bytes after the offset are not a whole
-/// number of records, if a size in `record_shape` is not positive, or if the offset is negative,
-/// beyond the file or not aligned to an element.
+/// number of records, or if a size in `record_shape` is not positive. Throws ConfigError if the
+/// offset is negative, beyond the file, or not aligned to an element.
 at::Tensor mapped_tensor(
     const std::string& path,
     at::ScalarType dtype,

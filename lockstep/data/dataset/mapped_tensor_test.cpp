@@ -78,7 +78,7 @@ TEST(MappedTensor, TwoOfThemAreADatasetThatIsNeverCopied) {
   EXPECT_TRUE(at::equal(at::cat(seen), data));
 }
 
-TEST(MappedTensor, RefusesWhatDoesNotFit) {
+TEST(MappedTensor, RefusesATensorThatDoesNotFit) {
   const TestFolder folder;
   const std::string path = write_file(folder, "x.bin", std::string(50, 'x'));
   const auto refuses =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// On the test device, which does what its streams are told as late as it may.
+// Uses the test device, which runs the work of its streams as late as possible.
 #include "lockstep/data/device/copy_ahead.h"
 
 #include <chrono>
@@ -47,7 +47,7 @@ c10::Stream default_stream() {
   return c10::impl::VirtualGuardImpl(test_device().type()).getDefaultStream(test_device());
 }
 
-TEST(CopyAhead, BatchesThatNobodyWaitedForMayNotBeThere) {
+TEST(CopyAhead, BatchesWithoutAWaitMayBeIncomplete) {
   const Held held;
   const CopyAhead ahead(test_device());
   const at::Tensor values = at::arange(1, 100, at::kFloat) * 0.123;
@@ -57,7 +57,7 @@ TEST(CopyAhead, BatchesThatNobodyWaitedForMayNotBeThere) {
   EXPECT_TRUE(at::equal(ahead.receive(arriving).cpu(), values));
 }
 
-TEST(CopyAhead, WhatTheHostWritesAfterSendingDoesNotArrive) {
+TEST(CopyAhead, HostWritesAfterTheCopyAreNotSent) {
   const Held held;
   const CopyAhead ahead(test_device());
   at::Tensor values = at::full({10}, 3.0);
@@ -80,17 +80,17 @@ TEST(CopyAhead, MemoryIsKeptForTheStreamThatReceives) {
 
 TEST(CopyAhead, AllCopiesGoByOneStreamWhichHasTheirMemoryAgain) {
   const Held held;
-  // Values of no other test, in whose memory these may lie.
+  // These values occur in no other test, whose memory they may reuse.
   const auto first = CopyAhead(test_device()).send(at::full({10}, 71.0));
   const auto other = CopyAhead(test_device(1)).send(at::full({10}, 72.0));
   const CopyAhead later(test_device());
   later.receive(later.send(at::full({10}, 73.0)));
-  // What waits for one, waits for those before.
+  // The stream that waits for a later copy also waits for the earlier ones.
   EXPECT_TRUE(at::equal(first.batch.cpu(), at::full({10}, 71.0)));
   EXPECT_FALSE(at::equal(other.batch.cpu(), at::full({10}, 72.0)));
 }
 
-TEST(CopyAhead, WhatWasMadeOnTheDeviceIsWaitedForToo) {
+TEST(CopyAhead, TensorsMadeOnTheDeviceAreAwaitedToo) {
   const Held held;
   const CopyAhead ahead(test_device());
   const at::Tensor values = at::arange(1, 100, at::kFloat) * 0.321;
@@ -103,7 +103,7 @@ TEST(CopyAhead, WhatWasMadeOnTheDeviceIsWaitedForToo) {
   EXPECT_TRUE(at::equal(ahead.receive(arriving).cpu(), values));
 }
 
-TEST(CopyAhead, LeavesTheHostAndItsBatchesAlone) {
+TEST(CopyAhead, DoesNotChangeTheHostsBatches) {
   const at::Tensor values = at::full({10}, 3.0);
   EXPECT_TRUE(CopyAhead().send(values).batch.is_same(values));
   EXPECT_TRUE(CopyAhead(at::Device(at::kCPU)).send(values).batch.is_same(values));
@@ -135,7 +135,7 @@ TEST(LoaderCopyAhead, TheHostWaitsForNothing) {
   EXPECT_EQ(test_device_reads(), reads);
 }
 
-/// Whether the device comes to hold `bytes`, waiting for threads a while.
+/// Returns whether the device holds `bytes` within 5 s.
 bool comes_to_hold(int64_t bytes) {
   for (int i = 0; i < 1000 && test_device_bytes() != bytes; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -160,7 +160,7 @@ TEST(LoaderCopyAhead, AsManyBatchesWaitOnTheDeviceAsTheOptionsSay) {
   EXPECT_EQ(test_device_bytes(), before);
 }
 
-TEST(LoaderCopyAhead, ALoopLeftEarlyLeavesNothingThere) {
+TEST(LoaderCopyAhead, ALoopThatEndsEarlyLeavesNothingOnTheDevice) {
   const int64_t before = test_device_bytes();
   {
     const Held held;
@@ -187,7 +187,7 @@ struct Failing {
   }
 };
 
-TEST(LoaderCopyAhead, AnErrorComesWhereItsBatchWouldHave) {
+TEST(LoaderCopyAhead, AnErrorIsThrownInPlaceOfItsBatch) {
   const int64_t before = test_device_bytes();
   {
     const Held held;

@@ -62,7 +62,7 @@ TEST(ToDevice, MovesEveryTensorOfANestedValue) {
   EXPECT_TRUE(value["a"][0].is_cpu());
 }
 
-TEST(ToDevice, LeavesWhatIsThere) {
+TEST(ToDevice, KeepsTensorsOnTheirDevice) {
   const at::Tensor tensor = at::ones({2});
   EXPECT_TRUE(to_device(tensor, at::kCPU).is_same(tensor));
   EXPECT_TRUE(to_device(tensor, at::kCPU, /*non_blocking=*/true).is_same(tensor));
@@ -123,7 +123,7 @@ TEST(Loader, RefusesADeviceThatIsNotHere) {
   const TensorDataset dataset(at::ones({5, 2}), at::ones({5}));
   EXPECT_THAT(
       [&] { Loader(dataset, {.device = at::kCUDA}); },
-      ThrowsMessage<ConfigError>(HasSubstr("cannot move batches to cuda")));
+      ThrowsMessage<ConfigError>(HasSubstr("batches cannot be moved to cuda")));
   Loader loader(dataset);
   EXPECT_THROW(loader.core()->set_device(at::kCUDA), ConfigError);
   EXPECT_FALSE(loader.core()->options().device.has_value());
@@ -136,7 +136,7 @@ struct Opaque {
   Batch get_batch(std::span<const int64_t> /*indices*/) const { return {at::ones({1})}; }
 };
 
-TEST(Loader, RefusesADeviceForBatchesItCannotLookInto) {
+TEST(Loader, RefusesADeviceForOpaqueBatches) {
   EXPECT_THAT(
       [] { Loader(Opaque(), {.device = kMeta}); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("to meta"), HasSubstr("LOCKSTEP_FIELDS"))));

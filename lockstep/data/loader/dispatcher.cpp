@@ -105,9 +105,9 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
     throw Error(
         "dispatch",
         fmt::format(
-            "the ranks' loops are at different steps; rank 0 is at batch {} of epoch {} with {} "
-            "samples a step from sample {} on, this rank at batch {} of epoch {} with {} from {} "
-            "on; all ranks must leave a loop at the same batch, and load the same position",
+            "the ranks' loops are at different steps; rank 0 is at batch {} of epoch {} ({} "
+            "samples a step from sample {} on), this rank at batch {} of epoch {} ({} from sample "
+            "{} on); all ranks must leave a loop at the same batch, and load the same position",
             field[kIndex],
             field[kEpoch],
             field[kGlobalBatchRows],
@@ -124,8 +124,8 @@ void StepChannel::log_waiting(int64_t index) const noexcept {
   try {
     log_warning(
         fmt::format(
-            "[dispatch] a loop was left and waits for {} at batch {} of epoch {}; all ranks must "
-            "leave it at the same batch",
+            "[dispatch] a loop ended early and waits for {} at batch {} of epoch {}; all ranks "
+            "must leave the loop at the same batch",
             rank() == 0 ? "the other ranks" : "rank 0",
             index,
             epoch_),
@@ -137,7 +137,7 @@ void StepChannel::log_waiting(int64_t index) const noexcept {
 void StepChannel::log_failed(int64_t index, const char* why) const noexcept {
   try {
     log_error(fmt::format(
-        "[dispatch] a loop was left, and the transfer of batch {} of epoch {} failed: {}",
+        "[dispatch] a loop ended early, and the transfer of batch {} of epoch {} failed: {}",
         index,
         epoch_,
         why));

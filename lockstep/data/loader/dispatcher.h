@@ -40,12 +40,13 @@ class StepChannel {
   void send_end(int64_t index);
   void send_failure(int64_t index, const std::string& why);
 
-  /// For the other ranks. Returns nothing at the end. Error if rank 0 failed or is at another step.
+  /// Receives a step on a rank other than 0. Returns nothing at the end. Throws Error if rank 0
+  /// failed or is at another step.
   std::optional<Arrival> receive(int64_t index);
 
-  /// Time that a rank which left its loop waits for the others before it logs that.
-  static constexpr std::chrono::seconds kPatience{2};
-  // For a rank that left its loop while step `index` was being sent.
+  /// Time after which a rank that left its loop early logs that it waits for the others.
+  static constexpr std::chrono::seconds kLogDelay{2};
+  // Called by a rank that left its loop while step `index` was being sent.
   void log_waiting(int64_t index) const noexcept;
   void log_failed(int64_t index, const char* why) const noexcept;
 
@@ -98,7 +99,7 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
     if (!transfer_.valid()) {
       return;
     }
-    if (transfer_.wait_for(StepChannel::kPatience) != std::future_status::ready) {
+    if (transfer_.wait_for(StepChannel::kLogDelay) != std::future_status::ready) {
       channel_.log_waiting(pending_index_);
     }
     try {

@@ -65,7 +65,7 @@ void leave_early(Group group) {
   EXPECT_EQ(std::ssize(batches_of(rest)), resumed.size() - 2);
 }
 
-TEST(Dispatcher, ALoopLeftEarlyOnAllRanksLeavesNothingBehind) {
+TEST(Dispatcher, ALoopThatEndsEarlyOnAllRanksLeavesNothingBehind) {
   ranks(3, leave_early);
   gloo_ranks(2, leave_early);
 }
@@ -84,20 +84,20 @@ void expect_failure_everywhere(int workers) {
       EXPECT_THAT(
           loop, ThrowsMessage<Error>(AllOf(HasSubstr("rank 0"), HasSubstr("broken sample"))));
     }
-    // Nobody is left waiting, and the group is alive.
+    // No rank waits, and the group still works.
     EXPECT_EQ(group.all_reduce(at::full({1}, 1, at::kLong)).wait().template item<int64_t>(), 3);
   });
 }
 
-TEST(Dispatcher, WhatRankZerosDatasetThrowsReachesEveryRank) {
+TEST(Dispatcher, AnExceptionOfRankZerosDatasetReachesEveryRank) {
   for (const int workers : {0, 1}) {
     expect_failure_everywhere<Numbers>(workers);
     expect_failure_everywhere<Counting>(workers);
   }
 }
 
-TEST(Dispatcher, SaysThatARankLeftItsLoopAlone) {
-  std::atomic<int> told{0};
+TEST(Dispatcher, ReportsARankThatAloneEndedItsLoop) {
+  std::atomic<int> reported{0};
   EXPECT_THROW(
       ranks(
           2,
@@ -118,17 +118,17 @@ TEST(Dispatcher, SaysThatARankLeftItsLoopAlone) {
                     AllOf(
                         HasSubstr("at different steps; rank 0 is at batch 2 of epoch 0"),
                         HasSubstr("this rank at batch 0 of epoch 1")));
-                ++told;
+                ++reported;
               }
               throw;
             }
           }),
       Error);
-  EXPECT_EQ(told, 1);
+  EXPECT_EQ(reported, 1);
 }
 
-/// One rank leaves its loop a batch after the other, which begins its next pass only when the first
-/// has said that it waits.
+/// One rank leaves its loop a batch after the other. The other one begins its next pass only after
+/// the first has logged that it waits.
 std::vector<std::string> said_by_a_rank_that_leaves_late(int late) {
   std::vector<std::string> lines;
   std::promise<void> said;
@@ -161,13 +161,13 @@ std::vector<std::string> said_by_a_rank_that_leaves_late(int late) {
   return lines;
 }
 
-TEST(Dispatcher, ARankThatLeavesItsLoopLaterThanOthersSaysWhatItWaitsFor) {
+TEST(Dispatcher, ARankThatLeavesItsLoopLaterSaysWhichRanksItAwaits) {
   EXPECT_THAT(
       said_by_a_rank_that_leaves_late(1),
       ElementsAre(
           AllOf(
               HasSubstr("[rank 1] warning"),
-              HasSubstr("waits for rank 0 at batch 4 of epoch 0; all ranks must leave it at the")),
+              HasSubstr("waits for rank 0 at batch 4 of epoch 0; all ranks must leave the loop")),
           AllOf(HasSubstr("[rank 1] error"), HasSubstr("rank 0 is at batch 0 of epoch 1"))));
   EXPECT_THAT(
       said_by_a_rank_that_leaves_late(0),
@@ -176,7 +176,7 @@ TEST(Dispatcher, ARankThatLeavesItsLoopLaterThanOthersSaysWhatItWaitsFor) {
           HasSubstr("waits for the other ranks at batch 4 of epoch 0"))));
 }
 
-TEST(Dispatcher, WhatFailedIsNoEndOfThePassWhenAskedForAgain) {
+TEST(Dispatcher, AFailedBatchThrowsAgainInsteadOfEndingThePass) {
   ranks(2, [](Group group) {
     Numbers source(40);
     source.broken = 9;

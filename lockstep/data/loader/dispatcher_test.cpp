@@ -35,7 +35,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 using Batches = std::vector<std::vector<int64_t>>;
 
-/// Two passes of this rank, with what was said about each batch.
+/// Returns two passes of this rank, with the info of each batch.
 template <typename D>
 std::pair<Batches, std::vector<BatchInfo>> two_passes(
     const D& source, const LoaderOptions& options, const ShardSpec& spec, Group group) {
@@ -74,7 +74,7 @@ void expect_the_same_when_dispatched(int world, int flags, int64_t samples) {
   });
 }
 
-TEST(Dispatcher, GivesEveryRankWhatItWouldHaveReadItself) {
+TEST(Dispatcher, GivesEveryRankTheBatchesThatItWouldHaveRead) {
   set_log_sink([](const std::string& /*a pass without batches*/) {});
   for (const int world : {1, 2, 4}) {
     for (int flags = 0; flags < 16; ++flags) {
@@ -87,7 +87,7 @@ TEST(Dispatcher, GivesEveryRankWhatItWouldHaveReadItself) {
   set_log_sink({});
 }
 
-TEST(Dispatcher, NobodyButRankZeroReads) {
+TEST(Dispatcher, OnlyRankZeroReads) {
   ranks(3, [](Group group) {
     const Numbers numbers(20);
     Loader loader(numbers, {.batch_size = 2, .workers = 2});
@@ -100,7 +100,7 @@ TEST(Dispatcher, NobodyButRankZeroReads) {
 /// Full steps are Accelerate's. Its last step spreads what is left evenly, and fills up with at
 /// most one sample a rank; ours fills every rank's batch, as it does without dispatching, and says
 /// which rows are real. The real samples are the same.
-TEST(Dispatcher, GivesTheStepsThatAcceleratesDispatcherGives) {
+TEST(Dispatcher, EqualsTheStepsOfAcceleratesDispatcher) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/iterable.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   int full_steps = 0;
@@ -195,7 +195,7 @@ void dispatch_ragged(Group group) {
   int64_t step = 0;
   for (const auto& batch : loader) {
     expect_equal(batch, Ragged().get_batch(std::vector{step * group.size() + group.rank()}));
-    // What the training does meanwhile, on its own group.
+    // Meanwhile the training uses its own group.
     const at::Tensor sum = group.all_reduce(at::full({1000}, step, at::kLong)).wait();
     EXPECT_EQ(sum[999].item<int64_t>(), step * group.size());
     ++step;
@@ -211,7 +211,7 @@ TEST(Dispatcher, WorksOverRealSockets) {
   gloo_ranks(3, dispatch_ragged);
 }
 
-TEST(Dispatcher, SendsWhatThisRankKeepsOnItsWayAndNotOnTheLoopsThread) {
+TEST(Dispatcher, SendsThisRanksBatchesInOrderOffTheLoopsThread) {
   ranks(2, [](Group group) {
     const ShardLayout layout(20, 2, false, {.rank = group.rank(), .world = 2});
     std::unique_ptr<Steps<Numbers::Batch>> source;
@@ -268,7 +268,7 @@ TEST(Dispatcher, HandsOutBatchesOnTheLoadersDevice) {
   });
 }
 
-/// Something nobody can send.
+/// Batches that cannot be sent.
 struct Opaque {
   struct Batch {
     std::shared_ptr<int> anything;
@@ -277,7 +277,7 @@ struct Opaque {
   Batch get_batch(std::span<const int64_t> /*indices*/) const { return {}; }
 };
 
-TEST(Dispatcher, RefusesWhatItCannotDo) {
+TEST(Dispatcher, RefusesUnsupportedBatchesAndCalls) {
   ranks(2, [](Group group) {
     const ShardSpec spec{.rank = group.rank(), .world = 2, .dispatch_batches = true};
     Loader opaque(Opaque(), {});

@@ -63,9 +63,9 @@ class Loader {
 /// - The position is a Cursor. A pass can resume at any, without reading the skipped samples.
 /// - A loop left early (break, exception) ends its pass at once; the next pass is the next epoch.
 ///
-/// An IterableDataset is loaded in the same way, with the differences of StreamSteps: one thread
-/// reads, a resumed pass reads and drops what it skips, and an error appears one batch earlier. If
-/// sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
+/// An IterableDataset is loaded in the same way, with the differences of StreamSteps. One thread
+/// reads, a resumed pass reads and drops the skipped samples, and an error appears one batch
+/// earlier. If sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
 ///
 /// Copies are handles of the same loader. Memory: 8 bytes a sample and the batches ahead, on the
 /// device if there is one. Not thread-safe. Modelled on torch's DataLoader.
@@ -225,7 +225,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     std::unique_ptr<Pass> pass_;
   };
 
-  /// ConfigError, naming the option, for a value out of range, and for a dataset without samples.
+  /// Throws ConfigError, naming the option, for a value out of range, and for a dataset without
+  /// samples.
   explicit Loader(D dataset, const LoaderOptions& options = {})
       : state_(std::make_shared<State>(std::move(dataset), options, nullptr)) {}
   /// Uses the order of `sampler`: `shuffle` must be off, and `seed` affects only the dataset's
@@ -234,7 +235,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
       Dataset<D> : state_(std::make_shared<State>(
                        std::move(dataset), options, require_sampler(std::move(sampler)))) {}
 
-  /// Constructs an empty handle, as Accelerator::free_memory leaves it. Its use is a ConfigError.
+  /// Constructs an empty handle, as Accelerator::free_memory leaves it. Using it throws
+  /// ConfigError.
   explicit Loader(std::nullptr_t) {}
 
   /// Begins a pass. Throws ConfigError if one is running, since the two would share one position.
@@ -258,7 +260,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   const D& dataset() const { return state()->dataset; }
 
   /// Restricts this loader to the batches of one rank. Repeating it with an equal `spec` does
-  /// nothing. ConfigError during a pass, and for another `spec` than before. Collective over
+  /// nothing. Throws ConfigError during a pass, and for another `spec` than before. Collective over
   /// `group`, the ranks' group, if `spec` has dispatch_batches; else `group` is not used.
   void shard(const ShardSpec& spec, Group group = {}) {
     state()->core.shard(spec, std::move(group));
@@ -321,8 +323,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
 /// restoring, as with Accelerate, does not skip twice. Nor is one that continues another layout's
 /// pass, since the count belongs to that layout.
 ///
-/// ConfigError, the same on every rank, if `batches` is negative or exceeds the most batches of any
-/// rank (not known for a stream). A rank with one batch less then has none left.
+/// Throws ConfigError, the same on every rank, if `batches` is negative or exceeds the most batches
+/// of any rank (not known for a stream). A rank with one batch less then has none left.
 template <typename D>
 Loader<D> skip_first_batches(const Loader<D>& loader, int64_t batches) {
   return loader.skipping(batches);

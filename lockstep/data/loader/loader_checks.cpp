@@ -29,8 +29,8 @@ void check_sequences(const SequenceForm& form, const LoaderOptions& options, boo
     throw ConfigError(
         "Loader",
         fmt::format(
-            "the rows of a SequenceDataset continue from batch to batch; got batch_size = {}, "
-            "shuffle = {}, {} sampler, expected batch_size = {} and neither; try sequence_loader()",
+            "a SequenceDataset must be read in its own order; got batch_size = {}, shuffle = {}, "
+            "{} sampler, expected batch_size = {}, no shuffle, no sampler; try sequence_loader()",
             options.batch_size,
             options.shuffle,
             has_sampler ? "a" : "no",
@@ -45,15 +45,16 @@ void check_loader_device(const SourceInfo& source, const std::optional<at::Devic
     throw ConfigError(
         "Loader",
         fmt::format(
-            "cannot move batches of this type to {}: they contain more than tensors, numbers and "
-            "strings in standard containers; declare the fields of structs with LOCKSTEP_FIELDS",
+            "batches of this type cannot be moved to {}: they contain more than tensors, numbers "
+            "and strings in standard containers; declare the fields of structs with "
+            "LOCKSTEP_FIELDS",
             device->str()));
   }
   if (device && device->is_cuda() && !at::hasCUDA()) {
     throw ConfigError(
         "Loader",
         fmt::format(
-            "cannot move batches to {}: this process has no CUDA device; leave option device out, "
+            "batches cannot be moved to {}: this process has no CUDA device; omit option device, "
             "or try cpu",
             device->str()));
   }
@@ -87,12 +88,13 @@ std::shared_ptr<const Sampler> choose_sampler(
   };
   if (source.streamed) {
     refuse_shuffle(
-        "an iterable dataset decides its own order", "leave it out and shuffle in stream(epoch)");
+        "an iterable dataset decides its own order",
+        "omit the option, and shuffle in stream(epoch)");
     return nullptr;
   }
   if (sampler) {
     refuse_shuffle(
-        "shuffle has no effect beside a sampler, which decides the order", "leave it out");
+        "shuffle has no effect beside a sampler, which decides the order", "omit the option");
     return sampler;
   }
   if (options.shuffle) {
@@ -104,7 +106,7 @@ std::shared_ptr<const Sampler> choose_sampler(
 std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sampler) {
   if (!sampler) {
     throw ConfigError(
-        "Loader", "the sampler is null; leave it out to use the order of the options");
+        "Loader", "the sampler is null; omit the argument to use the order of the options");
   }
   return sampler;
 }
@@ -150,8 +152,8 @@ void refuse_other_shard(const ShardSpec& before, const ShardSpec& spec) {
   throw ConfigError(
       "Loader",
       fmt::format(
-          "the loader was already sharded in another way; was {}, got {}; prepare a loader once, "
-          "or make another",
+          "the loader was already sharded differently; was {}, got {}; prepare a loader once, or "
+          "make another loader",
           text(before),
           text(spec)));
 }

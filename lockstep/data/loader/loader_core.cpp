@@ -135,9 +135,7 @@ void LoaderCore::check_cursor(const Cursor& cursor) const {
         "Loader",
         fmt::format(
             "the cursor was saved with another order of the data; got seed {}, expected this "
-            "loader's "
-            "seed {}; "
-            "make the loader with .seed = {} to continue there",
+            "loader's seed {}; make the loader with .seed = {} to continue there",
             cursor.seed,
             seed,
             cursor.seed));
@@ -188,7 +186,7 @@ void LoaderCore::set_even_batches(bool even_batches) {
   if (!sharded_ || dispatches()) {
     throw ConfigError(
         "Loader",
-        sharded_ ? "even_batches of dispatched batches cannot change later; pass it to shard()"
+        sharded_ ? "even_batches cannot change while batches are dispatched; pass it to shard()"
                  : "set_even_batches() was called before shard(); prepare the loader first");
   }
   ShardSpec spec = shard_;
@@ -267,7 +265,8 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
   auto plan = make_plan(start);
   if (options_.drop_last && source_.samples && layout_.size() == 0) {
     log_warning(fmt::format(
-        "this pass has no batches: drop_last with {} samples, fewer than the {} of one full round",
+        "this pass has no batches: drop_last drops its {} samples, fewer than the {} of one full "
+        "round",
         layout_.samples(),
         layout_.global_batch_rows()));
   }
@@ -333,7 +332,7 @@ void LoaderCore::leave_pass() noexcept {
   } catch (const std::exception& error) {
     log_error(error.what());
   } catch (...) {
-    log_error("[Loader] an observer threw an exception of unknown type when a pass was left");
+    log_error("[Loader] an observer threw an exception of unknown type when a pass ended early");
   }
 }
 

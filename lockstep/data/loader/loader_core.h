@@ -38,8 +38,8 @@ struct LoaderOptions {
 /// Describes one batch, for the end of an accumulation group and for dropping repeated samples.
 struct BatchInfo {
   int64_t index = 0;               ///< Index in the pass, as in Cursor::batches.
-  bool is_last = false;            ///< Whether it is this rank's last batch of the pass.
-  bool is_last_somewhere = false;  ///< Whether it is any rank's last batch of the pass.
+  bool is_last = false;            ///< True for this rank's last batch of the pass.
+  bool is_last_somewhere = false;  ///< True for any rank's last batch of the pass.
   int64_t rows = 0;                ///< Rows of this rank's batch.
   std::vector<int64_t> rows_per_rank;
   std::vector<int64_t> valid_rows;  ///< Per rank: leading rows that are not repeated.
@@ -122,7 +122,7 @@ class LoaderCore {
   const Group& dispatch_group() const { return dispatch_group_; }
   /// Returns the argument of shard().
   const ShardSpec& spec() const { return shard_; }
-  /// Applies from the next pass on. ConfigError during a pass, before shard(), with
+  /// Applies from the next pass on. Throws ConfigError during a pass, before shard(), with
   /// dispatch_batches, and if the position would be past the end.
   void set_even_batches(bool even_batches);
   /// Throws as load_cursor would; changes nothing.

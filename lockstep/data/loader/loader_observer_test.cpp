@@ -26,7 +26,7 @@ struct Numbers {
   }
 };
 
-/// Writes down what it is told.
+/// Records the events.
 class Recorder final : public LoaderObserver {
  public:
   void pass_started(const void* loader, bool /*from_its_beginning*/) override {
@@ -71,7 +71,7 @@ struct Observed {
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 };
 
-TEST(LoaderObserver, IsToldOfAFullPass) {
+TEST(LoaderObserver, SeesAFullPass) {
   Observed observed;
   observed.pass();
   EXPECT_THAT(observed.recorder->events, ElementsAre("start", "0", "1", "2", "3 last", "end"));
@@ -85,7 +85,7 @@ TEST(LoaderObserver, SeesTheBatchBeforeTheBodyDoes) {
   }
 }
 
-TEST(LoaderObserver, KnowsTheRowsOfEveryRank) {
+TEST(LoaderObserver, ReportsTheRowsOfEveryRank) {
   Observed observed;
   observed.loader.shard({.rank = 1, .world = 3});
   observed.pass();
@@ -102,7 +102,7 @@ TEST(LoaderObserver, KnowsTheRowsOfEveryRank) {
   EXPECT_THAT(uneven.recorder->infos.back().rows_per_rank, ElementsAre(1, 0, 0));
 }
 
-TEST(LoaderObserver, IsToldOfALoopLeftByBreakOrException) {
+TEST(LoaderObserver, SeesALoopThatEndsByBreakOrException) {
   Observed observed;
   for ([[maybe_unused]] auto& batch : observed.loader) {
     break;
@@ -129,7 +129,7 @@ TEST(LoaderObserver, CountsFromWhereAPassResumes) {
   EXPECT_EQ(observed.loader.epoch(), 1);
 }
 
-TEST(LoaderObserver, ThatRefusesAPassLeavesThePositionAlone) {
+TEST(LoaderObserver, ThatRefusesAPassKeepsThePosition) {
   Observed observed;
   observed.recorder->throw_at = "start";
   EXPECT_THROW(observed.pass(), std::runtime_error);
@@ -139,7 +139,7 @@ TEST(LoaderObserver, ThatRefusesAPassLeavesThePositionAlone) {
   EXPECT_EQ(observed.loader.cursor(), (Cursor{.seed = 0, .epoch = 1, .batches = 0}));
 }
 
-TEST(LoaderObserver, ThatThrowsAtTheEndIsHeardUnlessTheLoopWasLeft) {
+TEST(LoaderObserver, ThatThrowsAtTheEndPropagatesUnlessTheLoopEndedEarly) {
   Observed observed;
   observed.recorder->throw_at = "end";
   EXPECT_THROW(observed.pass(), std::runtime_error);
@@ -174,7 +174,7 @@ TEST(Loader, SaysThatAPassHasNoBatches) {
   EXPECT_THAT(
       lines,
       ElementsAre(
-          HasSubstr("this pass has no batches: drop_last with 7 samples, fewer than the 8")));
+          HasSubstr("this pass has no batches: drop_last drops its 7 samples, fewer than the 8")));
 }
 
 }  // namespace

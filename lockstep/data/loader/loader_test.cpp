@@ -48,12 +48,12 @@ TEST(Loader, HandsOutTheDatasetInBatches) {
   EXPECT_FALSE(loader.is_sharded());
 }
 
-TEST(Loader, DropsAShortLastBatchWhenToldTo) {
+TEST(Loader, DropsAShortLastBatchOnRequest) {
   Loader loader(Numbers(5), {.batch_size = 2, .drop_last = true});
   EXPECT_THAT(pass(loader), ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)));
 }
 
-TEST(Loader, ChangesTheOrderWithTheEpochByItself) {
+TEST(Loader, ChangesTheOrderWithEachEpoch) {
   Loader loader(Numbers(20), {.batch_size = 20, .shuffle = true, .seed = 4});
   for (int64_t epoch = 0; epoch < 3; ++epoch) {
     EXPECT_EQ(loader.epoch(), epoch);
@@ -104,7 +104,7 @@ TEST(Loader, RanksTogetherCoverEverySample) {
   }
 }
 
-TEST(Loader, ResumesAtEveryPositionWithoutReadingWhatItSkips) {
+TEST(Loader, ResumesAtEveryPositionWithoutReadingSkippedSamples) {
   const LoaderOptions options{.batch_size = 4, .shuffle = true, .seed = 9};
   const ShardSpec spec{.rank = 1, .world = 2};
   const auto make = [&](const Numbers& numbers) {
@@ -142,7 +142,7 @@ TEST(Loader, ResumesAtEveryPositionWithoutReadingWhatItSkips) {
   }
 }
 
-TEST(Loader, ALoopLeftEarlyIsFollowedByTheNextEpochFromItsStart) {
+TEST(Loader, ALoopThatEndsEarlyIsFollowedByTheNextEpochFromItsStart) {
   Loader loader(Numbers(20), {.batch_size = 5, .shuffle = true});
   for (auto& batch : loader) {
     if (loader.cursor().batches == 2) {
@@ -175,7 +175,7 @@ TEST(Loader, LeavesNoThreadBehind) {
   EXPECT_LE(*loader.dataset().batches_read, 1 + 3 + 2 + 1);
 }
 
-TEST(Loader, ThrowsWhatTheDatasetThrewAtExactlyThatBatch) {
+TEST(Loader, ThrowsTheDatasetsExceptionAtExactlyThatBatch) {
   for (const int workers : {0, 1, 3}) {
     Numbers numbers(100);
     numbers.broken = 57;
@@ -193,7 +193,7 @@ TEST(Loader, ThrowsWhatTheDatasetThrewAtExactlyThatBatch) {
   }
 }
 
-/// Fails once, and would go on behind the sample it failed at.
+/// Fails once, and would continue after the failed sample.
 struct Hiccup {
   explicit Hiccup(int64_t samples) : count(samples) {}
   auto stream(int64_t /*epoch*/) const {
@@ -230,7 +230,7 @@ void expect_failure_to_last(D source, int workers) {
   EXPECT_EQ(loader.epoch(), 0);
 }
 
-TEST(Loader, AfterAFailureThrowsItAgainInsteadOfGoingOnBehindIt) {
+TEST(Loader, AfterAFailureThrowsAgainInsteadOfContinuingBehindIt) {
   for (const int workers : {0, 1}) {
     expect_failure_to_last(Numbers(20), workers);
     expect_failure_to_last(Hiccup(20), workers);
@@ -285,7 +285,7 @@ TEST(Loader, AFinishedIteratorDoesNotDisturbTheNextPass) {
   EXPECT_EQ(loader.cursor(), (Cursor{.seed = 0, .epoch = 1, .batches = 1}));
 }
 
-/// Visits the samples backwards, whatever the epoch; can be told to leave the dataset.
+/// Visits the samples in a given order, whatever the epoch; an index may be outside the dataset.
 class Backwards final : public Sampler {
  public:
   explicit Backwards(std::vector<int64_t> order) : order_(std::move(order)) {}

@@ -67,7 +67,7 @@ TEST(Prefetcher, NeverHasMoreThanWorkersPlusAheadInFlight) {
   EXPECT_GE(most, 1);
 }
 
-TEST(Prefetcher, ThrowsWhatWasThrownAtExactlyThatIndexAndAgain) {
+TEST(Prefetcher, RethrowsAtExactlyThatIndexAndAgain) {
   for (const int workers : {0, 1, 4}) {
     std::atomic<int> computed_seven{0};
     Prefetcher<int64_t> prefetcher(workers, 4, 0, 100, [&](int64_t index) {

@@ -61,21 +61,21 @@ Loader<D> loader_of(
 
 constexpr int64_t kToTheEnd = std::numeric_limits<int64_t>::max();
 
-/// A job of some number of ranks, which goes on after another and is stopped after some rounds.
+/// A job that continues another one and stops after some rounds.
 struct Job {
   Layout layout;
   int64_t rounds = kToTheEnd;
 };
 
 struct Saved {
-  Cursor cursor;  ///< Of rank 0.
+  Cursor cursor;  ///< The cursor of rank 0.
   int64_t global_batch_rows = 0;
 };
 
-/// What a job's ranks hand out of their first pass, and where rank 0 stands then.
+/// The batches of a job's first pass, and the position of rank 0 afterwards.
 struct Outcome {
   std::vector<Batches> batches;  ///< Per rank.
-  /// Per rank and batch: its leading rows that the loader calls no duplicates.
+  /// Per rank and batch: leading rows that the loader does not report as duplicates.
   std::vector<std::vector<int64_t>> valid_rows;
   Saved saved;
 };
@@ -103,9 +103,10 @@ Outcome run(const D& source, const Job& job, const Ends& ends, const std::option
     }
     if (job.rounds == kToTheEnd) {
       EXPECT_EQ(loader.cursor(), (Cursor{.seed = cursor.seed, .epoch = 1}));
-      Pile whole(order_of(source, 1));
+      Pile next_epoch(order_of(source, 1));
       Batches expected;
-      for (auto round = whole.deal(job.layout, ends); round; round = whole.deal(job.layout, ends)) {
+      for (auto round = next_epoch.deal(job.layout, ends); round;
+           round = next_epoch.deal(job.layout, ends)) {
         if (!round->at(rank).empty()) {
           expected.push_back(round->at(rank));
         }
@@ -125,8 +126,8 @@ Outcome run(const D& source, const Job& job, const Ends& ends, const std::option
   return outcome;
 }
 
-/// Jobs that go on one after another, against the pile. False: the epoch ended before a job had
-/// done its rounds, so the case is none.
+/// Compares jobs that continue one another with the pile. Returns false if the epoch ends before a
+/// job has done its rounds, which is not a valid case.
 template <typename D>
 bool expect_exact(const D& source, const std::vector<Job>& jobs, const Ends& ends) {
   Pile pile(order_of(source, 0));
@@ -160,7 +161,7 @@ bool expect_exact(const D& source, const std::vector<Job>& jobs, const Ends& end
     }
     saved = outcome.saved;
   }
-  // What was dealt from the pile is a beginning of the order; all of it unless drop_last.
+  // The pile deals a beginning of the order; all of it unless drop_last.
   EXPECT_EQ(real, pile.seen());
   if (!ends.drop_last) {
     EXPECT_EQ(real, order_of(source, 0));
@@ -201,7 +202,7 @@ class Resharded : public testing::Test {
 using Sources = testing::Types<Numbers, Counting>;
 TYPED_TEST_SUITE(Resharded, Sources);
 
-TYPED_TEST(Resharded, GoesOnExactlyInAnyOtherLayoutFromEveryBatch) {
+TYPED_TEST(Resharded, ResumesExactlyInAnyOtherLayoutFromEveryBatch) {
   int cases = 0;
   for (const int64_t samples : {1, 4, 13, 24}) {
     for (const Ends& ends : kAllEnds) {
@@ -223,7 +224,7 @@ TYPED_TEST(Resharded, GoesOnExactlyInAnyOtherLayoutFromEveryBatch) {
   EXPECT_GT(cases, 5000);
 }
 
-TYPED_TEST(Resharded, GoesOnExactlyAgainAndAgain) {
+TYPED_TEST(Resharded, ResumesExactlyAgainAndAgain) {
   int cases = 0;
   for (const Ends& ends : kAllEnds) {
     for (const Layout& first : layouts({2})) {
@@ -245,7 +246,7 @@ TYPED_TEST(Resharded, GoesOnExactlyAgainAndAgain) {
   EXPECT_GT(cases, 5000);
 }
 
-TYPED_TEST(Resharded, IsWhatWasSavedWhereRoundsAreAsLong) {
+TYPED_TEST(Resharded, IsTheSavedCursorIfRoundsHaveEqualLength) {
   auto loader = loader_of(TypeParam(40), {.batch_size = 2, .world = 3}, {}, 0);
   const Cursor saved{.seed = loader.cursor().seed, .epoch = 2, .batches = 3, .first_sample = 5};
   EXPECT_EQ(loader.resharded(saved, 6), saved);
@@ -281,7 +282,7 @@ TYPED_TEST(Resharded, IsDispatchedAsItIsReadByEachRankItself) {
   }
 }
 
-TEST(ReshardedLoader, RanksThatWouldGoOnAtDifferentSamplesAreToldSo) {
+TEST(ReshardedLoader, RanksThatWouldContinueAtDifferentSamplesGetAnError) {
   ranks(2, [](Group group) {
     auto loader = loader_of(Numbers(12), {.batch_size = 2, .world = 2}, {}, group.rank(), group);
     loader.load_cursor({.seed = 5, .first_sample = 8 + 2 * group.rank()});
@@ -292,7 +293,7 @@ TEST(ReshardedLoader, RanksThatWouldGoOnAtDifferentSamplesAreToldSo) {
     EXPECT_THAT(
         [&] { batches_of(loader); },
         ThrowsMessage<Error>(AllOf(
-            HasSubstr("with 4 samples a step from sample 8 on"), HasSubstr("with 4 from 10 on"))));
+            HasSubstr("(4 samples a step from sample 8 on)"), HasSubstr("(4 from sample 10 on)"))));
   });
 }
 
@@ -306,7 +307,7 @@ TEST(ReshardedLoader, ReadsNothingOfADatasetThatWasConsumed) {
   EXPECT_EQ(loader.size(), 6);
 }
 
-TEST(ReshardedLoader, APassLeftEarlyIsFollowedByAWholeEpoch) {
+TEST(ReshardedLoader, APassThatEndsEarlyIsFollowedByAFullEpoch) {
   auto loader = loader_of(Numbers(12), {.batch_size = 2}, {}, 0);
   loader.load_cursor({.seed = 5, .first_sample = 5});
   for ([[maybe_unused]] auto& batch : loader) {
@@ -328,14 +329,14 @@ TEST(ReshardedLoader, IsNotMovedByBatchesThatAProgramSkipsAfterRestoring) {
   EXPECT_THAT(batches_of(shorter), ElementsAre(ElementsAre(1016, 1017, 1018, 1019)));
 }
 
-TEST(ReshardedLoader, AStreamThatIsShorterThanWhatWasConsumedMakesAnEmptyPass) {
+TEST(ReshardedLoader, AStreamShorterThanItsCursorMakesAnEmptyPass) {
   auto loader = loader_of(Counting(5), {.batch_size = 2, .world = 2}, {}, 1);
   loader.load_cursor({.first_sample = 50});
   EXPECT_THAT(batches_of(loader), IsEmpty());
   EXPECT_THAT(batches_of(loader), ElementsAre(ElementsAre(1002, 1003), ElementsAre(1001, 1002)));
 }
 
-TEST(ReshardedLoader, RefusesWhatLiesOutsideTheData) {
+TEST(ReshardedLoader, RefusesPositionsOutsideTheData) {
   auto loader = loader_of(Numbers(12), {.batch_size = 2}, {}, 0);
   const auto refuses = [&](const Cursor& cursor, const std::string& why) {
     EXPECT_THAT([&] { loader.load_cursor(cursor); }, ThrowsMessage<ConfigError>(HasSubstr(why)));

@@ -27,7 +27,7 @@ struct SequenceBatch {
 };
 
 /// Splits a corpus into rows that continue from batch to batch, for truncated backpropagation
-/// through time: row i of each batch follows row i of the batch before.
+/// through time. Row i of each batch follows row i of the batch before.
 ///
 /// The corpus, [time steps, ...], is split into `rows` equal parts; a remainder at its end is not
 /// used. Batch k has the time steps k * length to (k + 1) * length of every part; the last batch of
@@ -68,7 +68,7 @@ struct SequenceOptions {
   std::optional<at::Device> device = std::nullopt;
 };
 
-/// Makes a loader that gives each rank the same rows in every batch: rank r of n has the rows from
+/// Makes a loader that gives each rank the same rows in every batch. Rank r of n has the rows from
 /// r * rows / n on, regardless of the Accelerator's split_batches.
 ///
 ///   auto loader = accelerator.prepare(data::sequence_loader(tokens, {.rows = 32, .length = 35}));

@@ -25,7 +25,7 @@ const at::Tensor& corpus() {
   return numbers;
 }
 
-TEST(SequenceLoader, RowsGoOnFromBatchToBatch) {
+TEST(SequenceLoader, RowsContinueFromBatchToBatch) {
   Loader loader = sequence_loader(corpus(), {.rows = 6, .length = 3});
   EXPECT_EQ(loader.size(), 3);
   const at::Tensor rows = at::arange(48).view({6, 8});
@@ -60,7 +60,7 @@ TEST(SequenceLoader, EachRankKeepsItsRows) {
   }
 }
 
-TEST(SequenceLoader, ResumesOnAnyNumberOfRanksThatDividesTheRows) {
+TEST(SequenceLoader, ResumesOnEveryNumberOfRanksThatDividesTheRows) {
   for (const int world : {1, 2, 3}) {
     Loader loader = sequence_loader(corpus(), {.rows = 6, .length = 3});
     loader.shard({.rank = world - 1, .world = world});
@@ -93,7 +93,7 @@ TEST(SequenceLoader, RefusesPositionsOfAnotherShapeOfTheCorpus) {
       "got 4 time steps a batch, expected this loader's 3; make the loader with .length = 4");
 }
 
-TEST(SequenceLoader, RefusesWhatBreaksTheRows) {
+TEST(SequenceLoader, RefusesSizesThatBreakTheRows) {
   const SequenceDataset dataset(corpus(), 6, 3);
   expect_refused([&] { Loader(dataset, {.batch_size = 2}); }, "try sequence_loader()");
   expect_refused([&] { Loader(dataset, {.batch_size = 6, .shuffle = true}); }, "shuffle = true");

@@ -42,7 +42,7 @@ std::vector<int64_t> samples_of(L& loader) {
   return samples;
 }
 
-TEST(SkipFirstBatches, ShortensOnePassAndGoesOnWithTheNextEpoch) {
+TEST(SkipFirstBatches, ShortensOnePassAndContinuesWithTheNextEpoch) {
   const Numbers numbers;
   Loader loader(numbers, {.batch_size = 2, .shuffle = true, .seed = 5});
   auto rest = skip_first_batches(loader, 3);
@@ -95,7 +95,7 @@ TEST(SkipFirstBatches, ReadsAndDropsOfAStream) {
 }
 
 /// Ranks of which one has a batch less are given the same number by the same program.
-TEST(SkipFirstBatches, IsAllowedOrRefusedOnAllRanksAlike) {
+TEST(SkipFirstBatches, IsAllowedOrRefusedOnAllRanks) {
   for (int rank = 0; rank < 2; ++rank) {
     Loader loader(Numbers(), {.batch_size = 2});
     loader.shard({.rank = rank, .world = 2, .even_batches = false});

@@ -48,7 +48,7 @@ Loader<Counting> loader_of(const Counting& source, const Setting& setting, int r
   return loader;
 }
 
-/// What make_iterable.py writes down for a case.
+/// Returns the expected values of make_iterable.py for a case.
 Json case_of(int64_t samples, const Setting& setting) {
   Json yielded = Json::array();
   for (int rank = 0; rank < setting.world; ++rank) {
@@ -76,7 +76,7 @@ void for_each_golden_case(const char* grid, Check check) {
   }
 }
 
-TEST(StreamLoader, YieldsWhatAcceleratesIterableDatasetShardYields) {
+TEST(StreamLoader, EqualsAcceleratesIterableDatasetShard) {
   int cases = 0;
   const auto check = [&](const Json& got, const Json& expected, auto&& setting, int64_t samples) {
     ASSERT_EQ(got, expected) << samples << " samples, " << setting;
@@ -86,7 +86,7 @@ TEST(StreamLoader, YieldsWhatAcceleratesIterableDatasetShardYields) {
   EXPECT_GT(cases, 200);
 }
 
-TEST(StreamLoader, YieldsWhatAccelerateYieldsOnALargeGrid) {
+TEST(StreamLoader, EqualsAcceleratesOnALargeGrid) {
   int cases = 0;
   const auto check = [&](const Json& got, const Json& expected, auto&& setting, int64_t samples) {
     const std::string text = got.dump();
@@ -99,8 +99,7 @@ TEST(StreamLoader, YieldsWhatAccelerateYieldsOnALargeGrid) {
   EXPECT_GT(cases, 1500);
 }
 
-/// What is said about the batches of all ranks, against what is seen when their samples are
-/// counted.
+/// Compares the reported infos of all ranks' batches with a count of their samples.
 void expect_said_what_is_seen(int64_t samples, const Setting& setting) {
   std::vector<Batches> batches;
   std::vector<std::vector<BatchInfo>> infos;
@@ -143,7 +142,7 @@ void expect_said_what_is_seen(int64_t samples, const Setting& setting) {
   EXPECT_EQ(std::ssize(seen), setting.drop_last ? samples / round * round : samples);
 }
 
-TEST(StreamLoader, CountsSamplesAndKnowsTheLastBatch) {
+TEST(StreamLoader, CountsSamplesAndMarksTheLastBatch) {
   for (const int64_t batch_size : {2, 4}) {
     for (const int world : {1, 2, 4}) {
       for (const int flags : {0, 1, 2, 3, 4, 5, 6, 7}) {
@@ -212,7 +211,7 @@ TEST(StreamLoader, ReadsNoFurtherAheadThanItSaysWhenTheLoopIsLeft) {
   }
 }
 
-TEST(StreamLoader, ThrowsWhatTheStreamThrewOneBatchEarly) {
+TEST(StreamLoader, ThrowsTheStreamsExceptionOneBatchEarly) {
   for (const int workers : {0, 1}) {
     Counting source(100);
     source.broken = 57;
@@ -222,7 +221,7 @@ TEST(StreamLoader, ThrowsWhatTheStreamThrewOneBatchEarly) {
   }
 }
 
-TEST(StreamLoader, RefusesOptionsThatMeanNothingForAStream) {
+TEST(StreamLoader, RefusesOptionsWithoutMeaningForAStream) {
   EXPECT_THAT(
       [] { Loader(Counting(4), {.workers = 2}); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("one thread"), HasSubstr("workers = 2"))));
@@ -281,7 +280,7 @@ TEST(StreamLoader, SaysThatAStreamDidNotKeepItsPromise) {
   Loader loader(Words{.words = {"a", "b"}, .promised = 3}, {.workers = 0});
   EXPECT_EQ(batches_of(loader).size(), 2U);
   set_log_sink({});
-  EXPECT_THAT(lines, ElementsAre(HasSubstr("ended after 2 samples, the dataset's size() is 3")));
+  EXPECT_THAT(lines, ElementsAre(HasSubstr("after 2 samples, but the dataset's size() is 3")));
 }
 
 }  // namespace

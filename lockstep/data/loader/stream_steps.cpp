@@ -7,13 +7,13 @@
 
 namespace lockstep::data {
 
-void check_promised_samples(std::optional<int64_t> promised, int64_t read) {
-  if (promised && *promised != read) {
+void check_sample_count(std::optional<int64_t> expected, int64_t read) {
+  if (expected && *expected != read) {
     log_warning(fmt::format(
-        "the stream ended after {} samples, the dataset's size() is {}; values computed from the "
-        "number of batches, such as a schedule, are wrong",
+        "the stream ended after {} samples, but the dataset's size() is {}; values computed from "
+        "the number of batches, such as a schedule, are wrong; correct size()",
         read,
-        *promised));
+        *expected));
   }
 }
 

@@ -16,11 +16,11 @@
 
 namespace lockstep::data {
 
-/// Logs a warning unless a stream yielded as many samples as its dataset's size().
-void check_promised_samples(std::optional<int64_t> promised, int64_t read);
+/// Logs a warning unless a stream yielded `expected` samples, its dataset's size().
+void check_sample_count(std::optional<int64_t> expected, int64_t read);
 
-/// Reads the steps of an iterable dataset on one thread: every sample is read, and those of other
-/// ranks and before `begin` are dropped.
+/// Reads the steps of an iterable dataset on one thread. Every sample is read; those of other ranks
+/// and before `begin` are dropped.
 ///
 /// ShardLayout maps positions of the stream to batches, as for datasets of known size; for even
 /// batches that equals Accelerate's IterableDatasetShard. A step is returned after the next round
@@ -39,7 +39,7 @@ class StreamSteps final : public Steps<Batch> {
       : dataset_(&dataset),
         collate_(std::move(collate)),
         layout_(core.layout()),
-        promised_(core.source().samples),
+        expected_(core.source().samples),
         drop_last_(core.options().drop_last),
         epoch_(core.cursor().epoch),
         begin_(core.cursor().batches),
@@ -88,7 +88,7 @@ class StreamSteps final : public Steps<Batch> {
     if (!sample) {
       ended_ = true;
       stream_.reset();
-      check_promised_samples(promised_, read_);
+      check_sample_count(expected_, read_);
       return;
     }
     const int64_t position = read_++;
@@ -110,7 +110,7 @@ class StreamSteps final : public Steps<Batch> {
   const D* dataset_;
   Collate collate_;
   ShardLayout layout_;
-  std::optional<int64_t> promised_;
+  std::optional<int64_t> expected_;
   bool drop_last_;
   int64_t epoch_;
   int64_t begin_;

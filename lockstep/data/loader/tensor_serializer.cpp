@@ -28,7 +28,7 @@ void TensorSerializer::tensor(const at::Tensor& tensor) {
     throw ConfigError(
         "dispatch",
         tensor.defined()
-            ? "a batch holds a sparse tensor, which cannot be sent; expected dense ones"
+            ? "a batch holds a sparse tensor, which cannot be sent; expected dense tensors"
             : "a batch holds an undefined tensor; use std::optional<at::Tensor> for "
               "one that may be missing");
   }
@@ -39,16 +39,16 @@ void TensorSerializer::tensor(const at::Tensor& tensor) {
 }
 
 at::Tensor TensorSerializer::bytes() const {
-  const auto described = static_cast<int64_t>(sizeof(int64_t) + description_.size());
-  int64_t size = described;
+  const auto description_end = static_cast<int64_t>(sizeof(int64_t) + description_.size());
+  int64_t size = description_end;
   for (const at::Tensor& tensor : tensors_) {
     size = aligned(size) + static_cast<int64_t>(tensor.nbytes());
   }
   at::Tensor bytes = at::empty({size}, at::kByte);
   auto* to = bytes.mutable_data_ptr<uint8_t>();
-  std::memcpy(to, &described, sizeof(described));
-  std::memcpy(to + sizeof(described), description_.data(), description_.size());
-  int64_t end = described;
+  std::memcpy(to, &description_end, sizeof(description_end));
+  std::memcpy(to + sizeof(description_end), description_.data(), description_.size());
+  int64_t end = description_end;
   for (const at::Tensor& tensor : tensors_) {
     const int64_t begin = aligned(end);
     std::memset(to + end, 0, static_cast<size_t>(begin - end));
@@ -61,15 +61,15 @@ at::Tensor TensorSerializer::bytes() const {
 }
 
 TensorDeserializer::TensorDeserializer(at::Tensor bytes) : bytes_(std::move(bytes)) {
-  described_ = bytes_.numel();
-  raw(&described_, sizeof(described_));
-  next_ = described_;
+  description_end_ = bytes_.numel();
+  raw(&description_end_, sizeof(description_end_));
+  next_ = description_end_;
 }
 
 void TensorDeserializer::raw(void* bytes, size_t count) {
   const auto size = static_cast<int64_t>(count);
   LOCKSTEP_ASSERT(
-      read_ + size <= described_,
+      read_ + size <= description_end_,
       "a serialized batch is read with the type with which it was written");
   if (count > 0) {
     std::memcpy(bytes, bytes_.const_data_ptr<uint8_t>() + read_, count);

@@ -14,8 +14,8 @@
 
 namespace lockstep::data {
 
-/// Serializes a nested value for another rank of the same program: first shapes, dtypes, sizes,
-/// keys, numbers and strings, then the bytes of the tensors. Not thread-safe.
+/// Serializes a nested value for another rank of the same program. First come shapes, dtypes,
+/// sizes, keys, numbers and strings, then the bytes of the tensors. Not thread-safe.
 class TensorSerializer {
  public:
   /// Throws ConfigError for an undefined tensor, or one that is not strided.
@@ -29,7 +29,8 @@ class TensorSerializer {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Deserializes it. The resulting tensors are views of `bytes` and keep it alive. Not thread-safe.
+/// Deserializes the bytes of a TensorSerializer. The resulting tensors are views of `bytes` and
+/// keep it alive. Not thread-safe.
 class TensorDeserializer {
  public:
   explicit TensorDeserializer(at::Tensor bytes);
@@ -38,9 +39,9 @@ class TensorDeserializer {
 
  private:
   at::Tensor bytes_;
-  int64_t described_ = 0;  ///< End of the description, in bytes.
-  int64_t read_ = 0;       ///< Bytes of the description that were read.
-  int64_t next_ = 0;       ///< Begin of the next tensor, in bytes.
+  int64_t description_end_ = 0;  ///< End of the description, in bytes.
+  int64_t read_ = 0;             ///< Bytes of the description that were read.
+  int64_t next_ = 0;             ///< Begin of the next tensor, in bytes.
 };
 
 template <Transferable T>

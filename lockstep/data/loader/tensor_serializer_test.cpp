@@ -35,7 +35,7 @@ T round_trip(const T& value) {
   return read;
 }
 
-TEST(Parcel, BringsTensorsOfEveryDtypeAndShape) {
+TEST(TensorSerializer, RestoresTensorsOfEveryDtypeAndShape) {
   for (const at::ScalarType type :
        {at::kByte,
         at::kChar,
@@ -69,7 +69,7 @@ TEST(Parcel, BringsTensorsOfEveryDtypeAndShape) {
   }
 }
 
-TEST(Parcel, BringsTheValuesOfTensorsThatAreNotTheirMemory) {
+TEST(TensorSerializer, RestoresStridedAndConjugatedTensors) {
   const at::Tensor turned = at::arange(6).view({2, 3}).t();
   EXPECT_TRUE(at::equal(round_trip(turned), turned));
   const at::Tensor conjugate = at::complex(at::ones({2}), at::ones({2})).conj();
@@ -78,7 +78,7 @@ TEST(Parcel, BringsTheValuesOfTensorsThatAreNotTheirMemory) {
   EXPECT_FALSE(round_trip(at::ones({2}).requires_grad_()).requires_grad());
 }
 
-TEST(Parcel, BringsContainersNumbersAndStrings) {
+TEST(TensorSerializer, RestoresContainersNumbersAndStrings) {
   enum class Colour : uint8_t { kRed, kBlue };
   using Value = std::tuple<
       std::vector<bool>,
@@ -95,7 +95,7 @@ TEST(Parcel, BringsContainersNumbersAndStrings) {
   EXPECT_EQ(round_trip(value), value);
 }
 
-TEST(Parcel, RefusesWhatHasNoBytes) {
+TEST(TensorSerializer, RefusesUndefinedAndSparseTensors) {
   EXPECT_THAT(
       [] { round_trip(at::Tensor()); }, ThrowsMessage<ConfigError>(HasSubstr("undefined tensor")));
   EXPECT_THAT(

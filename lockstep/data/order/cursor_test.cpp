@@ -35,7 +35,7 @@ TEST(Cursor, AcceptsNumbersThatCodeAssigned) {
       json.get<Cursor>(), (Cursor{.seed = 7, .epoch = 2, .batches = 118, .first_sample = 64}));
 }
 
-TEST(Cursor, RefusesWhatItDoesNotKnow) {
+TEST(Cursor, RefusesUnknownFields) {
   const auto refuses = [](const std::string& text, const std::string& why) {
     EXPECT_THAT([&] { parse(text); }, ThrowsMessage<ConfigError>(HasSubstr(why))) << text;
   };

@@ -41,8 +41,8 @@ class SequentialSampler final : public Sampler {
 
 /// Draws a new permutation in every epoch, as Accelerate's SeedableRandomSampler.
 ///
-/// It is `torch.randperm(size)` with a CPU generator seeded with seed + epoch (modulo 2^64), of
-/// which torch uses the lower 32 bits. torch's default generator is not used.
+/// The order is `torch.randperm(size)` with a CPU generator seeded with seed + epoch (modulo 2^64),
+/// of which torch uses the lower 32 bits. The default generator of torch is not used.
 class RandomSampler final : public Sampler {
  public:
   RandomSampler(int64_t size, uint64_t seed);

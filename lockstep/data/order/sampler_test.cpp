@@ -27,7 +27,7 @@ TEST(SequentialSampler, IsTheSameInEveryEpoch) {
   EXPECT_EQ(sampler.seed(), 0U);
 }
 
-TEST(RandomSampler, YieldsWhatAcceleratesSeedableRandomSamplerYields) {
+TEST(RandomSampler, EqualsAcceleratesSeedableRandomSampler) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/sharding.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   ASSERT_GT(golden.at("orders").size(), 50U);
@@ -46,7 +46,7 @@ TEST(RandomSampler, YieldsWhatAcceleratesSeedableRandomSamplerYields) {
   }
 }
 
-TEST(RandomSampler, LeavesTorchsOwnGeneratorAlone) {
+TEST(RandomSampler, DoesNotUseTorchsGenerator) {
   at::manual_seed(3);
   const double expected = at::rand({}).item<double>();
   at::manual_seed(3);

@@ -12,8 +12,8 @@
 namespace lockstep::data {
 namespace {
 
-constexpr int64_t kMaxGlobalBatchRows = int64_t{1}
-                                        << 40;  // Keeps batch * global_batch_rows within 63 bits.
+// Keeps batch * global_batch_rows within 63 bits.
+constexpr int64_t kMaxGlobalBatchRows = int64_t{1} << 40;
 
 void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
   if (samples < 0) {
@@ -40,8 +40,7 @@ void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
         "shard",
         fmt::format(
             "split_batches cannot split a batch evenly; got batch_size {} for {} ranks, expected a "
-            "multiple of {}; "
-            "try batch_size {}, or split_batches = false",
+            "multiple of {}; try batch_size {}, or split_batches = false",
             batch_size,
             spec.world,
             spec.world,

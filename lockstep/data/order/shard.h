@@ -10,7 +10,7 @@ namespace lockstep::data {
 struct ShardSpec {
   int rank = 0;
   int world = 1;
-  /// Gives every rank equally many batches of equal size: the last round is filled up with samples
+  /// Gives every rank equally many batches of equal size. The last round is filled up with samples
   /// from the beginning of the epoch. Off: in the last round batches may be short or absent.
   bool even_batches = true;
   /// Splits each batch into `world` slices, instead of giving each rank full batches in turn.
@@ -36,8 +36,8 @@ struct ShardSpec {
 /// Cost: O(1) in samples and batches. Thread safety: immutable.
 class ShardLayout {
  public:
-  /// Throws ConfigError if `batch_size` < 1, or is no multiple of world when splitting, or rank is
-  /// outside world.
+  /// Throws ConfigError if `batch_size` < 1, is not a multiple of `world` when splitting, or if
+  /// `rank` is outside `world`.
   ShardLayout(int64_t samples, int64_t batch_size, bool drop_last, const ShardSpec& spec);
 
   const ShardSpec& spec() const { return spec_; }
@@ -64,8 +64,8 @@ class ShardLayout {
   /// Returns the rows of that rank's batch; 0 if it has no such batch.
   int64_t rows(int64_t batch, int rank) const;
   /// Returns the number of leading rows of that rank's batch that are new in this epoch; the others
-  /// wrap to the beginning. 0 if all wrap, or if the rank has no such batch. The sum over a pass of
-  /// all ranks is `samples() - first_sample()`, unless drop_last drops some.
+  /// wrap to the beginning. The result is 0 if all wrap, or if the rank has no such batch. The sum
+  /// over a pass of all ranks is `samples() - first_sample()`, unless drop_last drops some.
   int64_t valid_rows(int64_t batch, int rank) const;
   /// Returns the position in the order of one row of that rank's batch; `row` < rows(batch, rank).
   int64_t position(int64_t batch, int64_t row, int rank) const;

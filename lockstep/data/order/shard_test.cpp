@@ -53,7 +53,7 @@ Setting read_setting(const Json& entry) {
       entry.at("drop_last")};
 }
 
-/// What make_sharding.py writes down for a case.
+/// Returns the expected values of make_sharding.py for a case.
 Json case_of(int64_t samples, const Setting& setting) {
   Json yielded = Json::array();
   Json lengths = Json::array();
@@ -91,7 +91,7 @@ void for_each_setting(Check check) {
   }
 }
 
-TEST(ShardPlan, YieldsWhatAcceleratesBatchSamplerShardYields) {
+TEST(ShardPlan, EqualsAcceleratesBatchSamplerShard) {
   int cases = 0;
   const Json all = golden();
   for (const Json& entry : all.at("small_grid")) {
@@ -107,7 +107,7 @@ TEST(ShardPlan, YieldsWhatAcceleratesBatchSamplerShardYields) {
   EXPECT_GT(cases, 500);
 }
 
-TEST(ShardPlan, YieldsWhatAccelerateYieldsOnALargeGrid) {
+TEST(ShardPlan, EqualsAcceleratesOnALargeGrid) {
   int cases = 0;
   const Json all = golden();
   for (const Json& entry : all.at("large_grid")) {
@@ -199,7 +199,7 @@ TEST(ShardPlan, HugeEpochsCostNothing) {
   EXPECT_LT(layout.position(layout.size() - 1, 63, layout.spec().rank), samples);
 }
 
-TEST(ShardPlan, RefusesWhatMakesNoSense) {
+TEST(ShardPlan, RefusesInvalidSizes) {
   const auto refuses = [](int64_t batch_size, const ShardSpec& spec, const std::string& why) {
     EXPECT_THAT(
         [&] { ShardLayout(10, batch_size, false, spec); },

@@ -42,7 +42,7 @@ void refuse(const char* what) {
   throw ConfigError(
       "collate",
       fmt::format(
-          "samples of one batch must have one structure; got {}; give a collate function", what));
+          "samples of one batch must have one structure; got {}; pass a collate function", what));
 }
 
 }  // namespace lockstep::data::collating

@@ -162,7 +162,7 @@ TEST(PadSequences, PadsLeftToAMultipleAndKeepsOtherDimensions) {
   expect_tensor(batch.lengths, at::tensor({2, 3}, at::kLong));
 }
 
-TEST(PadSequences, RefusesWhatCannotBePadded) {
+TEST(PadSequences, RefusesTensorsThatCannotBePadded) {
   EXPECT_THROW(pad_sequences({}), ConfigError);
   EXPECT_THROW(pad_sequences({at::zeros({})}), ConfigError);
   EXPECT_THROW(pad_sequences({at::Tensor()}), ConfigError);

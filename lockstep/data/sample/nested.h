@@ -76,26 +76,26 @@ struct Kind<std::optional<T>> : Kind<void> {
   static constexpr bool kOptional = true;
 };
 
-/// Whether T contains only tensors, numbers, enums and strings.
+/// Returns whether T contains only tensors, numbers, enums and strings.
 template <typename T>
-consteval bool known_throughout() {
+consteval bool has_only_known_types() {
   using Bare = std::remove_cvref_t<T>;
   if constexpr (
       std::is_base_of_v<at::TensorBase, Bare> || std::is_arithmetic_v<Bare> ||
       std::is_enum_v<Bare> || std::is_same_v<Bare, std::string>) {
     return true;
   } else if constexpr (Kind<Bare>::kSequence || Kind<Bare>::kOptional) {
-    return known_throughout<typename Bare::value_type>();
+    return has_only_known_types<typename Bare::value_type>();
   } else if constexpr (Kind<Bare>::kMap) {
-    return known_throughout<typename Bare::key_type>() &&
-           known_throughout<typename Bare::mapped_type>();
+    return has_only_known_types<typename Bare::key_type>() &&
+           has_only_known_types<typename Bare::mapped_type>();
   } else if constexpr (Kind<Bare>::kTuple) {
     return []<size_t... I>(std::index_sequence<I...>) {
-      return (known_throughout<std::tuple_element_t<I, Bare>>() && ...);
+      return (has_only_known_types<std::tuple_element_t<I, Bare>>() && ...);
     }
     (std::make_index_sequence<std::tuple_size_v<Bare>>());
   } else if constexpr (StructOfFields<Bare>) {
-    return known_throughout<decltype(std::declval<Bare&>().lockstep_fields())>();
+    return has_only_known_types<decltype(std::declval<Bare&>().lockstep_fields())>();
   } else {
     return false;
   }
@@ -106,7 +106,7 @@ consteval bool known_throughout() {
 /// A nested value of only tensors, numbers, enums and strings in the containers above. No tensor
 /// can hide in it, so it can be moved to a device or sent to another rank completely.
 template <typename T>
-concept Transferable = nested::known_throughout<T>();
+concept Transferable = nested::has_only_known_types<T>();
 
 /// Calls `visit(tensor)` for every tensor in `value`, also undefined ones. `visit` may replace it.
 template <typename T, typename Visit>

@@ -22,7 +22,7 @@ at::Generator generator_of(RngType type, const std::optional<at::Generator>& own
     case RngType::kCuda:
       if (!at::hasCUDA()) {
         throw ConfigError(
-            "synchronize_rng_states", "this process has no CUDA device; leave out \"cuda\"");
+            "synchronize_rng_states", "this process has no CUDA device; omit \"cuda\"");
       }
       return at::globalContext().defaultGenerator(at::kCUDA);
     case RngType::kGenerator:
@@ -31,8 +31,8 @@ at::Generator generator_of(RngType type, const std::optional<at::Generator>& own
   if (!own) {
     throw ConfigError(
         "synchronize_rng_states",
-        "no generator was passed for type \"generator\"; pass one, or leave this type out: the "
-        "order of a Loader is the same on every rank anyway");
+        "no generator was passed for type \"generator\"; pass one, or omit the type: the order of "
+        "a Loader is the same on every rank anyway");
   }
   return *own;
 }

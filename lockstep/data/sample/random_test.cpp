@@ -55,7 +55,7 @@ TEST(SynchronizeRngStates, KeepsTheDefaultGeneratorOfAGroupOfOne) {
   EXPECT_TRUE(at::equal(at::rand({8}), drawn_after(7)));
 }
 
-TEST(SynchronizeRngStates, RefusesWhatIsNotThere) {
+TEST(SynchronizeRngStates, RefusesMissingOnes) {
   Group alone;
   EXPECT_THROW(synchronize_rng_states(alone, {RngType::kGenerator}), ConfigError);
   if (!at::hasCUDA()) {

@@ -15,8 +15,8 @@ namespace lockstep::data {
 /// compete with the model's in a loader's worker. No gradient flows. Thread-safe as long as no
 /// thread writes to `source`.
 ///
-/// Throws ConfigError for an index outside 0 .. size(0) - 1, and for a source that has no dimension
-/// 0, is not on the CPU, or whose rows are not contiguous.
+/// Throws ConfigError for an index outside 0 .. size(0) - 1. Throws ConfigError if `source` has no
+/// dimension 0, is not on the CPU, or its rows are not contiguous.
 at::Tensor gather_rows(const at::Tensor& source, std::span<const int64_t> indices);
 
 /// Throws ConfigError, prefixed with `where`, unless gather_rows can read from `source`.

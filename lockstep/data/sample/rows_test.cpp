@@ -39,7 +39,7 @@ TEST(GatherRows, EqualsIndexSelectForAnyTypeAndShape) {
   }
 }
 
-TEST(GatherRows, ReadsRowsThatLieApart) {
+TEST(GatherRows, ReadsScatteredRows) {
   const at::Tensor wide = at::arange(40).reshape({5, 8});
   const at::Tensor source = wide.slice(/*dim=*/1, 2, 5);
   EXPECT_TRUE(

@@ -28,7 +28,7 @@ bool is_optional_generator(const c10::Type& type) {
          type.containedType(0)->kind() == c10::TypeKind::GeneratorType;
 }
 
-/// Whether an argument allows a CPU generator for the operation.
+/// Returns whether an argument allows a CPU generator for the operation.
 bool computes_on_cpu(const c10::IValue& argument) {
   if (argument.isTensor()) {
     return !argument.toTensor().defined() || argument.toTensor().is_cpu();

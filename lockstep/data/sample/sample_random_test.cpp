@@ -160,7 +160,7 @@ class Often3 final : public Sampler {
   std::vector<int64_t> order(int64_t /*epoch*/) const override { return {3, 0, 3, 3, 1, 3}; }
 };
 
-TEST(SampleRandom, ASampleThatComesSeveralTimesHasOtherNumbersEachTime) {
+TEST(SampleRandom, ARepeatedSampleHasOtherNumbersEachTime) {
   for (const int64_t batch_size : {1, 4, 6}) {
     Loader loader(
         collated(Augmented{5}), {.batch_size = batch_size}, std::make_shared<const Often3>());
@@ -265,7 +265,7 @@ TEST(SampleRandom, EveryRandomOperationDrawsFromTheScope) {
   }
 }
 
-TEST(SampleRandom, KnowsEveryOperationWithAGenerator) {
+TEST(SampleRandom, CoversEveryOperationWithAGenerator) {
   register_sample_random();
   int known = 0;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();

@@ -31,18 +31,19 @@ std::string value_to_write(const Node& node) {
   return node.quoted ? fmt::format("\"{}\"", shown(node.text)) : shown(node.text);
 }
 
-/// Whether the value is the accepted one of a refused key.
-bool is_fine(const KeySpec& spec, const Node& node) {
+/// Returns whether the value is the accepted one of a refused key.
+bool is_accepted(const KeySpec& spec, const Node& node) {
   if (spec.accepted_value.empty() || node.kind != Node::Kind::kScalar) {
     return false;
   }
-  Node fine = node;
-  fine.text = spec.accepted_value;
-  return spec.kind == KeyKind::kInteger ? integer_of(node) == integer_of(fine)
+  Node accepted = node;
+  accepted.text = spec.accepted_value;
+  return spec.kind == KeyKind::kInteger ? integer_of(node) == integer_of(accepted)
                                         : lower(node.text) == lower(spec.accepted_value);
 }
 
-/// Whether the value is "auto" as a placeholder, not as the text of a key that accepts any text.
+/// Returns whether the value is "auto" as a placeholder, not as the text of a key that accepts any
+/// text.
 bool asks_for_auto(const KeySpec& spec, const Node& node) {
   switch (spec.kind) {
     case KeyKind::kText:
@@ -169,8 +170,7 @@ bool KeyReader::check_entry(const KeySpec& spec, const Entry& entry, const std::
       error(
           value.place,
           fmt::format(
-              "{} is \"auto\", which is for Accelerate or the Trainer to fill in, and this file is "
-              "read alone; write {}",
+              "{} is \"auto\", which only Accelerate and the Trainer replace by a value; write {}",
               name,
               expected_of(spec)));
     }
@@ -180,7 +180,7 @@ bool KeyReader::check_entry(const KeySpec& spec, const Entry& entry, const std::
     error(value.place, fmt::format("invalid value for {}; {}", name, *fault));
     return false;
   }
-  if (refused && !is_fine(spec, value)) {
+  if (refused && !is_accepted(spec, value)) {
     error(
         entry.place,
         fmt::format(
@@ -251,7 +251,7 @@ void KeyReader::unknown_dotted(const Entry& entry, const std::string& section) {
   error(
       entry.place,
       fmt::format(
-          "unknown key '{}'; got a name with dots, expected sections in each other; write {}",
+          "unknown key '{}'; got a name with dots, expected nested sections; write {}",
           shown(name),
           nested));
 }

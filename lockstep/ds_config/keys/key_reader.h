@@ -18,8 +18,8 @@ namespace lockstep::ds_config {
 
 /// A key with a valid value in the file.
 struct Found {
-  const config::Node* value;  // [not null]
-  config::Place key;
+  const config::Node* value;    // [not null]
+  config::Place key;            ///< Position of the key.
   std::string other_name = {};  ///< The file's name of it, if different.
   bool is_auto = false;         ///< The default applies.
 };
@@ -37,10 +37,10 @@ class KeyReader {
   /// Checks one key. Returns whether its value is valid and used. `name`: its name in messages.
   bool check_entry(const KeySpec& spec, const config::Entry& entry, const std::string& name);
 
-  /// Whether the file has one of these top-level keys with an invalid value.
+  /// Returns whether the file has one of these top-level keys with an invalid value.
   bool has_error_in(const std::vector<std::string>& keys) const;
 
-  /// Null if it is absent or invalid.
+  /// Returns null if the key is absent or invalid.
   const Found* find(const std::string& path) const;
 
   /// Sets `field` to the file's value of `path`; leaves it unchanged without one.
@@ -61,7 +61,7 @@ class KeyReader {
   size_t error_count() const { return reading_.errors.size(); }
   void error(config::Place place, const std::string& what);
   void note(config::Place place, const std::string& what);
-  /// For an unknown name.
+  /// Reports an unknown key, with a suggestion from `known`.
   void unknown(
       const config::Entry& entry, const std::string& name, const std::vector<std::string>& known);
 
@@ -71,14 +71,14 @@ class KeyReader {
   /// Returns `entry` without its quotes, after a note; null if it stays unchanged.
   const config::Entry* without_quotes(const KeySpec& spec, const config::Entry& entry);
   void keep(const std::string& path, Found found);
-  /// For a key such as "fp16.enabled" in `section`, to which other tools flatten sections.
+  /// Reports a key like "fp16.enabled" in `section`: other tools flatten sections to this form.
   void unknown_dotted(const config::Entry& entry, const std::string& section);
 
   static void set(const config::Node& node, bool& value) { value = *truth_of(node); }
   static void set(const config::Node& node, int64_t& value) { value = *integer_of(node); }
   static void set(const config::Node& node, double& value) { value = *number_of(node); }
   static void set(const config::Node& node, std::string& value) { value = node.text; }
-  /// A list, or one text as a list of one.
+  /// Reads a list; one text becomes a list of one.
   static void set(const config::Node& node, std::vector<std::string>& value);
   static void set(const config::Node& node, Dtype& value);
   static void set(const config::Node& node, OffloadDevice& value);

@@ -66,7 +66,7 @@ inline KeySpec refused(std::string path, std::string description) {
       .description = std::move(description)};
 }
 
-/// Another, usually old, name of `successor`.
+/// Creates another, usually old, name of `successor`.
 inline KeySpec other_name(std::string path, KeyKind kind, std::string successor) {
   KeySpec spec = works(std::move(path), kind, "write " + successor);
   spec.successor = std::move(successor);
@@ -83,7 +83,7 @@ auto& member_of(Object& object) {
   }
 }
 
-/// A key whose value goes to the member of DsConfig at `Path`:
+/// Stores the value of a key in the member of DsConfig at `Path`:
 /// `stored<&DsConfig::fp16, &Fp16Section::enabled>(works("fp16.enabled", ...))`.
 template <auto... Path>
 KeySpec stored(KeySpec spec) {

@@ -88,7 +88,7 @@ std::string render_key_table() {
   std::string table = "| key | default | status | |\n|---|---|---|---|\n";
   for (const KeySpec& spec : all_keys()) {
     if (spec.kind == KeyKind::kSection && spec.description.empty()) {
-      continue;  // Its keys have rows of their own.
+      continue;  // Only its keys have rows.
     }
     const auto text = texts.find(spec.path);
     std::string description = spec.description;

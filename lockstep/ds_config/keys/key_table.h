@@ -16,7 +16,7 @@ namespace lockstep::ds_config {
 enum class KeyKind {
   kBoolean,
   kInteger,   ///< A whole number from `least` to `most`; 5e8 is one, 1.5 is not.
-  kNumber,    ///< From `least` to `most`.
+  kNumber,    ///< A number from `least` to `most`.
   kNumbers,   ///< A number, or a list with one for each parameter group.
   kPair,      ///< A list of two numbers.
   kIntegers,  ///< A list of whole numbers.
@@ -72,10 +72,10 @@ struct KeySpec {
   AutoRule auto_rule = AutoRule::kDefault;
   bool may_be_null = false;         ///< null means missing.
   bool may_be_quoted = false;       ///< A quoted number is accepted, with a note.
-  bool first_may_be_null = false;   ///< For a kPair, whose first number is NaN then.
-  std::string accepted_value = {};  ///< For kRefused: the value that is accepted.
-  std::string successor = {};       ///< For another name of a key: that key's path.
-  FieldOf field = {};               ///< Where the value is stored, unless a separate rule reads it.
+  bool first_may_be_null = false;   ///< kPair: the first number may be null, which is NaN.
+  std::string accepted_value = {};  ///< kRefused: the one value that is accepted.
+  std::string successor = {};       ///< Path of the key of which this is another name.
+  FieldOf field = {};               ///< Holds the value, unless a separate rule reads it.
 };
 
 /// Returns every key, sections before their keys, in the order of docs/ds_config.md. Thread-safe.

@@ -64,7 +64,7 @@ TEST(KeyTable, EachFieldIsAKeyThatWorksAndEachSuchKeyAField) {
   }
 }
 
-TEST(KeyTable, WhatIsRefusedOrNeedsNothingSaysWhy) {
+TEST(KeyTable, RefusedAndIgnoredKeysSayWhy) {
   for (const KeySpec& spec : all_keys()) {
     if (spec.status != KeyStatus::kWorks) {
       EXPECT_GT(spec.description.size(), 10U) << spec.path;

@@ -107,10 +107,10 @@ void add_bf16(std::vector<KeySpec>& keys) {
       stored<&DsConfig::torch_autocast, &AutocastSection::lower_precision_safe_modules>(works(
           "torch_autocast.lower_precision_safe_modules",
           KeyKind::kTexts,
-          "classes of modules (`torch.nn.Linear`, `torch::nn::LinearImpl`, `Linear`) whose own "
-          "parameters' gradients are sent in torch_autocast.dtype, in stage 3 these parameters, "
-          "too; not "
-          "set: none; DeepSpeed's default is Linear and Conv1d to Conv3d"))));
+          "module classes (`torch.nn.Linear`, `torch::nn::LinearImpl`, `Linear`); gradients of "
+          "their own parameters, and in stage 3 these parameters, are sent in "
+          "torch_autocast.dtype; not set: none; DeepSpeed's default is Linear and Conv1d to "
+          "Conv3d"))));
 }
 
 void add_data_types(std::vector<KeySpec>& keys) {
@@ -118,13 +118,11 @@ void add_data_types(std::vector<KeySpec>& keys) {
   keys.push_back(stored<&DsConfig::data_types, &DataTypesSection::grad_accum_dtype>(dtype(
       "data_types.grad_accum_dtype",
       "the dtype that accumulates gradients of 16-bit parameters: fp32, or the parameters'; not "
-      "set: "
-      "fp32 in stages 2 and 3, else the parameters'")));
+      "set: fp32 in stages 2 and 3, else the parameters'")));
   keys.push_back(stored<&DsConfig::data_types, &DataTypesSection::param_dtype>(dtype(
       "data_types.param_dtype",
       "initialize casts the parameters to it: fp32, or the dtype of fp16.enabled or bf16.enabled; "
-      "not "
-      "set: they are unchanged")));
+      "not set: they are unchanged")));
   keys.push_back(stored<&DsConfig::data_types, &DataTypesSection::buffer_dtype>(dtype(
       "data_types.buffer_dtype",
       "initialize casts floating-point buffers to it; not set: they are unchanged")));

@@ -33,9 +33,9 @@ void add_unsupported(std::vector<KeySpec>& keys) {
       "seq_parallel_communication_data_type", "Lockstep has no sequence parallelism; delete it"));
   keys.push_back(refused("hybrid_engine", "the engine does not generate text; delete it"));
   keys.push_back(refused("compile", "C++ has no torch.compile; delete it"));
-  keys.push_back(refused(
-      "data_efficiency", "the loader decides the order of data; use a sampler of your own"));
-  keys.push_back(refused("weight_quantization", "is for inference; delete it"));
+  keys.push_back(
+      refused("data_efficiency", "the loader decides the order of data; use your own sampler"));
+  keys.push_back(refused("weight_quantization", "it is only for inference; delete it"));
   keys.push_back(
       refused("datastates_ckpt", "checkpoints have one format, which all ranks write; delete it"));
   keys.push_back(

@@ -7,7 +7,7 @@
 namespace lockstep::ds_config {
 namespace {
 
-/// For the keys beside an `enabled` that is refused.
+/// Describes the keys beside an `enabled` that is refused.
 constexpr const char* kOff = "has an effect only with enabled";
 
 /// A section of `DsConfig` that writes curves to files.

@@ -16,7 +16,7 @@ void append(Keys& keys, Keys more) {
       keys.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
 
-/// A key of zero_optimization, whose value is the ZeroSection's member at `Path`, if that is given.
+/// Creates a key of zero_optimization. `Path`, if given, is the ZeroSection's member for its value.
 template <auto... Path>
 KeySpec in_zero(KeySpec spec) {
   if constexpr (sizeof...(Path) > 0) {
@@ -29,18 +29,18 @@ KeySpec in_zero(KeySpec spec) {
   return spec;
 }
 
-/// A boolean key with the member at `Path`.
+/// Creates a boolean key with the member at `Path`.
 template <auto... Path>
 KeySpec zero_flag(std::string name, std::string description) {
   return in_zero<Path...>(works(std::move(name), KeyKind::kBoolean, std::move(description)));
 }
 
-/// A boolean key without effect.
+/// Creates a boolean key without effect.
 KeySpec ignored_flag(std::string name, std::string why) {
   return in_zero(ignored(std::move(name), KeyKind::kBoolean, std::move(why)));
 }
 
-/// An ignored whole number.
+/// Creates an ignored whole number.
 KeySpec tuning(const std::string& path, const std::string& why) {
   KeySpec spec = ignored(path, KeyKind::kInteger, why);
   spec.least = 0;
@@ -164,7 +164,7 @@ Keys offload_keys() {
     keys.push_back(nullable(zero_flag(
         name,
         std::string("true is the old form of \"") + section +
-            "\": {\"device\": \"cpu\"}; an error beside that section")));
+            "\": {\"device\": \"cpu\"}; an error together with that section")));
   }
   keys.push_back(nullable(ignored_flag(
       "cpu_offload_use_pin_memory",
@@ -200,7 +200,7 @@ Keys stage3_keys() {
       "stage3_max_reuse_distance", "the least recently used parameters are resharded first"));
   with_other_name(tuning(
       "stage3_module_granularity_threshold",
-      "a bucket is unsharded as one, whatever the modules of its parameters"));
+      "a bucket is unsharded as a unit, regardless of its modules"));
   for (const auto& [name, why] :
        {std::pair("stage3_use_all_reduce_for_fetch_params", "one all-gather fills a flat bucket"),
         std::pair("stage3_allgather_sequential", "a bucket is filled without a copy")}) {
@@ -214,7 +214,7 @@ Keys stage3_keys() {
        {"gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"}) {
     keys.push_back(in_zero(other_name(name, KeyKind::kBoolean, gather)));
   }
-  const std::string any_module = "an operation unshards its parameters, whatever their module";
+  const std::string any_module = "an operation unshards its parameters, regardless of their module";
   append(
       keys,
       {ignored_flag("memory_efficient_linear", "backward unshards its parameters again"),

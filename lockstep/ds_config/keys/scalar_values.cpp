@@ -56,7 +56,7 @@ bool is_pair(const KeySpec& spec, const Node& node) {
          fits(spec, number_of(node.items[1]));
 }
 
-bool is_right(const KeySpec& spec, const Node& node) {
+bool is_valid(const KeySpec& spec, const Node& node) {
   switch (spec.kind) {
     case KeyKind::kBoolean:
       return truth_of(node).has_value();
@@ -99,7 +99,7 @@ std::string hint_for(const KeySpec& spec, const Node& node) {
   }
   Node bare = node;
   bare.quoted = !node.quoted;
-  if (is_right(spec, bare)) {
+  if (is_valid(spec, bare)) {
     return node.quoted ? "; write " + shown(node.text) : fmt::format("; write \"{}\"", node.text);
   }
   const auto truth = spec.kind == KeyKind::kBoolean ? truth_value(node.text) : std::nullopt;
@@ -157,8 +157,8 @@ std::optional<double> number_of(const Node& node) {
 }
 
 std::optional<int64_t> integer_of(const Node& node) {
-  if (const auto whole = is_bare(node) ? parse_integer(node.text) : std::nullopt) {
-    return whole;
+  if (const auto parsed = is_bare(node) ? parse_integer(node.text) : std::nullopt) {
+    return parsed;
   }
   constexpr double kEnd = 9.2e18;  // Below 2^63.
   const auto number = number_of(node);
@@ -185,7 +185,7 @@ std::optional<std::string> word_among(
 }
 
 std::optional<std::string> fault_of(const KeySpec& spec, const Node& node) {
-  if (is_right(spec, node)) {
+  if (is_valid(spec, node)) {
     return std::nullopt;
   }
   return fmt::format("got {}, expected {}{}", shown(node), expected_of(spec), hint_for(spec, node));

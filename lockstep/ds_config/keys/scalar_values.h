@@ -10,15 +10,15 @@
 
 namespace lockstep::ds_config {
 
-/// The scalars of JSON. Nothing for another type: quoted text is no number and no boolean.
+/// Returns a scalar of JSON; nothing for another type. Quoted text is not a number or boolean.
 std::optional<bool> truth_of(const config::Node& node);
-/// 5e8 and 16.0 are integers, too; a number beyond int64 is none.
+/// Returns an int64. 5e8 and 16.0 are integers, too.
 std::optional<int64_t> integer_of(const config::Node& node);
-/// A finite number.
+/// Returns a finite number.
 std::optional<double> number_of(const config::Node& node);
 std::optional<std::string> quoted_text_of(const config::Node& node);
 
-/// Whether it is the text "auto".
+/// Returns whether the value is the text "auto".
 bool is_auto(const config::Node& node);
 
 /// Returns the member of the list that equals `text`, in any case; nothing if there is none.
@@ -29,7 +29,7 @@ std::optional<std::string> word_among(
 /// are only checked to be maps.
 std::optional<std::string> fault_of(const KeySpec& spec, const config::Node& node);
 
-/// Describes its values: "a whole number from 0 to 3".
+/// Describes the values of a key: "a whole number from 0 to 3".
 std::string expected_of(const KeySpec& spec);
 
 /// Formats a value for a message: `"2" in quotes`, `a list`.

@@ -19,7 +19,7 @@ ParameterSpec betas(double first, double second) {
   return at_most_1(pair("betas", first, second));
 }
 
-/// null, here NaN, is the dtype's epsilon.
+/// Creates eps, in which null, here NaN, is the dtype's epsilon.
 ParameterSpec adafactor_eps() {
   ParameterSpec spec = pair("eps", std::numeric_limits<double>::quiet_NaN(), 1e-3);
   spec.key.first_may_be_null = true;
@@ -28,7 +28,7 @@ ParameterSpec adafactor_eps() {
 
 /// Adds the parameters that every optimizer ignores or refuses.
 std::vector<ParameterSpec> with_common(
-    std::vector<ParameterSpec> own, bool capturable = true, bool narrow_state = false) {
+    std::vector<ParameterSpec> own, bool capturable = true, bool has_16_bit_state = false) {
   const std::string fused = "the update is always one pass over memory";
   own.push_back(without_effect("foreach", fused));
   own.push_back(without_effect("fused", fused));
@@ -44,18 +44,18 @@ std::vector<ParameterSpec> with_common(
                        "its update reads numbers from the host and cannot be captured; "
                        "try AdamW"));
   own.push_back(
-      narrow_state ? flag("fp32_optimizer_states", true)
-                   : fixed(
-                         "fp32_optimizer_states",
-                         KeyKind::kBoolean,
-                         "true",
-                         "only Adam has 16-bit state; delete it"));
+      has_16_bit_state ? flag("fp32_optimizer_states", true)
+                       : fixed(
+                             "fp32_optimizer_states",
+                             KeyKind::kBoolean,
+                             "true",
+                             "only Adam has 16-bit state; delete it"));
   own.push_back(
       {.key = refused("max_grad_norm", "use gradient_clipping at the top level instead")});
   return own;
 }
 
-/// A rate that replaces lr, and may be absent.
+/// Creates a rate that replaces lr, and may be absent.
 ParameterSpec own_rate(std::string name) {
   ParameterSpec spec{.key = works(std::move(name), KeyKind::kNumber, "")};
   spec.key.least = 0;
@@ -79,11 +79,11 @@ TypeSpec adam(const std::string& name, const std::string& words) {
            flag("torch_adam", false),
            flag("bias_correction", true)},
           /*capturable=*/true,
-          /*narrow_state=*/true)};
+          /*has_16_bit_state=*/true)};
 }
 
-/// The optimizers of torch.optim that DeepSpeed finds by name.
-void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
+/// Adds the optimizers of torch.optim that DeepSpeed finds by name.
+void add_other_torch_optimizers(std::vector<TypeSpec>& types) {
   constexpr bool kNotCapturable = false;
   const ParameterSpec decay = number("weight_decay", 0, 0.0);
   const ParameterSpec eps = number("eps", 0, 1e-8);
@@ -128,7 +128,7 @@ void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
            kNotCapturable)});
   types.push_back(
       {.name = "Rprop",
-       .description = "lr is that of the first step only",
+       .description = "lr is the size of the first step only",
        .parameters = with_common(
            {number("lr", 0, 1e-2),
             pair("etas", 0.5, 1.2),
@@ -137,13 +137,12 @@ void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
   types.push_back(refused_type(
       "LBFGS",
       "computes the loss several times in an update, by a closure, which the engine's step() does "
-      "not "
-      "have; write AdamW, or call torch::optim::LBFGS in the program"));
+      "not have; write AdamW, or call torch::optim::LBFGS in the program"));
   types.push_back(refused_type(
       "SparseAdam", "needs sparse gradients, but gradients are averaged dense; write Adam"));
 }
 
-/// A required number. Not required(number(...)): gcc 12 misreads that in a unity build.
+/// Creates a required lr. Not required(number(...)): gcc 12 misreads that in a unity build.
 ParameterSpec required_rate() {
   ParameterSpec spec = own_rate("lr");
   spec.key.may_be_null = false;
@@ -186,7 +185,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             number("max_coeff", 0, 10.0),
             number("min_coeff", 0, 0.01),
             flag("eps_inside_sqrt", false),
-            fixed("amsgrad", KeyKind::kBoolean, "false", "Lamb has none; delete it")})},
+            fixed("amsgrad", KeyKind::kBoolean, "false", "Lamb has no amsgrad; delete it")})},
       {.name = "Lion",
        .parameters =
            with_common({number("lr", 0, 1e-3), betas(0.9, 0.999), number("weight_decay", 0, 0.0)})},
@@ -228,9 +227,8 @@ std::vector<TypeSpec> make_optimizer_types() {
       {.name = "Muon",
        .description =
            "not with offload_optimizer, since it needs full parameters; gradients are clipped "
-           "before, in every stage; parameters that are no matrices, or have embed or lm_head in "
-           "their "
-           "names, are updated as by AdamW: with adam_lr, else lr if that is given, else 0.0003",
+           "before, in every stage; AdamW updates parameters that are not matrices, or have embed "
+           "or lm_head in their names: with adam_lr, else lr if that is given, else 0.0003",
        .parameters = with_common(
            {number("lr", 0, 2e-2),
             own_rate("muon_lr"),
@@ -257,7 +255,7 @@ std::vector<TypeSpec> make_optimizer_types() {
       {.name = "MuSGD",
        .description =
            kMup + std::string("SGD, with lr * m and weight_decay / m for vectors m times as "
-                              "wide; of matrices m is fan-out's over fan-in's"),
+                              "wide; for matrices m is that of fan-out divided by that of fan-in"),
        .parameters = with_common(
            {required_rate(),
             number("momentum", 0, 0.0),
@@ -266,7 +264,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             flag("nesterov", false),
             flag("maximize", false),
             flag("decoupled_wd", false)})}};
-  add_torchs_other_optimizers(types);
+  add_other_torch_optimizers(types);
   for (const char* name : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     types.push_back(refused_type(
         name, "was removed from DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));

@@ -32,26 +32,24 @@ inline ParameterSpec flag(std::string name, bool value) {
   return with_default(std::move(name), KeyKind::kBoolean, 0, value);
 }
 
-/// The first of `words` is the default.
+/// Creates a choice. The first of `words` is the default.
 inline ParameterSpec choice(std::string name, std::vector<std::string> words) {
   ParameterSpec spec = with_default(std::move(name), KeyKind::kChoice, 0, words.front());
   spec.key.choices = std::move(words);
   return spec;
 }
 
-/// One number for all parameter groups, or one for each.
+/// Creates a parameter with one number for all parameter groups, or one for each.
 inline ParameterSpec numbers(std::string name, double value) {
   return with_default(std::move(name), KeyKind::kNumbers, 0, std::vector<double>{value});
 }
 
-/// Required.
 inline ParameterSpec required(ParameterSpec spec) {
   spec.default_value.reset();
   spec.required = true;
   return spec;
 }
 
-/// Optional, without a default.
 inline ParameterSpec optional(ParameterSpec spec) {
   spec.default_value.reset();
   spec.key.may_be_null = true;

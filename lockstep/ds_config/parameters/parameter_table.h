@@ -25,7 +25,7 @@ struct TypeSpec {
   bool refused = false;  ///< `description` says why, and what to write instead.
 };
 
-/// The tables, in the order of docs/ds_config.md. Thread-safe.
+/// Return the tables of types, in the order of docs/ds_config.md. Thread-safe.
 const std::vector<TypeSpec>& optimizer_types();
 const std::vector<TypeSpec>& schedule_types();
 

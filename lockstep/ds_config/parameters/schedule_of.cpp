@@ -15,8 +15,8 @@ namespace {
 
 using schedule::Schedule;
 
-std::optional<int64_t> whole_if_there(const Parameters& from, const std::string& name) {
-  return from.has(name) ? std::optional(from.whole(name)) : std::nullopt;
+std::optional<int64_t> integer_if_given(const Parameters& from, const std::string& name) {
+  return from.has(name) ? std::optional(from.integer(name)) : std::nullopt;
 }
 
 schedule::DeepSpeedWarmup warmup_type(const Parameters& from) {
@@ -29,24 +29,24 @@ Schedule warmup(const Parameters& from) {
       {.warmup_min_lr = from.numbers("warmup_min_lr"),
        .warmup_max_lr =
            from.has("warmup_max_lr") ? from.numbers("warmup_max_lr") : std::vector<double>{},
-       .warmup_num_steps = from.whole("warmup_num_steps"),
+       .warmup_num_steps = from.integer("warmup_num_steps"),
        .warmup_type = warmup_type(from)});
 }
 
 /// Stays at its last rate after the end, as DeepSpeed's: a run may make more updates.
 Schedule warmup_decay(const Parameters& from) {
-  return schedule::deepspeed_warmup_decay({.total_num_steps = from.whole("total_num_steps"),
+  return schedule::deepspeed_warmup_decay({.total_num_steps = from.integer("total_num_steps"),
                                            .warmup_min_lr = from.numbers("warmup_min_lr"),
                                            .warmup_max_lr = from.numbers("warmup_max_lr"),
-                                           .warmup_num_steps = from.whole("warmup_num_steps"),
+                                           .warmup_num_steps = from.integer("warmup_num_steps"),
                                            .warmup_type = warmup_type(from)})
       .without_end();
 }
 
 Schedule warmup_cosine(const Parameters& from) {
-  return schedule::deepspeed_warmup_cosine({.total_num_steps = from.whole("total_num_steps"),
+  return schedule::deepspeed_warmup_cosine({.total_num_steps = from.integer("total_num_steps"),
                                             .warmup_min_ratio = from.number("warmup_min_ratio"),
-                                            .warmup_num_steps = from.whole("warmup_num_steps"),
+                                            .warmup_num_steps = from.integer("warmup_num_steps"),
                                             .cos_min_ratio = from.number("cos_min_ratio"),
                                             .warmup_type = warmup_type(from)})
       .without_end();
@@ -57,11 +57,11 @@ Schedule one_cycle(const Parameters& from) {
       {.cycle_min_lr = from.numbers("cycle_min_lr"),
        .cycle_max_lr = from.numbers("cycle_max_lr"),
        .decay_lr_rate = from.number("decay_lr_rate"),
-       .cycle_first_step_size = from.whole("cycle_first_step_size"),
-       .cycle_second_step_size = whole_if_there(from, "cycle_second_step_size"),
-       .cycle_first_stair_count = from.whole("cycle_first_stair_count"),
-       .cycle_second_stair_count = whole_if_there(from, "cycle_second_stair_count"),
-       .decay_step_size = from.whole("decay_step_size"),
+       .cycle_first_step_size = from.integer("cycle_first_step_size"),
+       .cycle_second_step_size = integer_if_given(from, "cycle_second_step_size"),
+       .cycle_first_stair_count = from.integer("cycle_first_stair_count"),
+       .cycle_second_stair_count = integer_if_given(from, "cycle_second_stair_count"),
+       .decay_step_size = from.integer("decay_step_size"),
        .cycle_momentum = from.flag("cycle_momentum"),
        .cycle_min_mom = from.numbers("cycle_min_mom"),
        .cycle_max_mom = from.numbers("cycle_max_mom"),
@@ -71,14 +71,14 @@ Schedule one_cycle(const Parameters& from) {
 Schedule lr_range_test(const Parameters& from) {
   return schedule::deepspeed_lr_range_test(
       {.lr_range_test_min_lr = from.numbers("lr_range_test_min_lr"),
-       .lr_range_test_step_size = from.whole("lr_range_test_step_size"),
+       .lr_range_test_step_size = from.integer("lr_range_test_step_size"),
        .lr_range_test_step_rate = from.number("lr_range_test_step_rate"),
        .lr_range_test_staircase = from.flag("lr_range_test_staircase")});
 }
 
 Schedule step_lr(const Parameters& from) {
   return schedule::step_decay(
-      {.step_size = from.whole("step_size"), .gamma = from.number("gamma")});
+      {.step_size = from.integer("step_size"), .gamma = from.number("gamma")});
 }
 
 Schedule multi_step_lr(const Parameters& from) {
@@ -94,32 +94,32 @@ Schedule exponential_lr(const Parameters& from) {
 /// Continues at 0, as torch's.
 Schedule polynomial_lr(const Parameters& from) {
   return schedule::polynomial_decay(
-             {.total_steps = from.whole("total_iters"), .power = from.number("power")})
+             {.total_steps = from.integer("total_iters"), .power = from.number("power")})
       .without_end();
 }
 
 Schedule cosine_annealing_lr(const Parameters& from) {
   return schedule::cosine_annealing(
-      {.half_period_steps = from.whole("T_max"), .min_lr = from.number("eta_min")});
+      {.half_period_steps = from.integer("T_max"), .min_lr = from.number("eta_min")});
 }
 
 Schedule cosine_warm_restarts(const Parameters& from) {
   return schedule::cosine_warm_restarts(
-      {.first_cycle_steps = from.whole("T_0"),
-       .cycle_factor = from.whole("T_mult"),
+      {.first_cycle_steps = from.integer("T_0"),
+       .cycle_factor = from.integer("T_mult"),
        .min_lr = from.number("eta_min")});
 }
 
 Schedule constant_lr(const Parameters& from) {
   return schedule::constant_factor(
-      {.factor = from.number("factor"), .num_steps = from.whole("total_iters")});
+      {.factor = from.number("factor"), .num_steps = from.integer("total_iters")});
 }
 
 Schedule linear_lr(const Parameters& from) {
   return schedule::linear_factor(
       {.start_factor = from.number("start_factor"),
        .end_factor = from.number("end_factor"),
-       .num_steps = from.whole("total_iters")});
+       .num_steps = from.integer("total_iters")});
 }
 
 Schedule cyclic_lr(const Parameters& from) {
@@ -127,8 +127,8 @@ Schedule cyclic_lr(const Parameters& from) {
   return schedule::cyclic(
       {.base_lr = from.numbers("base_lr"),
        .max_lr = from.numbers("max_lr"),
-       .step_size_up = from.whole("step_size_up"),
-       .step_size_down = whole_if_there(from, "step_size_down"),
+       .step_size_up = from.integer("step_size_up"),
+       .step_size_down = integer_if_given(from, "step_size_down"),
        .mode = mode == "triangular2" ? schedule::CyclicMode::kTriangular2
                : mode == "exp_range" ? schedule::CyclicMode::kExpRange
                                      : schedule::CyclicMode::kTriangular,
@@ -141,7 +141,7 @@ Schedule cyclic_lr(const Parameters& from) {
 Schedule one_cycle_lr(const Parameters& from) {
   return schedule::one_cycle(
       {.max_lr = from.numbers("max_lr"),
-       .total_steps = from.whole("total_steps"),
+       .total_steps = from.integer("total_steps"),
        .pct_start = from.number("pct_start"),
        .anneal_strategy = from.text("anneal_strategy") == "linear" ? schedule::Anneal::kLinear
                                                                    : schedule::Anneal::kCosine,

@@ -11,7 +11,7 @@ ParameterSpec at_most(ParameterSpec spec, double most) {
   return spec;
 }
 
-/// For "auto" Accelerate fills in the optimizer's rate, and 0.
+/// Allows "auto", for which Accelerate fills in the optimizer's rate, or 0.
 ParameterSpec auto_allowed(ParameterSpec spec) {
   spec.key.auto_rule = AutoRule::kDefault;
   return spec;
@@ -115,7 +115,8 @@ void add_torchs(std::vector<TypeSpec>& types) {
        numbers("max_momentum", 0.9),
        {.key = nullable(
             refused("scale_fn", "is a function, which a file cannot contain; write mode"))},
-       {.key = ignored("scale_mode", KeyKind::kText, "is for scale_fn; mode has its own")}}));
+       {.key =
+            ignored("scale_mode", KeyKind::kText, "it is for scale_fn; each mode has its own")}}));
   types.push_back(torchs(
       "OneCycleLR",
       {required(numbers("max_lr", 0)),
@@ -139,9 +140,8 @@ std::vector<TypeSpec> make_schedule_types() {
   add_torchs(types);
   types.push_back(refused_type(
       "ReduceLROnPlateau",
-      "needs a metric, which a file cannot contain; give initialize schedule::reduce_on_plateau as "
-      "its "
-      "lr_scheduler, and step() the metric"));
+      "needs a metric, which a file cannot contain; pass schedule::reduce_on_plateau to initialize "
+      "as lr_scheduler, and the metric to step()"));
   for (const char* name : {"SequentialLR", "ChainedScheduler"}) {
     types.push_back(refused_type(
         name,

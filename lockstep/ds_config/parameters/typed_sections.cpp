@@ -74,16 +74,17 @@ class TypedSection {
  public:
   TypedSection(KeyReader& reader, std::string path) : reader_(reader), path_(std::move(path)) {}
 
-  bool is_there() const { return reader_.find(path_) != nullptr; }
+  bool exists() const { return reader_.find(path_) != nullptr; }
   const Found* type() const { return reader_.find(path_ + ".type"); }
 
-  /// Null, after an error, if the file does not name one.
+  /// Returns null, after an error, if the file does not name a supported type.
   const TypeSpec* read_type(const std::vector<TypeSpec>& types, bool any_case) const {
     const Found* const found = type();
     if (found == nullptr) {
       const Found& section = *reader_.find(path_);
       if (section.value->find("type") == nullptr) {
-        reader_.error(section.key, fmt::format("{} has no type; expected its name", path_));
+        reader_.error(
+            section.key, fmt::format("{0} has no type; expected a name; set {0}.type", path_));
       }
       return nullptr;
     }
@@ -109,7 +110,7 @@ class TypedSection {
     return spec;
   }
 
-  /// All parameters of the type, in its order.
+  /// Returns all parameters of the type, in its order.
   Parameters read_params(const TypeSpec& type) const {
     const Found* const params = reader_.find(path_ + ".params");
     std::vector<std::optional<Found>> found(type.parameters.size());
@@ -151,7 +152,7 @@ class TypedSection {
     } else if (spec.required && (params == nullptr || params->value->find(name) == nullptr)) {
       reader_.error(
           (params == nullptr ? type() : params)->key,
-          fmt::format("{}.params.{} is missing, which has no default", path_, name));
+          fmt::format("{}.params.{} is missing and has no default; set it", path_, name));
     }
   }
 
@@ -165,7 +166,7 @@ void check_adam(KeyReader& reader, const Found& type, OptimizerSection& section)
   if (section.name.value == "adamw" && !decoupled) {
     reader.error(
         type.value->place,
-        "AdamW with adam_w_mode false is a contradiction; write type Adam, or delete adam_w_mode");
+        "AdamW cannot be combined with adam_w_mode false; write type Adam, or delete adam_w_mode");
   }
   if (section.name.value == "adam" && decoupled) {
     section.name = {
@@ -187,8 +188,7 @@ void check_adam(KeyReader& reader, const Found& type, OptimizerSection& section)
 
 void read_optimizer(KeyReader& reader, DsConfig& config) {
   const TypedSection typed(reader, "optimizer");
-  const TypeSpec* const type =
-      typed.is_there() ? typed.read_type(optimizer_types(), true) : nullptr;
+  const TypeSpec* const type = typed.exists() ? typed.read_type(optimizer_types(), true) : nullptr;
   if (type == nullptr) {
     return;
   }
@@ -200,7 +200,9 @@ void read_optimizer(KeyReader& reader, DsConfig& config) {
   }
   if (section.parameters.has("nesterov") && section.parameters.flag("nesterov") &&
       (section.parameters.number("momentum") == 0 || section.parameters.number("dampening") != 0)) {
-    reader.error(typed.type()->value->place, "nesterov needs a momentum, and no dampening");
+    reader.error(
+        typed.type()->value->place,
+        "nesterov needs a momentum above 0 and a dampening of 0; set them, or delete nesterov");
   }
 }
 
@@ -220,7 +222,7 @@ void fill_rate(KeyReader& reader, const Found& type, DsConfig& config) {
     return;
   }
   if (!config.optimizer->parameters.has("lr")) {
-    return;  // An error of its own.
+    return;  // Already reported.
   }
   parameters.replace(
       {name,
@@ -230,8 +232,7 @@ void fill_rate(KeyReader& reader, const Found& type, DsConfig& config) {
 
 void read_scheduler(KeyReader& reader, DsConfig& config) {
   const TypedSection typed(reader, "scheduler");
-  const TypeSpec* const type =
-      typed.is_there() ? typed.read_type(schedule_types(), false) : nullptr;
+  const TypeSpec* const type = typed.exists() ? typed.read_type(schedule_types(), false) : nullptr;
   if (type == nullptr) {
     return;
   }

@@ -39,7 +39,7 @@ TEST(ActivationCheckpointingSection, ContiguousMemoryNeedsANumber) {
       HasSubstr("a whole number of at least 1"));
 }
 
-TEST(ActivationCheckpointingSection, WhatSaysNothingIsANote) {
+TEST(ActivationCheckpointingSection, AKeyWithoutEffectIsANote) {
   EXPECT_THAT(
       notes_of(activations(R"("partition_activations": true)")),
       HasSubstr("partition_activations has no effect"));

@@ -37,17 +37,13 @@ std::string advice(int64_t train, int64_t unit, bool exact) {
                : fmt::format("try train_batch_size {}", below);
 }
 
-std::string ranks(int64_t world_size) {
-  return counted(static_cast<size_t>(world_size), "rank");
-}
-
 }  // namespace
 
 ResolvedBatchSizes resolve_batch_sizes(const GivenBatchSizes& given, int64_t world_size) {
   const auto& train = given.train_batch_size.value;
   const auto& micro = given.train_micro_batch_size_per_gpu.value;
   const auto& steps = given.gradient_accumulation_steps.value;
-  const std::string world = ranks(world_size);
+  const std::string world = counted(static_cast<size_t>(world_size), "rank");
   BatchSizes sizes{
       as_given(given.train_batch_size),
       as_given(given.train_micro_batch_size_per_gpu),
@@ -72,17 +68,17 @@ ResolvedBatchSizes resolve_batch_sizes(const GivenBatchSizes& given, int64_t wor
   }
   const int64_t each = std::max<int64_t>(1, sizes.train_micro_batch_size_per_gpu.value);
   const int64_t count = std::max<int64_t>(1, sizes.gradient_accumulation_steps.value);
-  const auto whole = product(each, count, world_size);
-  if (!whole) {
+  const auto batch = product(each, count, world_size);
+  if (!batch) {
     return {sizes, "the batch of all ranks exceeds 64 bits; try smaller sizes"};
   }
   if (!train) {
     sizes.train_batch_size = derived(
-        *whole,
+        *batch,
         fmt::format("train_micro_batch_size_per_gpu * gradient_accumulation_steps * {}", world));
     return {sizes, ""};
   }
-  if (*whole == *train) {
+  if (*batch == *train) {
     return {sizes, ""};
   }
   // train_batch_size must be a multiple of this.
@@ -100,7 +96,7 @@ ResolvedBatchSizes resolve_batch_sizes(const GivenBatchSizes& given, int64_t wor
           : !micro ? "1"
                    : "N",
           world_size,
-          advice(*train, unit.value_or(*whole), micro && steps))};
+          advice(*train, unit.value_or(*batch), micro && steps))};
 }
 
 }  // namespace lockstep::ds_config

@@ -16,14 +16,13 @@ struct GivenBatchSizes {
   Resolved<std::optional<int64_t>> gradient_accumulation_steps;
 };
 
-/// Applies DeepSpeed's rule: missing sizes follow from the others, with one micro-step if
-/// unspecified; the product must match. `fault` describes an error, "" if there is none.
 struct ResolvedBatchSizes {
   BatchSizes sizes;
-  std::string fault;
+  std::string fault;  ///< Describes an error; "" if there is none.
 };
 
-/// All given sizes are at least 1; `world_size`, too.
+/// Applies DeepSpeed's rule: missing sizes follow from the others, with one micro-step if
+/// unspecified; the product must match. All given sizes and `world_size` are at least 1.
 ResolvedBatchSizes resolve_batch_sizes(const GivenBatchSizes& given, int64_t world_size);
 
 }  // namespace lockstep::ds_config

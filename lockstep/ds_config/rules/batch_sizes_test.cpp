@@ -37,7 +37,7 @@ std::string resolved(Size train, Size micro, Size steps, int64_t world_size) {
 
 constexpr std::nullopt_t kNone = std::nullopt;
 
-TEST(BatchSizes, WhatIsMissingFollowsFromTheOthers) {
+TEST(BatchSizes, AMissingSizeFollowsFromTheOthers) {
   EXPECT_EQ(resolved(32, 4, 2, 4), "32 4 2");
   EXPECT_EQ(resolved(32, 4, kNone, 4), "32 4 2");
   EXPECT_EQ(resolved(32, kNone, 2, 4), "32 4 2");
@@ -59,7 +59,7 @@ TEST(BatchSizes, DerivedOnesSayFromWhat) {
       "derived: train_batch_size / 4 ranks / gradient_accumulation_steps");
 }
 
-TEST(BatchSizes, WhatDoesNotComeOutIsAnErrorWithSizesThatDo) {
+TEST(BatchSizes, InconsistentSizesAreAnErrorWithConsistentOnes) {
   EXPECT_EQ(
       resolved(10, kNone, kNone, 4),
       "batch sizes do not match; got train_batch_size 10, expected "
@@ -86,7 +86,7 @@ TEST(BatchSizes, SizesThatNoNumberHoldsAreAnError) {
   EXPECT_THAT(resolved(kNone, large, large, 2), HasSubstr("exceeds 64 bits"));
 }
 
-TEST(BatchSizes, TheErrorStandsAtTheSizeAndNotBesideAnotherOne) {
+TEST(BatchSizes, TheErrorIsAtTheSizeAndReportedOnce) {
   EXPECT_THAT(
       lines_of(reading_of("{\n\"train_batch_size\": 7}", 2).errors),
       HasSubstr("[ds.json:2:21] batch"));

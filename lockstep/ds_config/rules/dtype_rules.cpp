@@ -15,30 +15,22 @@ namespace {
 
 constexpr const char* kParamDtype = "data_types.param_dtype";
 
-/// Reports an error at a key of the file.
-void refuse_key(KeyReader& reader, const std::string& path, const std::string& what) {
-  const Found* const found = reader.find(path);
-  if (found != nullptr) {
-    reader.error(found->value->place, path + " " + what);
-  }
-}
-
-/// Returns the dtypes for parameters. torch_autocast does not change its parameters.
-std::optional<Dtype> narrow_mode(const DsConfig& config) {
+/// Returns the dtype that fp16 or bf16 gives parameters; torch_autocast does not change them.
+std::optional<Dtype> low_precision_dtype(const DsConfig& config) {
   return config.fp16.enabled.value   ? std::optional(Dtype::kFloat16)
          : config.bf16.enabled.value ? std::optional(Dtype::kBfloat16)
                                      : std::nullopt;
 }
 
-bool is_narrow(const Resolved<std::optional<Dtype>>& dtype) {
+bool is_16_bit(const Resolved<std::optional<Dtype>>& dtype) {
   return dtype.value && *dtype.value != Dtype::kFloat32;
 }
 
 /// Checks that a 16-bit dtype is that of fp16.enabled or bf16.enabled, as DeepSpeed does.
 void check_mode(KeyReader& reader, const DsConfig& config) {
   const auto& param = config.data_types.param_dtype;
-  const std::optional<Dtype> mode = narrow_mode(config);
-  if (is_narrow(param) && param.value != mode) {
+  const std::optional<Dtype> mode = low_precision_dtype(config);
+  if (is_16_bit(param) && param.value != mode) {
     const std::string word = word_of(*param.value);
     refuse_key(
         reader,
@@ -49,7 +41,7 @@ void check_mode(KeyReader& reader, const DsConfig& config) {
             mode ? word_of(*mode) + ".enabled" : "neither fp16.enabled nor bf16.enabled",
             word));
   }
-  if (is_narrow(config.data_types.buffer_dtype) && !mode) {
+  if (is_16_bit(config.data_types.buffer_dtype) && !mode) {
     refuse_key(
         reader,
         "data_types.buffer_dtype",
@@ -65,12 +57,13 @@ void read_patterns(KeyReader& reader, DsConfig& config) {
   const Found* const found = reader.find(path);
   if (found != nullptr && found->value->kind != config::Node::Kind::kList) {
     if (!is_auto(*found->value)) {
-      refuse_key(reader, path, "is a list of parts of names, or \"auto\"; write [ ] around it");
+      refuse_key(
+          reader, path, "needs a list of parts of names, or \"auto\"; write [ ] around the text");
     }
-    patterns.clear();  // "auto" is what a transformers model lists itself; no module of C++ does.
+    patterns.clear();  // "auto" is the list of a transformers model, which modules of C++ lack.
   }
-  const auto is_plain = [](unsigned char message) {
-    return std::isalnum(message) != 0 || message == '_' || message == '.' || message == '*';
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '*';
   };
   for (const std::string& pattern : patterns) {
     if (pattern.empty() || !std::all_of(pattern.begin(), pattern.end(), is_plain)) {
@@ -78,8 +71,8 @@ void read_patterns(KeyReader& reader, DsConfig& config) {
           reader,
           path,
           fmt::format(
-              "has parts of names, of letters, digits, _ and ., in which * is any text; got "
-              "\"{}\"",
+              "has an invalid part of a name; got \"{}\", expected letters, digits, _ and ., and * "
+              "for any text",
               shown(pattern)));
     }
   }
@@ -92,7 +85,7 @@ bool is_adam(const DsConfig& config) {
 
 /// Checks 16-bit masters, whose dtype is that of the parameters. In DeepSpeed only DeepSpeedCPUAdam
 /// updates them with float32 state.
-void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
+void apply_16_bit_masters(KeyReader& reader, DsConfig& config) {
   const bool is_fp16 = config.fp16.master_weights_and_grads.value;
   if (!is_fp16 && !config.bf16.master_weights_and_grads.value) {
     return;
@@ -101,7 +94,7 @@ void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
   const std::string section = word_of(dtype);
   const std::string path = fmt::format("{0}.{0}_master_weights_and_grads", section);
   auto& param = config.data_types.param_dtype;
-  if (narrow_mode(config) != dtype) {
+  if (low_precision_dtype(config) != dtype) {
     refuse_key(reader, path, fmt::format("needs {}.enabled; set it, or delete this", section));
   } else if (param.value && *param.value != dtype) {
     refuse_key(
@@ -115,8 +108,8 @@ void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
     refuse_key(reader, path, "needs ZeRO's masters; got stage 0, expected 1, 2 or 3");
   }
   const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
-  const bool narrow_state = !is_fp16 && config.bf16.optimizer_states.value;
-  if (!offloads && !narrow_state) {
+  const bool has_16_bit_state = !is_fp16 && config.bf16.optimizer_states.value;
+  if (!offloads && !has_16_bit_state) {
     refuse_key(
         reader,
         path,
@@ -128,11 +121,11 @@ void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
     refuse_key(
         reader,
         path,
-        "goes with Adam or AdamW, without torch_adam, where the optimizer is offloaded; use one");
+        "with an offloaded optimizer needs Adam or AdamW, without torch_adam; use one of them");
   }
 }
 
-void check_narrow_state(KeyReader& reader, const DsConfig& config) {
+void check_16_bit_state(KeyReader& reader, const DsConfig& config) {
   if (config.bf16.optimizer_states.value && !config.bf16.master_weights_and_grads.value) {
     refuse_key(
         reader,
@@ -146,9 +139,8 @@ void check_narrow_state(KeyReader& reader, const DsConfig& config) {
     refuse_key(
         reader,
         "optimizer.params",
-        "has fp32_optimizer_states false: state is as wide as what is updated, and masters are "
-        "float32; set fp16.fp16_master_weights_and_grads or bf16.bf16_master_weights_and_grads, "
-        "or delete it");
+        "has fp32_optimizer_states false, but float32 masters need float32 state; set "
+        "fp16.fp16_master_weights_and_grads or bf16.bf16_master_weights_and_grads, or delete it");
   }
 }
 
@@ -157,13 +149,12 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
   const Dtype param = config.data_types.param_dtype.value.value_or(Dtype::kFloat32);
   const bool own_masters =
       config.fp16.master_weights_and_grads.value || config.bf16.master_weights_and_grads.value;
-  if (is_narrow(sum) && *sum.value != param) {
+  if (is_16_bit(sum) && *sum.value != param) {
     refuse_key(
         reader,
         "data_types.grad_accum_dtype",
         fmt::format(
-            "gradients of {0} parameters cannot add up in {1}; set data_types.param_dtype to {1}, "
-            "or write {0}",
+            "cannot be {1} for {0} parameters; set data_types.param_dtype to {1}, or write {0}",
             word_of(param),
             word_of(*sum.value)));
   }
@@ -175,32 +166,29 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
             "fp32 conflicts with {0}.{0}_master_weights_and_grads; delete one of them",
             word_of(param)));
   }
-  const bool has_wide_sums = sum.value == Dtype::kFloat32 && config.zero.stage.value < 2;
+  const bool has_fp32_sums = sum.value == Dtype::kFloat32 && config.zero.stage.value < 2;
   const auto& wire = config.communication_data_type;
   if (param != Dtype::kFloat32 && wire.value && *wire.value != param &&
-      !(has_wide_sums && *wire.value == Dtype::kFloat32)) {
+      !(has_fp32_sums && *wire.value == Dtype::kFloat32)) {
     refuse_key(
         reader,
         "communication_data_type",
         fmt::format(
-            "{0} is not the communication dtype of gradients of {1} parameters travel as here; "
-            "write {1}{2}, or delete "
-            "it",
+            "cannot be {0} for {1} parameters; write {1}{2}, or delete it",
             word_of(*wire.value),
             word_of(param),
-            has_wide_sums ? " or fp32, as grad_accum_dtype" : ""));
+            has_fp32_sums ? " or fp32, as grad_accum_dtype" : ""));
   }
 }
 
 void check_wire(KeyReader& reader, const DsConfig& config) {
-  if (is_narrow(config.communication_data_type) && config.zero.quantized_gradients.value) {
+  if (is_16_bit(config.communication_data_type) && config.zero.quantized_gradients.value) {
     refuse_key(
         reader,
         "communication_data_type",
         fmt::format(
-            "{} is for gradients that are sent in 16 bits, and with zero_quantized_gradients they "
-            "do "
-            "in 4; delete one of them",
+            "{} cannot be combined with zero_quantized_gradients, which sends gradients in 4 bits; "
+            "delete one of them",
             word_of(*config.communication_data_type.value)));
   }
 }
@@ -215,12 +203,12 @@ void check_safe_modules(KeyReader& reader, const DsConfig& config) {
     refuse_key(reader, path, "needs torch_autocast.enabled; set it, or delete this");
   }
   const auto& wire = config.communication_data_type;
-  if (is_narrow(wire)) {
+  if (is_16_bit(wire)) {
     refuse_key(
         reader,
         "communication_data_type",
         fmt::format(
-            "{} is for all gradients, and {} for those that it lists; write fp32, or delete one of "
+            "{} is for all gradients and cannot be combined with {}; write fp32, or delete one of "
             "them",
             word_of(*wire.value),
             path));
@@ -232,7 +220,8 @@ void check_safe_modules(KeyReader& reader, const DsConfig& config) {
       refuse_key(
           reader,
           std::string("zero_optimization.") + key,
-          fmt::format("rounds on its way what {} is about, too; delete one of them", path));
+          fmt::format(
+              "cannot be combined with {}: both round sent values; delete one of them", path));
     }
   }
 }
@@ -242,8 +231,8 @@ void check_safe_modules(KeyReader& reader, const DsConfig& config) {
 void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
   check_mode(reader, config);
   read_patterns(reader, config);
-  apply_narrow_masters(reader, config);
-  check_narrow_state(reader, config);
+  apply_16_bit_masters(reader, config);
+  check_16_bit_state(reader, config);
   check_gradients(reader, config);
   check_wire(reader, config);
   check_safe_modules(reader, config);

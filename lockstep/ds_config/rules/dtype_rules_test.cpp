@@ -25,7 +25,7 @@ std::string on_host() {
   return R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )";
 }
 
-TEST(DtypeRules, ANarrowParamDtypeIsWhatIsComputedIn) {
+TEST(DtypeRules, A16BitParamDtypeIsTheComputeDtype) {
   const Reading reading =
       reading_with(bf16(R"("data_types": {"param_dtype": "BF16", "buffer_dtype": "fp16",
               "grad_accum_dtype": "fp32", "keep_in_fp32_modules": ["router.*bias", "inv_freq"]})"));
@@ -66,7 +66,7 @@ TEST(DtypeRules, LambNeedsADynamicScaleWithFp16) {
   EXPECT_EQ(errors_of(keys("Adam", fixed)), "");
 }
 
-TEST(DtypeRules, NamesToKeepWideAreTextAndStars) {
+TEST(DtypeRules, NamesToKeepInFp32AreTextAndStars) {
   EXPECT_EQ(
       reading_with(R"("data_types": {"keep_in_fp32_modules": "auto"})")
           .config.data_types.keep_in_fp32_modules.value.size(),
@@ -74,10 +74,10 @@ TEST(DtypeRules, NamesToKeepWideAreTextAndStars) {
   EXPECT_EQ(errors_of(R"("data_types": {"keep_in_fp32_modules": ["auto", "gate"]})"), "");
   EXPECT_THAT(
       errors_of(R"("data_types": {"keep_in_fp32_modules": "gate"})"),
-      HasSubstr("is a list of parts of names, or \"auto\"; write [ ] around it"));
+      HasSubstr("needs a list of parts of names, or \"auto\"; write [ ] around the text"));
   EXPECT_THAT(
       errors_of(R"("data_types": {"keep_in_fp32_modules": ["bias$"]})"),
-      HasSubstr("* is any text; got \"bias$\""));
+      HasSubstr("an invalid part of a name; got \"bias$\", expected letters, digits"));
 }
 
 TEST(DtypeRules, GradientsAddUpInFloat32OrTheParametersDtype) {
@@ -93,14 +93,15 @@ TEST(DtypeRules, GradientsAddUpInFloat32OrTheParametersDtype) {
   }
   EXPECT_THAT(
       errors_of(bf16(R"("data_types": {"grad_accum_dtype": "bf16"})")),
-      HasSubstr("gradients of fp32 parameters cannot add up in bf16; set data_types.param_dtype to "
-                "bf16, or write fp32"));
+      HasSubstr(
+          "grad_accum_dtype cannot be bf16 for fp32 parameters; set data_types.param_dtype to "
+          "bf16, or write fp32"));
   EXPECT_THAT(
       errors_of(bf16(R"("data_types": {"param_dtype": "bf16", "grad_accum_dtype": "fp16"})")),
-      HasSubstr("gradients of bf16 parameters cannot add up in fp16"));
+      HasSubstr("grad_accum_dtype cannot be fp16 for bf16 parameters"));
 }
 
-TEST(DtypeRules, GradientsOfNarrowParametersTravelSoOrAsTheyAddUp) {
+TEST(DtypeRules, GradientsOf16BitParametersAreSentIn16BitsOrInTheAccumulationDtype) {
   const auto of = [](const std::string& wire, const std::string& more, int stage = 1) {
     return errors_of(bf16(
         R"("communication_data_type": ")" + wire + R"(", "zero_optimization": {"stage": )" +
@@ -111,21 +112,19 @@ TEST(DtypeRules, GradientsOfNarrowParametersTravelSoOrAsTheyAddUp) {
   EXPECT_EQ(of("bf16", sums), "");
   EXPECT_EQ(of("fp32", sums), "");
   EXPECT_EQ(of("fp32", sums, 0), "");
-  EXPECT_THAT(
-      of("fp32", ""), HasSubstr("gradients of bf16 parameters travel as here; write bf16,"));
+  EXPECT_THAT(of("fp32", ""), HasSubstr("cannot be fp32 for bf16 parameters; write bf16,"));
   EXPECT_THAT(of("fp16", sums), HasSubstr("write bf16 or fp32, as grad_accum_dtype, or delete"));
   EXPECT_THAT(of("fp32", sums, 2), HasSubstr("write bf16, or delete it"));
 }
 
-TEST(DtypeRules, GradientsThatZeroPlusPlusRoundsDoNotTravelIn16BitsToo) {
+TEST(DtypeRules, GradientsThatZeroPlusPlusQuantizesAreNotAlsoSentIn16Bits) {
   EXPECT_THAT(
       errors_of(adam() + R"("communication_data_type": "fp16",
             "zero_optimization": {"stage": 3, "zero_quantized_gradients": true})"),
-      HasSubstr(
-          "communication_data_type fp16 is for gradients that are sent in 16 bits, and with"));
+      HasSubstr("communication_data_type fp16 cannot be combined with zero_quantized_gradients"));
 }
 
-TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {
+TEST(DtypeRules, SixteenBitMastersImply16BitParameters) {
   const Reading reading =
       reading_with(adam() + R"("zero_optimization": {"stage": 1}, "bf16": {"enabled": true,
         "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true})");
@@ -147,7 +146,7 @@ TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {
       "");
 }
 
-TEST(DtypeRules, NarrowMastersNeedAStageAndWhatDeepSpeedAsksFor) {
+TEST(DtypeRules, SixteenBitMastersNeedAStageAndDeepSpeedsConditions) {
   const std::string fp16 = R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})";
   EXPECT_THAT(
       errors_of(adam() + fp16), HasSubstr("needs ZeRO's masters; got stage 0, expected 1, 2"));
@@ -163,7 +162,7 @@ TEST(DtypeRules, NarrowMastersNeedAStageAndWhatDeepSpeedAsksFor) {
       HasSubstr("needs fp16.enabled"));
   EXPECT_THAT(
       errors_of(on_host() + R"("optimizer": {"type": "Lion"}, )" + fp16),
-      HasSubstr("goes with Adam or AdamW, without torch_adam"));
+      HasSubstr("needs Adam or AdamW, without torch_adam"));
   EXPECT_THAT(
       errors_of(adam() + on_host() + fp16 + R"(, "data_types": {"param_dtype": "fp32"})"),
       HasSubstr("fp32 conflicts with fp16.fp16_master_weights_and_grads"));
@@ -172,7 +171,7 @@ TEST(DtypeRules, NarrowMastersNeedAStageAndWhatDeepSpeedAsksFor) {
       HasSubstr("fp32 conflicts with fp16.fp16_master_weights_and_grads"));
 }
 
-TEST(DtypeRules, NarrowStateNeedsNarrowMasters) {
+TEST(DtypeRules, SixteenBitStateNeeds16BitMasters) {
   EXPECT_THAT(
       errors_of(adam() + R"("zero_optimization": {"stage": 2}, "bf16": {"enabled": true,
         "bf16_optimizer_states": true})"),
@@ -180,7 +179,7 @@ TEST(DtypeRules, NarrowStateNeedsNarrowMasters) {
   EXPECT_THAT(
       errors_of(bf16(
           R"("optimizer": {"type": "Adam", "params": {"lr": 0.1, "fp32_optimizer_states": false}})")),
-      HasSubstr("state is as wide as what is updated, and masters are float32"));
+      HasSubstr("fp32_optimizer_states false, but float32 masters need float32 state"));
 }
 
 TEST(DtypeRules, SafeModulesAreNamesOrNoneAndGoWithAutocast) {
@@ -205,13 +204,13 @@ TEST(DtypeRules, SafeModulesAreNamesOrNoneAndGoWithAutocast) {
   EXPECT_EQ(errors_of(of(R"(["Linear"])", R"(, "communication_data_type": "fp32")")), "");
   EXPECT_THAT(
       errors_of(of(R"(["Linear"])", R"(, "communication_data_type": "fp16")")),
-      HasSubstr("communication_data_type fp16 is for all gradients, and torch_autocast."));
+      HasSubstr("communication_data_type fp16 is for all gradients and cannot be combined with "
+                "torch_autocast."));
   for (const std::string key : {"zero_quantized_weights", "zero_quantized_gradients"}) {
     const std::string zero = R"(, "zero_optimization": {"stage": 3, ")" + key + "\": true}";
     EXPECT_THAT(
         errors_of(of("[]", zero)),
-        HasSubstr(
-            key + " rounds on its way what torch_autocast.lower_precision_safe_modules is about"));
+        HasSubstr(key + " cannot be combined with torch_autocast.lower_precision_safe_modules"));
     EXPECT_EQ(errors_of(of("null", zero)), "");
   }
   EXPECT_THAT(

@@ -11,7 +11,7 @@
 namespace lockstep::ds_config {
 namespace {
 
-/// Refuses a schedule with one rate for muP's optimizers, whose groups have different rates.
+/// Notes a schedule with one rate for muP's optimizers, whose groups have different rates.
 void note_one_rate(
     KeyReader& reader,
     const SchedulerSection& section,
@@ -34,16 +34,15 @@ void note_one_rate(
     reader.note(
         reader.find("scheduler.type")->value->place,
         fmt::format(
-            "{} sets one rate for all parameter groups, which overwrites those that {} scales to "
-            "the "
-            "model's width; take a schedule of factors, as WarmupLR without warmup_max_lr is",
+            "{} sets one rate for all parameter groups and overwrites the rates that {} scales to "
+            "the model's width; use a schedule that multiplies the rates, like WarmupLR without "
+            "warmup_max_lr",
             section.name.value,
             reader.find("optimizer.type")->value->text));
   }
 }
 
-/// Refuses a schedule that cycles a value that the optimizer does not have, or does not read again,
-/// as initialize does.
+/// Refuses a schedule that cycles a value that the optimizer lacks, or does not read again.
 void check_momentum(
     KeyReader& reader,
     const SchedulerSection& section,
@@ -59,7 +58,7 @@ void check_momentum(
     reader.note(
         type.value->place,
         fmt::format(
-            "{} cycles betas, which {} does not have: its momentum stays as it is, as in "
+            "{} cycles betas, which {} does not have; its momentum stays constant, as in "
             "DeepSpeed; write cycle_momentum: false",
             section.name.value,
             optimizer_type));
@@ -79,8 +78,9 @@ void check_momentum(
     reader.error(
         reader.find("optimizer.params")->value->find("capturable")->place,
         fmt::format(
-            "optimizer.params.capturable does not go with {}, which cycles momentum: a captured "
-            "update does not read it again; delete capturable, or write cycle_momentum: false",
+            "optimizer.params.capturable cannot be combined with {}, which cycles momentum: a "
+            "captured update does not read momentum again; delete capturable, or write "
+            "cycle_momentum: false",
             section.name.value));
   }
 }
@@ -100,8 +100,8 @@ void check_groups(
       reader.error(
           entry.value.place,
           fmt::format(
-              "scheduler.params.{} of {} is for {} parameter groups, and the file's {} makes {}; "
-              "write one number, or delete optimizer and give initialize one of such groups",
+              "scheduler.params.{} of {} has values for {} parameter groups, but the file's {} has "
+              "{}; write one number, or delete optimizer and pass initialize your own",
               entry.key,
               section.name.value,
               *schedule.groups(),

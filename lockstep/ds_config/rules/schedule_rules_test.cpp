@@ -27,12 +27,12 @@ std::string both(const std::string& optimizer_keys, const std::string& scheduler
   return optimizer_keys + ",\n" + scheduler_keys;
 }
 
-TEST(ScheduleRules, OneRateForAllGroupsIsANoteBesideAnOptimizerThatScalesRates) {
+TEST(ScheduleRules, OneRateForAllGroupsIsANoteIfTheOptimizerScalesRates) {
   const std::string mup = optimizer("MuAdamW", R"("lr": 0.5)") + ", ";
   const std::string what = "sets one rate for all parameter groups";
   EXPECT_THAT(
       notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": 0.5)")),
-      HasSubstr("WarmupLR " + what + ", which overwrites those that MuAdamW scales"));
+      HasSubstr("WarmupLR " + what + " and overwrites the rates that MuAdamW scales"));
   EXPECT_THAT(
       notes_of(
           mup + scheduler("WarmupDecayLR", R"("total_num_steps": 5000, "warmup_max_lr": 0.5)")),
@@ -55,7 +55,7 @@ TEST(ScheduleRules, OneRateForAllGroupsIsANoteBesideAnOptimizerThatScalesRates) 
 const std::string kOneCycle = scheduler("OneCycle", R"("cycle_min_lr": 0.1, "cycle_max_lr": 1)");
 const std::string kCyclic = scheduler("CyclicLR", R"("base_lr": 0.1, "max_lr": 1)");
 
-TEST(ScheduleRules, OneCycleLeavesAnOptimizerWithoutBetasItsMomentum) {
+TEST(ScheduleRules, OneCycleKeepsTheMomentumOfAnOptimizerWithoutBetas) {
   for (const std::string type : {"SGD", "Adagrad", "RMSprop", "Muon"}) {
     const std::string keys = both(optimizer(type), kOneCycle);
     EXPECT_EQ(errors_of(keys), "") << type;
@@ -87,7 +87,7 @@ TEST(ScheduleRules, ACapturedUpdateReadsNoMomentumAgain) {
   for (const std::string& cycle : {kOneCycle, kCyclic}) {
     EXPECT_THAT(
         errors_of(both(optimizer("Adam", R"("capturable": true)"), cycle)),
-        HasSubstr("[ds.json:2:56] optimizer.params.capturable does not go with"));
+        HasSubstr("[ds.json:2:56] optimizer.params.capturable cannot be combined with"));
   }
   EXPECT_EQ(errors_of(both(optimizer("SGD", R"("capturable": true)"), kOneCycle)), "");
   EXPECT_EQ(errors_of(both(optimizer("Adam", R"("capturable": true)"), scheduler("WarmupLR"))), "");
@@ -99,8 +99,8 @@ TEST(ScheduleRules, AListHasAsManyValuesAsTheFilesOptimizerHasGroups) {
   };
   EXPECT_THAT(
       errors_of(both(optimizer("Adam"), list("[0.1, 0.2, 0.3]"))),
-      HasSubstr("scheduler.params.warmup_max_lr of WarmupLR is for 3 parameter groups, and the "
-                "file's Adam makes one"));
+      HasSubstr("scheduler.params.warmup_max_lr of WarmupLR has values for 3 parameter groups, "
+                "but the file's Adam has one"));
   EXPECT_THAT(
       errors_of(both(optimizer("Muon"), list("[0.1, 0.2, 0.3]"))), HasSubstr("two at most"));
   EXPECT_EQ(errors_of(both(optimizer("Muon"), list("[0.1, 0.2]"))), "");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/ds_config/keys/key_reader.h"
@@ -10,6 +11,9 @@
 /// Rules between several keys, applied after each key was checked. Errors and notes go to the
 /// reader.
 namespace lockstep::ds_config {
+
+/// Reports an error at the value of a key, if the file has it: "<path> <what>".
+void refuse_key(KeyReader& reader, const std::string& path, const std::string& what);
 
 /// Checks old names of a stage, and which options need which stage and device.
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config);

@@ -52,32 +52,32 @@ void apply_precision_rules(KeyReader& reader, DsConfig& config) {
         reader.find("torch_autocast.enabled")->value->place,
         "torch_autocast has no dtype; expected \"bf16\" or \"fp16\"");
   }
-  struct Speaker {
+  struct PrecisionKey {
     std::string path;
     bool is_on;
     Dtype dtype;
   };
-  const std::vector<Speaker> speakers = {
+  const std::vector<PrecisionKey> keys = {
       {"fp16.enabled", config.fp16.enabled.value, Dtype::kFloat16},
       {"bf16.enabled", config.bf16.enabled.value, Dtype::kBfloat16},
       {"torch_autocast.enabled",
        autocast.enabled.value,
        autocast.dtype.value.value_or(Dtype::kBfloat16)}};
-  const Speaker* first = nullptr;
-  for (const Speaker& speaker : speakers) {
-    if (!speaker.is_on) {
+  const PrecisionKey* first = nullptr;
+  for (const PrecisionKey& key : keys) {
+    if (!key.is_on) {
       continue;
     }
-    const Found& found = *reader.find(speaker.path);
+    const Found& found = *reader.find(key.path);
     if (first != nullptr) {
       reader.error(
           found.value->place,
           fmt::format(
-              "two precisions; got {} and {}, expected one of them", first->path, speaker.path));
+              "two precisions; got {} and {}, expected one of them", first->path, key.path));
       continue;
     }
-    first = &speaker;
-    config.precision = {speaker.dtype, reader.origin_of(found)};
+    first = &key;
+    config.precision = {key.dtype, reader.origin_of(found)};
   }
   note_fixed_scale(reader, config.fp16);
   check_lamb_scale(reader, config);

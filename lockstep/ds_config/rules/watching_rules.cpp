@@ -49,13 +49,13 @@ std::string own_name(const std::string& name) {
 /// Checks that the folder of a monitor is in output_path.
 void check_job_name(KeyReader& reader, const std::string& path, const MonitorSection& section) {
   const std::filesystem::path name = section.job_name.value;
-  const bool leads_out =
+  const bool is_outside =
       name.is_absolute() || std::find(name.begin(), name.end(), "..") != name.end();
-  if (section.enabled.value && (name.empty() || leads_out)) {
+  if (section.enabled.value && (name.empty() || is_outside)) {
     reader.error(
         reader.find(path)->value->place,
         fmt::format(
-            "{} names no folder in output_path; got \"{}\", expected a relative path without ..",
+            "{} must be a folder in output_path; got \"{}\", expected a relative path without ..",
             path,
             shown(section.job_name.value)));
   }
@@ -74,7 +74,7 @@ void apply_watching_rules(KeyReader& reader, DsConfig& config) {
       reader.error(
           named->value->place,
           fmt::format(
-              "{} names no operation; got \"{}\", expected one of {}{}",
+              "{} has an unknown operation; got \"{}\", expected one of {}{}",
               kOps,
               shown(name),
               fmt::join(operations(), ", "),

@@ -29,14 +29,15 @@ TEST(CommsLogger, IsReadWithTorchsNamesOfOperationsToo) {
       ElementsAre("barrier"));
 }
 
-TEST(CommsLogger, ANameThatIsNoOperationIsAnError) {
+TEST(CommsLogger, AnUnknownOperationNameIsAnError) {
   EXPECT_THAT(
       errors_of(R"("comms_logger": {"enabled": false, "prof_ops": ["all_redcue"]})"),
-      HasSubstr("comms_logger.prof_ops names no operation; got \"all_redcue\", expected one of "
-                "all_reduce"));
+      HasSubstr(
+          "comms_logger.prof_ops has an unknown operation; got \"all_redcue\", expected one of "
+          "all_reduce"));
 }
 
-TEST(CommsLogger, WhatWouldKeepNothingIsAnErrorAndWhatSaysNothingANote) {
+TEST(CommsLogger, AnEmptySelectionIsAnErrorAndAKeyWithoutEffectANote) {
   EXPECT_THAT(
       errors_of(R"("comms_logger": {"enabled": true, "prof_all": false})"),
       HasSubstr("comms_logger logs nothing; got prof_all false and no prof_ops"));
@@ -45,7 +46,7 @@ TEST(CommsLogger, WhatWouldKeepNothingIsAnErrorAndWhatSaysNothingANote) {
       HasSubstr("prof_ops is ignored with prof_all"));
 }
 
-TEST(Monitors, WriteIntoFoldersOfTheirOwn) {
+TEST(Monitors, WriteIntoSeparateFolders) {
   for (const std::string section : {"tensorboard", "csv_monitor"}) {
     const auto named = [&](const std::string& name, bool enabled) {
       return "\"" + section + R"(": {"enabled": )" + (enabled ? "true" : "false") +
@@ -54,7 +55,7 @@ TEST(Monitors, WriteIntoFoldersOfTheirOwn) {
     for (const std::string name : {"../x", "a/../../x", "/x", ""}) {
       EXPECT_THAT(
           errors_of(named(name, true)),
-          HasSubstr(section + ".job_name names no folder in output_path; got \"" + name + "\""));
+          HasSubstr(section + ".job_name must be a folder in output_path; got \"" + name + "\""));
       EXPECT_EQ(errors_of(named(name, false)), "");
     }
     EXPECT_EQ(errors_of(named("mnist/lr=0.1..2", true)), "");

@@ -15,14 +15,6 @@ std::string zero_path(const std::string& key) {
   return std::string(kZero) + "." + key;
 }
 
-/// Reports an error at a key of the file.
-void fail(KeyReader& reader, const std::string& path, const std::string& what) {
-  const Found* const found = reader.find(path);
-  if (found != nullptr) {
-    reader.error(found->value->place, path + " " + what);
-  }
-}
-
 void read_old_zero(KeyReader& reader, ZeroSection& zero) {
   const Found* const found = reader.find(kZero);
   const auto is_on = found == nullptr ? std::nullopt : truth_of(*found->value);
@@ -90,7 +82,7 @@ void check_offload(
     int64_t least) {
   const OffloadDevice device = section.device.value;
   if (device != OffloadDevice::kNone && zero.stage.value < least) {
-    fail(
+    refuse_key(
         reader,
         device_key,
         fmt::format(
@@ -100,7 +92,7 @@ void check_offload(
             least < 3 ? " or more" : ""));
   }
   if (device == OffloadDevice::kNvme && !section.nvme_path.value) {
-    fail(reader, path + ".device", "nvme needs nvme_path, a folder on that disk");
+    refuse_key(reader, path + ".device", "nvme needs nvme_path, a folder on that disk");
   }
   if (const Found* const folder = reader.find(path + ".nvme_path");
       device != OffloadDevice::kNvme && folder != nullptr) {
@@ -110,7 +102,7 @@ void check_offload(
   }
 }
 
-/// `trains`: the file has an optimizer, which updates what is offloaded.
+/// Checks both sections. `trains`: the file has an optimizer.
 void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
   const char* const old_optimizer = "cpu_offload";
   const char* const old_param = "cpu_offload_param";
@@ -129,10 +121,10 @@ void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
       1);
   check_offload(reader, param_path, param_device, zero.offload_param, zero, 3);
   if (optimizer.ratio.value == 0) {
-    fail(reader, optimizer_path + ".ratio", "0 offloads nothing; write device none");
+    refuse_key(reader, optimizer_path + ".ratio", "0 offloads nothing; write device none");
   }
   if (optimizer.super_offload.value && optimizer.device.value != OffloadDevice::kCpu) {
-    fail(
+    refuse_key(
         reader,
         optimizer_path + ".super_offload",
         fmt::format(
@@ -141,29 +133,27 @@ void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
             word_of(optimizer.device.value)));
   }
   if (optimizer.super_offload.value && zero.offload_param.device.value == OffloadDevice::kNvme) {
-    fail(
+    refuse_key(
         reader,
         optimizer_path + ".super_offload",
-        "updates parameters in memory during backward, and offload_param.device is nvme; delete "
-        "one "
-        "of them");
+        "updates parameters in memory during backward and cannot be combined with "
+        "offload_param.device nvme; delete one of them");
   }
   if (zero.offload_param.device.value == OffloadDevice::kNone) {
     return;
   }
   if (trains && optimizer.device.value == OffloadDevice::kNone) {
-    fail(
+    refuse_key(
         reader,
         param_device,
-        "needs offload_optimizer if the file has an optimizer, since parameters off the device are "
-        "updated on the host; add offload_optimizer, or, for inference, delete the optimizer");
+        "needs offload_optimizer if the file has an optimizer: the host updates offloaded "
+        "parameters; add offload_optimizer, or, for inference, delete optimizer");
   } else if (optimizer.ratio.value < 1) {
-    fail(
+    refuse_key(
         reader,
         optimizer_path + ".ratio",
         "below 1 keeps a part of the update on the device, but offload_param moves all parameters "
-        "to "
-        "the host; delete one of them");
+        "to the host; delete one of them");
   }
 }
 
@@ -178,23 +168,24 @@ void check_plus_plus(
             zero.quantized_nontrainable_weights.value},
            {hpz, size > 1}}) {
     if (is_on && zero.stage.value != 3) {
-      fail(
+      refuse_key(
           reader,
           path,
-          fmt::format("is a part of ZeRO++, for stage 3; got stage {}", zero.stage.value));
+          fmt::format(
+              "is a part of ZeRO++, for stage 3; got stage {}; set stage 3, or delete it",
+              zero.stage.value));
     }
   }
   if (zero.quantized_nontrainable_weights.value &&
       zero.offload_param.device.value != OffloadDevice::kNone) {
-    fail(
+    refuse_key(
         reader,
         zero_path("zero_quantized_nontrainable_weights"),
-        "does not go with offload_param: one keeps frozen weights in 8 bits on the device, the "
-        "other "
-        "unquantized off the device; delete one of them");
+        "cannot be combined with offload_param: one keeps frozen weights on the device, the other "
+        "off the device; delete one of them");
   }
   if (size > 1 && world_size && *world_size % size != 0) {
-    fail(
+    refuse_key(
         reader,
         hpz,
         fmt::format(
@@ -259,7 +250,7 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
   }
   const std::string& name = config.optimizer->name.value;
   if (name == "lamb" || name == "adafactor" || name == "muon") {
-    fail(
+    refuse_key(
         reader,
         zero_path("offload_optimizer.device"),
         fmt::format(
@@ -271,6 +262,12 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
 
 }  // namespace
 
+void refuse_key(KeyReader& reader, const std::string& path, const std::string& what) {
+  if (const Found* const found = reader.find(path)) {
+    reader.error(found->value->place, path + " " + what);
+  }
+}
+
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config) {
   ZeroSection& zero = config.zero;
   read_old_zero(reader, zero);
@@ -281,7 +278,7 @@ void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsCo
   check_optimizer(reader, config);
   const std::string sum = "gradient_allreduce_op";
   if (config.gradient_allreduce_op.value == AllreduceOp::kSum && zero.stage.value == 3) {
-    fail(reader, sum, "sum does not work in stage 3; write mean, and scale the loss");
+    refuse_key(reader, sum, "sum does not work in stage 3; write mean, and scale the loss");
   }
 }
 

@@ -59,7 +59,7 @@ TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
                 "zero_optimization.stage3_max_live_parameters; write that\n"));
 }
 
-TEST(ZeroSection, AnOldNameBesideTheNewOneIsAnError) {
+TEST(ZeroSection, AnOldNameTogetherWithTheNewOneIsAnError) {
   EXPECT_THAT(
       errors_of(
           zero("\"stage\": 3, \"max_live_parameters\": 1,\n\"stage3_max_live_parameters\": 1")),
@@ -102,7 +102,7 @@ TEST(ZeroSection, OffloadingSaysWhereToAndHow) {
   }
 }
 
-TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {
+TEST(ZeroSection, OffloadingNeedsAStageAndAFolder) {
   const std::string cpu = R"({"device": "cpu"})";
   EXPECT_EQ(errors_of(zero(R"("stage": 1, "offload_optimizer": )" + cpu)), "");
   EXPECT_THAT(
@@ -147,7 +147,8 @@ TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
       errors_of(zero(
           R"("stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": true},
           "offload_param": {"device": "nvme", "nvme_path": "/x"})")),
-      HasSubstr("super_offload updates parameters in memory during backward, and offload_param"));
+      HasSubstr("super_offload updates parameters in memory during backward and cannot be "
+                "combined with offload_param"));
   EXPECT_THAT(
       errors_of(zero(R"("offload_optimizer": {"ratio": 2})")),
       HasSubstr("invalid value for zero_optimization.offload_optimizer.ratio; got 2, expected a "
@@ -199,7 +200,7 @@ TEST(ZeroSection, TheOldTruthsOfOffloadingGoWithTheSameStages) {
       "");
 }
 
-TEST(ZeroSection, UnusedParametersAreLookedForInStagesOneAndTwo) {
+TEST(ZeroSection, UnusedParametersAreCheckedInStagesOneAndTwo) {
   const std::string key = R"("ignore_unused_parameters": false)";
   EXPECT_TRUE(reading_with(zero(R"("stage": 2)")).config.zero.ignore_unused_parameters.value);
   for (const int stage : {0, 1, 2, 3}) {
@@ -213,7 +214,7 @@ TEST(ZeroSection, UnusedParametersAreLookedForInStagesOneAndTwo) {
   }
 }
 
-TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {
+TEST(ZeroSection, LimitsOfStage3HaveTwoNames) {
   const ZeroSection section = reading_with(zero(R"("stage": 3, "stage3_max_live_parameters": 1e6,
     "param_persistence_threshold": 10, "stage3_prefetch_bucket_size": 0)"))
                                   .config.zero;
@@ -238,7 +239,7 @@ TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {
       HasSubstr("zero_optimization.max_reuse_distance is ignored: the least recently used"));
 }
 
-TEST(ZeroSection, WhatAStageDoesNotHaveIsNoted) {
+TEST(ZeroSection, KeysThatAStageLacksAreNoted) {
   const std::string zero_3 = "it is for stage 3, and this is stage ";
   for (const std::string key :
        {"stage3_prefetch_bucket_size",

@@ -29,10 +29,9 @@ struct SaveCheckpointOptions {
   /// is another name for it.
   nlohmann::json client_state = nullptr;
   nlohmann::json client_sd = nullptr;
-  /// Whether to write this tag to `<save_dir>/latest`.
+  /// Writes this tag to `<save_dir>/latest`.
   bool save_latest = true;
-  /// Leaves out parameters that require no gradient; load_checkpoint keeps the model's values of
-  /// these.
+  /// Omits parameters that require no gradient; load_checkpoint keeps the model's values of these.
   bool exclude_frozen_parameters = false;
 };
 

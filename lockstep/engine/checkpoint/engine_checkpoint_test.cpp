@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(EngineCheckpoint, GoesOnInEveryStageFromEveryOther) {
+TEST(EngineCheckpoint, ResumesInEveryStageFromEveryOther) {
   const TestFolder folder;
   std::vector<double> unbroken;
   on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
@@ -58,7 +58,7 @@ TEST(EngineCheckpoint, GoesOnInEveryStageFromEveryOther) {
   }
 }
 
-TEST(EngineCheckpoint, TheDynamicLossScaleGoesOn) {
+TEST(EngineCheckpoint, TheDynamicLossScaleIsResumed) {
   const TestFolder folder;
   const std::string config = R"({"train_micro_batch_size_per_gpu": 4,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
@@ -129,7 +129,7 @@ TEST(EngineCheckpoint, TheSeedsKeywordWorksTooAndLatestCanBeLeft) {
   });
 }
 
-TEST(EngineCheckpoint, WhatNoEngineSavedIsRefused) {
+TEST(EngineCheckpoint, ACheckpointThatNoEngineSavedIsRefused) {
   const TestFolder folder;
   on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     Accelerator plain({}, WorldSpec{}, Group());
@@ -144,7 +144,7 @@ TEST(EngineCheckpoint, WhatNoEngineSavedIsRefused) {
               "adam",
               {.load_module_only = true});
         },
-        ThrowsMessage<CheckpointError>(HasSubstr("is loaded in full or not at all")));
+        ThrowsMessage<CheckpointError>(HasSubstr("can only be loaded in full")));
   });
 }
 
@@ -156,7 +156,7 @@ std::string scheduled_config(int stage, const std::string& more = "") {
          std::to_string(stage) + "}" + more + "}";
 }
 
-TEST(EngineCheckpoint, ATagThatDoesNotExistIsSaidWithThoseThatDo) {
+TEST(EngineCheckpoint, ATagThatDoesNotExistIsReportedWithTheExistingOnes) {
   const TestFolder folder;
   on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     engine.save_checkpoint(folder.path(), "first");
@@ -169,7 +169,7 @@ TEST(EngineCheckpoint, ATagThatDoesNotExistIsSaidWithThoseThatDo) {
             HasSubstr("does not exist; " + dir + " holds the tags first, second;"))));
     EXPECT_THAT(
         [&] { engine.load_checkpoint(folder / "absent", "first"); },
-        ThrowsMessage<CheckpointError>(HasSubstr("/absent is no folder;")));
+        ThrowsMessage<CheckpointError>(HasSubstr("/absent is not a folder;")));
     engine.load_checkpoint(folder.path(), "first");
   });
   std::ofstream(folder / "latest") << "third\n";
@@ -180,7 +180,7 @@ TEST(EngineCheckpoint, ATagThatDoesNotExistIsSaidWithThoseThatDo) {
   });
 }
 
-TEST(EngineCheckpoint, WhatDeepspeedSavedIsNamedAndHowToConvertIt) {
+TEST(EngineCheckpoint, ADeepspeedCheckpointIsNamedWithItsConversion) {
   const TestFolder folder;
   const auto tag = folder / "global_step10";
   std::filesystem::create_directory(tag);
@@ -204,7 +204,7 @@ TEST(EngineCheckpoint, WhatDeepspeedSavedIsNamedAndHowToConvertIt) {
   });
 }
 
-TEST(EngineCheckpoint, CountersThatAreNoneAreRefusedWithFileAndKey) {
+TEST(EngineCheckpoint, InvalidCountersAreRefusedWithFileAndKey) {
   const TestFolder folder;
   on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     engine.save_checkpoint(folder.path(), "good");
@@ -228,7 +228,7 @@ TEST(EngineCheckpoint, CountersThatAreNoneAreRefusedWithFileAndKey) {
   });
 }
 
-TEST(EngineCheckpoint, TheModuleAloneComesWithoutCountersOptimizerOrSchedule) {
+TEST(EngineCheckpoint, TheModuleAloneLoadsWithoutCountersOptimizerOrSchedule) {
   for (const int stage : {0, 3}) {
     const TestFolder folder;
     on_engine_ranks(2, scheduled_config(stage), [&](InitializeOptions options) {
@@ -333,7 +333,7 @@ TEST(EngineCheckpoint, AModuleThatDiffersLoadsInPartIfThatIsWanted) {
   }
 }
 
-TEST(Save16bitModel, WritesWholeWeightsRoundedInEveryStage) {
+TEST(Save16bitModel, WritesFullWeightsRoundedInEveryStage) {
   const TestFolder folder;
   for (int stage = 0; stage <= 3; ++stage) {
     const auto dir = folder.path() / std::to_string(stage);
@@ -359,7 +359,7 @@ TEST(Save16bitModel, WritesWholeWeightsRoundedInEveryStage) {
   }
 }
 
-TEST(Save16bitModel, LeavesFrozenParametersOutIfToldTo) {
+TEST(Save16bitModel, OmitsFrozenParametersOnRequest) {
   for (const int stage : {0, 2, 3}) {
     const TestFolder folder;
     on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
@@ -381,7 +381,7 @@ TEST(Save16bitModel, LeavesFrozenParametersOutIfToldTo) {
   }
 }
 
-TEST(Save16bitModel, AsksWhich16BitsAndForANameThatSaysWhatItIs) {
+TEST(Save16bitModel, NeedsA16BitDtypeAndASafetensorsName) {
   const TestFolder folder;
   on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(

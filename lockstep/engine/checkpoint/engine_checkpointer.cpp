@@ -85,7 +85,7 @@ std::string EngineCheckpointer::tag_of_rank_0(const std::string& own_tag) {
     if (validation == ds_config::TagValidation::kFail) {
       throw ConfigError("save_checkpoint", what);
     }
-    log_warning(what + "; rank 0's is used");
+    log_warning(what + "; the tag of rank 0 is used");
   }
   return tags.front();
 }

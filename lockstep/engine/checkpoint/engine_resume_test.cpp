@@ -51,7 +51,7 @@ TEST(EngineResume, ATagThatExistsIsSavedAgain) {
   }
 }
 
-TEST(EngineResume, AFolderThatIsNoCheckpointIsNeverReplaced) {
+TEST(EngineResume, AFolderThatIsNotACheckpointIsNeverReplaced) {
   const TestFolder folder;
   std::filesystem::create_directories(folder / "mine");
   std::ofstream(folder / "mine" / "notes.txt") << "of the user";
@@ -63,7 +63,7 @@ TEST(EngineResume, AFolderThatIsNoCheckpointIsNeverReplaced) {
   EXPECT_TRUE(std::filesystem::exists(folder / "mine" / "notes.txt"));
 }
 
-TEST(EngineResume, OtherMicroStepsAnUpdateBeginAWholeOne) {
+TEST(EngineResume, ADifferentNumberOfMicroStepsBeginsANewUpdate) {
   const TestFolder folder;
   at::Tensor expected;
   on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet& net) {
@@ -144,7 +144,7 @@ std::string with_schedule(const std::string& type, const std::string& params) {
          type + R"(", "params": {)" + params + "}}}";
 }
 
-TEST(EngineResume, AScheduleThatNobodyHasHereIsLeftWithAWarning) {
+TEST(EngineResume, AnUnusedScheduleIsSkippedWithAWarning) {
   const TestFolder folder;
   const std::string scheduled = with_schedule("WarmupLR", R"("warmup_num_steps": 10)");
   on_engines(1, scheduled, [&](TestEngine& engine, EngineNet&) {
@@ -159,7 +159,7 @@ TEST(EngineResume, AScheduleThatNobodyHasHereIsLeftWithAWarning) {
     engine.save_checkpoint(folder.path(), "plain");
   });
   set_log_sink({});
-  EXPECT_THAT(said, HasSubstr("has a learning rate schedule, and this program none"));
+  EXPECT_THAT(said, HasSubstr("has a learning rate schedule, which is not loaded"));
   on_engines(1, scheduled, [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
         [&] { engine.load_checkpoint(folder.path(), "plain"); },
@@ -202,7 +202,7 @@ std::vector<std::string> saved_names(const std::filesystem::path& folder) {
   return names;
 }
 
-TEST(EngineResume, FrozenParametersMayBeLeftOutAndStayWhatTheyAre) {
+TEST(EngineResume, FrozenParametersMayBeOmittedAndStayUnchanged) {
   for (const int stage : {0, 2, 3}) {
     SCOPED_TRACE(stage);
     const TestFolder folder;

@@ -41,7 +41,8 @@ void check_tag(const std::string& tag) {
       tag.find('/') != std::string::npos || tag.find('\n') != std::string::npos) {
     throw ConfigError(
         "checkpoint",
-        fmt::format("a tag is the name of a folder; got '{}', try \"global_step100\"", tag));
+        fmt::format(
+            "invalid tag '{}'; expected the name of a folder, like \"global_step100\"", tag));
   }
 }
 
@@ -50,21 +51,21 @@ CheckpointError missing_tag_error(const fs::path& load_dir, const std::string& t
   std::vector<std::string> tags = storage::checkpoint_tags(load_dir);
   const size_t more = tags.size() - std::min(tags.size(), kTagsShown);
   tags.erase(tags.begin(), tags.begin() + static_cast<std::ptrdiff_t>(more));
-  std::string existing = fmt::format("{} is no folder", load_dir.string());
+  std::string existing = fmt::format("{} is not a folder", load_dir.string());
   std::error_code error;
   if (fs::is_directory(load_dir, error)) {
     existing = fmt::format(
         "{} holds {}{}",
         load_dir.string(),
         tags.empty() ? "no checkpoint" : fmt::format("the tags {}", fmt::join(tags, ", ")),
-        more == 0 ? "" : fmt::format(", and {} before these", more));
+        more == 0 ? "" : fmt::format(", and {} more", more));
   }
   const bool is_latest = tag_in(load_dir) == tag;
   return {
       (load_dir / tag).string(),
       fmt::format(
-          "does not exist{}; {}; give the tag of a checkpoint that was saved, and the folder that "
-          "was given to save_checkpoint",
+          "does not exist{}; {}; give the tag of an existing checkpoint, and the folder that was "
+          "given to save_checkpoint",
           is_latest ? fmt::format(", though {} names it", kLatest) : "",
           existing)};
 }
@@ -87,7 +88,7 @@ bool LatestTag::is_writer() const {
   return on_each_host_ ? accelerator_.is_local_main_process() : accelerator_.is_main_process();
 }
 
-/// No rank continues before `latest` is written everywhere, or before it knows of the failure.
+/// Lets no rank continue before `latest` is written everywhere, or all ranks have the failure.
 void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
   std::optional<NewFile> prepared;
   std::optional<std::string> previous;
@@ -128,7 +129,8 @@ void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
   }
   if (!failure.empty()) {
     throw CheckpointError(
-        (save_dir / tag).string(), fmt::format("is saved, but not named latest: {}", failure));
+        (save_dir / tag).string(),
+        fmt::format("is saved, but the file latest was not written: {}", failure));
   }
 }
 
@@ -172,8 +174,8 @@ std::string LatestTag::tag_on_all_hosts(
       throw CheckpointError(
           (load_dir / tag).string(),
           failure +
-              "; each host needs what its own ranks saved: copy it there, or give a tag that all "
-              "hosts have");
+              "; each host needs the files that its ranks saved: copy them to it, or give a tag "
+              "that all hosts have");
     }
   }
   return "";

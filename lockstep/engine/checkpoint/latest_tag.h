@@ -25,9 +25,9 @@ class LatestTag {
  public:
   LatestTag(Accelerator& accelerator, bool saves_on_each_host);
 
-  /// Whether each of several hosts writes its own checkpoints.
+  /// Returns whether each of several hosts writes its own checkpoints.
   bool is_on_each_host() const { return on_each_host_; }
-  /// Whether this rank writes the files that a host, or the job, has once.
+  /// Returns whether this rank writes the files that a host, or the job, has once.
   bool is_writer() const;
   /// Writes `tag` on all hosts, or on none. Throws CheckpointError on all ranks if one fails.
   /// Collective.

@@ -84,7 +84,7 @@ std::vector<at::Tensor> save_and_go_on(
   return expected;
 }
 
-TEST(NodeLocal, EachHostGoesOnFromWhatItsOwnRanksWrote) {
+TEST(NodeLocal, EachHostResumesFromItsOwnRanksFiles) {
   const auto expect_to_go_on = [](int stage, at::ScalarType dtype) {
     const TestFolder folder;
     const std::string config = node_local_config(stage, "", dtype);
@@ -166,7 +166,8 @@ TEST(NodeLocal, APartThatIsMissingIsNamedWithItsHost) {
       folder,
       node_local_config(2, R"(, "reduce_bucket_size": 40)"),
       HasSubstr("sharded differently"));
-  expect_refused(folder, node_local_config(0), HasSubstr("the parts of a state that ZeRO sharded"));
+  expect_refused(
+      folder, node_local_config(0), HasSubstr("one host's part of a state that ZeRO sharded"));
   fs::remove_all(disk_of(folder, 2) / "global_step2");
   expect_refused(
       folder, config, AllOf(HasSubstr("rank 2: host "), HasSubstr("has no global_step2")));
@@ -180,7 +181,7 @@ std::string adafactor_config(const std::string& zero_keys = "") {
 
 /// A matrix of 240 elements, of which rank 3 has none where the bias lies in its bucket, and some
 /// where it does not.
-TEST(NodeLocal, RowsAndColumnsAreNotBegunAnewWhereAMatrixIsDividedOtherwise) {
+TEST(NodeLocal, RowAndColumnStateIsRefusedIfAMatrixIsShardedDifferently) {
   const TestFolder folder;
   const auto with_engine = [&](const std::string& config, const auto& body) {
     on_hosts(config, [&](InitializeOptions options, int rank) {
@@ -231,7 +232,7 @@ TEST(NodeLocal, AHostWithoutLatestTakesTheOthersName) {
   });
 }
 
-TEST(NodeLocal, NoHostHasWhatAnotherCouldNotWrite) {
+TEST(NodeLocal, NoHostKeepsACheckpointThatAnotherCouldNotWrite) {
   const TestFolder folder;
   fs::create_directories(disk_of(folder, 0));
   std::ofstream(disk_of(folder, 2)) << "no folder";
@@ -246,7 +247,7 @@ TEST(NodeLocal, NoHostHasWhatAnotherCouldNotWrite) {
   EXPECT_TRUE(fs::is_empty(disk_of(folder, 0)));
 }
 
-TEST(NodeLocal, NoHostNamesLatestWhatAnotherCouldNotName) {
+TEST(NodeLocal, NoHostMarksLatestACheckpointThatAnotherCouldNotMark) {
   const TestFolder folder;
   const std::string config = node_local_config(1);
   save_and_go_on(folder, config);
@@ -259,7 +260,8 @@ TEST(NodeLocal, NoHostNamesLatestWhatAnotherCouldNotName) {
     train_on_own_batches(std::get<0>(made), 0, 3);
     EXPECT_THAT(
         [&] { std::get<0>(made).save_checkpoint(disk_of(folder, rank)); },
-        ThrowsMessage<CheckpointError>(HasSubstr("is saved, but not named latest: rank 2")));
+        ThrowsMessage<CheckpointError>(
+            HasSubstr("is saved, but the file latest was not written: rank 2")));
   });
   std::string named;
   std::ifstream(disk_of(folder, 0) / "latest") >> named;

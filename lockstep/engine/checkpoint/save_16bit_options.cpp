@@ -22,8 +22,8 @@ checkpoint::SaveModelOptions save_16bit_options(
   if (!dtype && compute_dtype == ds_config::Dtype::kFloat32) {
     throw ConfigError(
         "save_16bit_model",
-        "the model computes in float32, which determines no 16-bit dtype; pass at::kHalf or "
-        "at::kBFloat16, or write float32 by accelerator().save_model");
+        "the model computes in float32, so the 16-bit dtype is unknown; pass at::kHalf or "
+        "at::kBFloat16, or save float32 with accelerator().save_model");
   }
   return {
       .dtype =

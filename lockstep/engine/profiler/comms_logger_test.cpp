@@ -43,7 +43,7 @@ std::string summary_of(int world, const std::string& config, bool show_straggler
   return summary;
 }
 
-TEST(CommsLogger, SumsUpWhatAnEngineSends) {
+TEST(CommsLogger, SumsUpTheTrafficOfAnEngine) {
   const std::string summary = summary_of(2, logging_config(R"({"stage": 1})"));
   EXPECT_THAT(summary, HasSubstr("Comm. Op"));
   EXPECT_THAT(summary, HasSubstr("\nreduce_scatter\n"));
@@ -65,7 +65,7 @@ TEST(CommsLogger, DebugTellsDtypesAndShapesApart) {
       HasSubstr("\nreduce_scatter(avg) of float[256]\n"));
 }
 
-TEST(CommsLogger, AloneNothingIsSentAndWithoutItThereIsNoSummary) {
+TEST(CommsLogger, OneRankSendsNothingAndThereIsNoSummaryByDefault) {
   EXPECT_THAT(summary_of(1, logging_config(R"({"stage": 1})")), HasSubstr("no operation"));
   on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
@@ -83,7 +83,7 @@ std::string stage3(const std::string& more) {
       R"(, "debug": true)");
 }
 
-TEST(ZeroPlusPlus, EachKeyOfTheFileReachesWhatIsSent) {
+TEST(ZeroPlusPlus, EachKeyOfTheFileChangesTheTraffic) {
   const std::string plain = summary_of(4, stage3(""));
   EXPECT_THAT(plain, HasSubstr("all_gather of float["));
   EXPECT_THAT(plain, Not(HasSubstr("all_gather of byte[1, "))) << "rows of blocks";

@@ -24,10 +24,10 @@ double ms_between(Clock::time_point began, Clock::time_point ended) {
 
 }  // namespace
 
-/// An operation that counts, or touches a module's parameters, until it ends.
+/// An operation that counts, or uses a module's parameters, until it ends.
 struct FlopsCounter::Running : at::ObserverContext {
   std::string name;
-  std::optional<OperationCount> what;
+  std::optional<OperationCount> cost;
   ModuleEvent event;
   Clock::time_point began;
 };
@@ -39,21 +39,21 @@ std::unique_ptr<at::ObserverContext> FlopsCounter::begin(const at::RecordFunctio
     return nullptr;
   }
   std::string own(name.substr(kNamespace.size()));
-  const auto what = operation_count(own, function.inputs());
+  const auto cost = operation_count(own, function.inputs());
   const auto module = counting->tree_ != nullptr && within_event == nullptr
                           ? counting->tree_->owner_of(function.inputs())
                           : std::nullopt;
-  if (!what && !module) {
+  if (!cost && !module) {
     return nullptr;
   }
   auto running = std::make_unique<Running>();
   running->name = std::move(own);
-  running->what = what;
+  running->cost = cost;
   running->event.module = module;
   if (within_event == nullptr) {
     within_event = &running->event;
   }
-  within_counted = what.has_value();
+  within_counted = cost.has_value();
   running->began = Clock::now();
   return running;
 }
@@ -67,15 +67,15 @@ void FlopsCounter::end(const at::RecordFunction& /*function*/, at::ObserverConte
     counting->wait_for_device_();
   }
   const Clock::time_point ended = Clock::now();
-  if (running->what) {
+  if (running->cost) {
     within_counted = false;
     OperationCount& all = counting->operations_[running->name];
-    all.count += running->what->count;
-    all.macs += running->what->macs;
-    all.flops += running->what->flops;
+    all.count += running->cost->count;
+    all.macs += running->cost->macs;
+    all.flops += running->cost->flops;
     all.ms += ms_between(running->began, ended);
-    within_event->macs += running->what->macs;
-    within_event->flops += running->what->flops;
+    within_event->macs += running->cost->macs;
+    within_event->flops += running->cost->flops;
   }
   if (within_event == &running->event) {
     within_event = nullptr;

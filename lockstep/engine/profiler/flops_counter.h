@@ -26,13 +26,13 @@ struct OperationCount {
   double ms = 0;
 };
 
-/// Returns the computation of one operation of that name ("addmm") on `inputs`, by their shapes;
-/// nothing for operations without arithmetic (views, copies, lookups) and for those that consist of
-/// counted ones.
+/// Returns the computation of one operation of that name ("addmm") on `inputs`, by their shapes.
+/// Returns nothing for operations without arithmetic (views, copies, lookups), and for operations
+/// that consist of counted ones.
 ///
 /// The rules are DeepSpeed's: a matrix product or convolution has a MAC, and two FLOPs, for each
-/// product (bias additions are not counted); softmax, activations, sums and arithmetic have one
-/// FLOP an element, normalisations four, or five with weights.
+/// product; bias additions are not counted. Softmax, activations, sums and arithmetic have one FLOP
+/// an element, normalisations four, or five with weights.
 std::optional<OperationCount> operation_count(
     const std::string& name, c10::ArrayRef<const c10::IValue> inputs);
 
@@ -48,12 +48,12 @@ class FlopsCounter {
   FlopsCounter(const FlopsCounter&) = delete;
   FlopsCounter& operator=(const FlopsCounter&) = delete;
 
-  /// `modules`, if given, maps parameters to modules; it must live until stop().
+  /// Starts counting. `modules`, if given, maps parameters to modules; it must live until stop().
   void start(std::function<void()> wait_for_device, const ModuleTree* modules = nullptr);
   void stop();
-  /// By name; summed since clear().
+  /// Returns the operations by name, summed since clear().
   const std::map<std::string, OperationCount>& operations() const { return operations_; }
-  /// The cost of each module, in the tree's order, summed; empty without modules.
+  /// Returns the cost of each module, in the tree's order, summed; empty without modules.
   const std::vector<ModuleTree::Cost>& modules() const { return modules_; }
   void clear() {
     operations_.clear();

@@ -31,7 +31,7 @@ std::string render_flops(
     const FlopsProfile& profile, const ds_config::FlopsProfilerSection& section);
 
 /// Writes the report as `section` says: to its output_file, which is replaced, or to the log.
-/// Error, naming the file, if it cannot be written.
+/// Throws Error, naming the file, if it cannot be written.
 void report_flops(const FlopsProfile& profile, const ds_config::FlopsProfilerSection& section);
 
 }  // namespace lockstep

@@ -63,7 +63,7 @@ TEST(FlopsCounter, BatchesAndMatmulAreMatrixProducts) {
   EXPECT_EQ(all_macs(counted([] { at::mv(at::ones({3, 4}), at::ones({4})); })), 12);
 }
 
-TEST(FlopsCounter, AConvolutionMeetsItsKernelAtEveryPlace) {
+TEST(FlopsCounter, AConvolutionCountsItsKernelAtEveryPosition) {
   // 8 channels to 16 in 2 groups, 3 x 3, stride 2, padding 1: 10 x 10 becomes 5 x 5.
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(8, 16, 3).stride(2).padding(1).groups(2));
   const double macs = 2 * 5 * 5 * 16 * 4 * 9;
@@ -74,7 +74,7 @@ TEST(FlopsCounter, AConvolutionMeetsItsKernelAtEveryPlace) {
   EXPECT_EQ(all_macs(counted([&] { back(at::ones({1, 4, 5, 5})); })), 25 * 4 * 6 * 4);
 }
 
-TEST(FlopsCounter, AttentionIsTwoProductsHoweverItIsComputed) {
+TEST(FlopsCounter, AttentionCountsTwoProductsInEveryImplementation) {
   const at::Tensor q = at::ones({2, 3, 5, 8});
   const at::Tensor k = at::ones({2, 3, 7, 8});
   const auto macs = all_macs(
@@ -82,7 +82,7 @@ TEST(FlopsCounter, AttentionIsTwoProductsHoweverItIsComputed) {
   EXPECT_EQ(macs, 2 * 3 * 5 * 7 * (8 + 8));
 }
 
-TEST(FlopsCounter, ARecurrentLayerMeetsItsWeightsInEveryStep) {
+TEST(FlopsCounter, ARecurrentLayerCountsItsWeightsInEveryStep) {
   const torch::NoGradGuard no_grad;
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(6, 10));
   const double macs = all_macs(counted([&] { lstm(at::ones({7, 2, 6})); }));
@@ -163,7 +163,7 @@ TEST(FlopsProfiler, WritesOneMicroStepOfTheUpdateThatWasAskedFor) {
   }
 }
 
-TEST(FlopsProfiler, ShowsWhatItIsAskedForAndCountsWhatBackwardComputesAgain) {
+TEST(FlopsProfiler, ShowsTheRequestedTableAndCountsRecomputationInBackward) {
   const TestFolder folder;
   const auto path = folder.path() / "flops";
   const std::string more = R"(, "detailed": false, "module_depth": 0, "recompute_fwd_factor": 1)";

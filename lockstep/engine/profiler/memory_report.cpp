@@ -34,7 +34,7 @@ std::string of_device(c10::Device device) {
   const auto stats = at::accelerator::getDeviceStats(device.index());
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return fmt::format(
-      "device {:.2f} GB (most {:.2f}), reserved {:.2f}",
+      "device {:.2f} GB (peak {:.2f}), reserved {:.2f}",
       static_cast<double>(stats.allocated_bytes[all].current) / kBytes,
       static_cast<double>(stats.allocated_bytes[all].peak) / kBytes,
       static_cast<double>(stats.reserved_bytes[all].current) / kBytes);
@@ -50,7 +50,7 @@ std::string memory_in_use(c10::Device device) {
   const auto now = gigabytes_of("/proc/self/status", "VmRSS");
   const auto most = gigabytes_of("/proc/self/status", "VmHWM");
   if (now && most) {
-    parts.push_back(fmt::format("process {:.2f} GB (most {:.2f})", *now, *most));
+    parts.push_back(fmt::format("process {:.2f} GB (peak {:.2f})", *now, *most));
   }
   const auto total = gigabytes_of("/proc/meminfo", "MemTotal");
   const auto available = gigabytes_of("/proc/meminfo", "MemAvailable");

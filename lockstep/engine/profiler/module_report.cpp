@@ -58,8 +58,7 @@ std::string render_classes(
     all.ms += costs[i].ms;
   }
   std::string text = fmt::format(
-      "  top {} of the classes of modules at each depth, those of one class summed up\n",
-      top_modules);
+      "  top {} module classes at each depth; modules of one class are summed\n", top_modules);
   for (const auto& [depth, classes] : depths) {
     text += fmt::format("  depth {}:\n", depth);
     const auto line = [&, &of = classes](
@@ -123,10 +122,10 @@ std::string render_modules(const ModuleTree& tree, const std::vector<ModuleTree:
         flops_rate(cost.flops, cost.ms));
   }
   text +=
-      "  An operation is the module's whose parameters it touches; one that touches none is the\n"
-      "  innermost module's that holds the parameters touched before and after it.\n";
+      "  An operation counts for the module whose parameters it uses. Other operations count for\n"
+      "  the innermost module that holds the parameters used before and after them.\n";
   if (any_unknown) {
-    text += "  -: without parameters; what it computes counts as that of a module around it.\n";
+    text += "  -: no parameters; operations of this module count for a module that contains it.\n";
   }
   return text;
 }

@@ -91,7 +91,7 @@ std::optional<size_t> ModuleTree::owner_of(c10::ArrayRef<const c10::IValue> inpu
   return std::nullopt;
 }
 
-size_t ModuleTree::innermost_around(size_t one, size_t other) const {
+size_t ModuleTree::common_ancestor(size_t one, size_t other) const {
   while (one != other) {
     size_t& deeper = modules_[one].depth > modules_[other].depth ? one : other;
     deeper = modules_[deeper].parent;
@@ -105,7 +105,7 @@ std::vector<ModuleTree::Cost> ModuleTree::costs(
   if (all.empty()) {
     return all;
   }
-  // [event] The module whose parameters this or the next such event uses.
+  // [event] The module of the event, or of the next event that has one.
   std::vector<std::optional<size_t>> next(events.size() + 1);
   for (size_t i = events.size(); i-- > 0;) {
     next[i] = events[i].module ? events[i].module : next[i + 1];
@@ -114,7 +114,7 @@ std::vector<ModuleTree::Cost> ModuleTree::costs(
   double at_ms = 0;
   for (size_t i = 0; i < events.size(); ++i) {
     const ModuleEvent& event = events[i];
-    const size_t between = last && next[i] ? innermost_around(*last, *next[i]) : 0;
+    const size_t between = last && next[i] ? common_ancestor(*last, *next[i]) : 0;
     Cost& cost = all[event.module.value_or(between)];
     cost.macs += event.macs;
     cost.flops += event.flops;

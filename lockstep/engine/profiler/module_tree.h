@@ -19,8 +19,7 @@
 
 namespace lockstep {
 
-/// An operation of a forward, or the time between two, with the module whose parameters it used, if
-/// any.
+/// An operation of a forward, with the module whose parameters it used, if any.
 struct ModuleEvent {
   std::optional<size_t> module = std::nullopt;
   double began_ms = 0;  ///< Since the start of the forward.
@@ -34,7 +33,7 @@ struct ModuleEvent {
 /// C++ modules do not report when they run. The attribution uses the parameters of operations: such
 /// an operation belongs to the parameters' module, and operations between two of them belong to the
 /// innermost module that holds both parameters. So totals are right for each module that holds the
-/// parameters it computes with: an activation or a residual sum counts at the innermost level that
+/// parameters it computes with. An activation or a residual sum counts at the innermost level that
 /// is certain, and a module without parameters counts nothing. One exception: operations between
 /// two uses of the same module count as that module's. Before the first parameter and after the
 /// last, operations belong to the model.
@@ -57,10 +56,10 @@ class ModuleTree {
   };
 
   ModuleTree() = default;
-  /// From classes_of and parameters_of: outer modules first.
+  /// Builds the tree from classes_of and parameters_of: outer modules first.
   ModuleTree(const NamedClasses& modules, const NamedTensors& parameters);
 
-  /// Outer modules first, in order of registration.
+  /// Returns the modules, outer ones first, in order of registration.
   const std::vector<Module>& modules() const { return modules_; }
   /// Returns the module of the first parameter, or view of one, among `inputs`. A tied parameter
   /// belongs to the module that was registered first.
@@ -75,7 +74,7 @@ class ModuleTree {
     size_t module;
   };
   std::optional<size_t> owner_of(const at::Tensor& tensor) const;
-  size_t innermost_around(size_t one, size_t other) const;
+  size_t common_ancestor(size_t one, size_t other) const;
 
   std::vector<Module> modules_;
   std::unordered_map<const void*, size_t> tensors_;

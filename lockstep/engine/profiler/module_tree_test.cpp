@@ -73,7 +73,7 @@ size_t index_of(const ModuleTree& tree, const std::vector<std::string>& path) {
   return at;
 }
 
-TEST(ModuleTree, KnowsWhatStandsWhereAndCountsTiedParametersOnce) {
+TEST(ModuleTree, ListsModulesInOrderAndCountsTiedParametersOnce) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   ASSERT_EQ(tree.modules().size(), 12U);
@@ -88,7 +88,7 @@ TEST(ModuleTree, KnowsWhatStandsWhereAndCountsTiedParametersOnce) {
   EXPECT_EQ(tree.modules()[index_of(tree, {"blocks", "1", "act"})].parameters, 0);
 }
 
-TEST(ModuleTree, AnOperationIsOfWhoseParameterItTouchesAViewOfItToo) {
+TEST(ModuleTree, AnOperationOnAParameterOrItsViewBelongsToTheParametersModule) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   const at::Tensor weight = net->blocks[1]->named_parameters()["down.weight"];
@@ -105,7 +105,7 @@ TEST(ModuleTree, AnOperationIsOfWhoseParameterItTouchesAViewOfItToo) {
   EXPECT_EQ(owner_among({list}), down);
 }
 
-TEST(ModuleTree, WhatTouchesNoParameterIsTheInnermostModulesThatSurelyRan) {
+TEST(ModuleTree, AnOperationWithoutParametersBelongsToTheInnermostRunningModule) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   const size_t up = index_of(tree, {"blocks", "0", "up"});
@@ -133,7 +133,7 @@ TEST(ModuleTree, WhatTouchesNoParameterIsTheInnermostModulesThatSurelyRan) {
   EXPECT_EQ(of({"head"}).ms, 0);
 }
 
-TEST(ModuleTree, AForwardIsDividedAmongTheModulesThatComputedIt) {
+TEST(ModuleTree, TheTimeOfAForwardIsAttributedToTheModulesThatComputedIt) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   FlopsCounter counter;
@@ -202,7 +202,7 @@ TEST(ModuleReport, ShowsEveryModuleBelowTheOneThatHoldsIt) {
       text, HasSubstr("\n        (act) ReLU                           0       -           -\n"));
   EXPECT_LT(text.find("(words)"), text.find("(blocks)"));
   EXPECT_LT(text.find("(blocks)"), text.find("(0) Block"));
-  EXPECT_THAT(text, HasSubstr("-: without parameters"));
+  EXPECT_THAT(text, HasSubstr("-: no parameters"));
 }
 
 }  // namespace

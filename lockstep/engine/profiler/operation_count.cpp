@@ -15,7 +15,7 @@ namespace {
 
 using Inputs = c10::ArrayRef<const c10::IValue>;
 
-/// Null if the operation has no such tensor.
+/// Returns null if the operation has no such tensor.
 const at::Tensor* tensor_at(Inputs inputs, size_t index) {
   if (index >= inputs.size() || !inputs[index].isTensor() || !inputs[index].toTensor().defined()) {
     return nullptr;
@@ -35,7 +35,7 @@ OperationCount per_element(double flops) {
   return {.count = 1, .flops = flops};
 }
 
-/// Rows of the first with columns of the last dimension of the second.
+/// Counts the matrix product of inputs `first` and `first + 1`.
 std::optional<OperationCount> matrix_product(Inputs inputs, size_t first) {
   const at::Tensor* const a = tensor_at(inputs, first);
   const at::Tensor* const b = tensor_at(inputs, first + 1);
@@ -54,7 +54,7 @@ double spatial(const at::Tensor& tensor) {
   return all;
 }
 
-/// aten::convolution(input, weight, bias, stride, padding, dilation, transposed, ...).
+/// Counts aten::convolution(input, weight, bias, stride, padding, dilation, transposed, ...).
 std::optional<OperationCount> convolution(Inputs inputs) {
   const at::Tensor* const input = tensor_at(inputs, 0);
   const at::Tensor* const weight = tensor_at(inputs, 1);
@@ -63,21 +63,21 @@ std::optional<OperationCount> convolution(Inputs inputs) {
     return std::nullopt;
   }
   const auto batch = static_cast<double>(input->size(0));
-  if (inputs[6].toBool()) {  // Each element of the input meets the whole kernel.
+  if (inputs[6].toBool()) {  // Each element of the input uses the full kernel.
     return products(batch * spatial(*input) * elements(*weight));
   }
-  const auto of = [&](size_t index, size_t dim) {
+  const auto value_at = [&](size_t index, size_t dim) {
     const auto values = inputs[index].toIntVector();
-    return values[values.size() == 1 ? 0 : dim];  // One stands for all.
+    return values[values.size() == 1 ? 0 : dim];  // A single value is for all dimensions.
   };
-  double places = 1;
+  double positions = 1;
   for (size_t dim = 0; dim + 2 < static_cast<size_t>(input->dim()); ++dim) {
-    const int64_t reach = of(5, dim) * (weight->size(static_cast<int64_t>(dim) + 2) - 1) + 1;
-    const int64_t room = input->size(static_cast<int64_t>(dim) + 2) + 2 * of(4, dim) - reach;
-    const int64_t along = room / of(3, dim) + 1;
-    places *= static_cast<double>(along);
+    const auto axis = static_cast<int64_t>(dim) + 2;
+    const int64_t kernel = value_at(5, dim) * (weight->size(axis) - 1) + 1;
+    const int64_t last = input->size(axis) + 2 * value_at(4, dim) - kernel;
+    positions *= static_cast<double>(last / value_at(3, dim) + 1);
   }
-  return products(batch * places * elements(*weight));
+  return products(batch * positions * elements(*weight));
 }
 
 /// Counts two matrix products, for queries (..., L, E), keys (..., S, E), values (..., S, Ev).
@@ -130,13 +130,13 @@ std::optional<OperationCount> normalisation(Inputs inputs) {
   return per_element(elements(*input) * (has_weight ? 5 : 4));
 }
 
-std::optional<OperationCount> once_an_input(Inputs inputs) {
+std::optional<OperationCount> per_input_element(Inputs inputs) {
   const at::Tensor* const input = tensor_at(inputs, 0);
   return input == nullptr ? std::nullopt : std::optional(per_element(elements(*input)));
 }
 
-/// One an element of the result, to which all tensors are broadcast.
-std::optional<OperationCount> once_an_output(Inputs inputs) {
+/// Counts one for each element of the result, to which all tensors are broadcast.
+std::optional<OperationCount> per_output_element(Inputs inputs) {
   std::vector<int64_t> sizes;
   bool any = false;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -199,7 +199,7 @@ std::map<std::string, Rule> make_rules() {
        "max_pool2d_with_indices",
        "max_pool3d_with_indices",
        "mkldnn_max_pool2d"},
-      once_an_input);
+      per_input_element);
   add({"abs",         "acos",          "add",
        "addcdiv",     "addcmul",       "asin",
        "atan",        "atan2",         "clamp",
@@ -219,7 +219,7 @@ std::map<std::string, Rule> make_rules() {
        "softshrink",  "sqrt",          "sub",
        "tan",         "tanh",          "threshold",
        "where",       "_prelu_kernel", "log_sigmoid_forward"},
-      once_an_output);
+      per_output_element);
   return rules;
 }
 

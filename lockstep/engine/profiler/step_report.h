@@ -56,7 +56,7 @@ struct StepFacts {
   std::optional<CheckpointTimes> checkpoints;  ///< With activation_checkpointing.profile.
 };
 
-/// Logs and records what a ds_config.json requests: steps_per_print, wall_clock_breakdown, the
+/// Writes the reports of a ds_config.json: steps_per_print, wall_clock_breakdown, the
 /// checkpoints' profile, the throughput timer, and the monitors, whose curves have DeepSpeed's
 /// names and are over samples. Acts on the main process only. Not thread-safe.
 class StepReport {
@@ -67,9 +67,9 @@ class StepReport {
   bool needs_loss() const { return !trackers_.empty(); }
   /// Returns whether timers are reported; a GPU's need a wait for the device.
   bool needs_times() const { return breakdown_; }
-  /// Call it after each step() with its durations and counts since the previous step.
+  /// Reports one micro-step. Call it after each step(), with the durations since the previous one.
   void report_micro_step(const StepTimers& timers) const;
-  /// Call it after an update.
+  /// Reports an update. Call it after the update.
   void report_update(const StepFacts& facts);
   /// Restarts the throughput timer: a resumed run has not just processed `global_samples`.
   void restart_throughput(int64_t global_samples);

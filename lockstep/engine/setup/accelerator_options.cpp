@@ -157,8 +157,8 @@ void check_no_option_of_ds_config(const AcceleratorOptions& given) {
       throw ConfigError(
           "initialize",
           fmt::format(
-              "AcceleratorOptions::{} is set by the configuration file; leave it out, and set {} "
-              "in the file",
+              "AcceleratorOptions::{} is set by the configuration file; omit it, and set {} in "
+              "the file",
               option,
               key));
     }

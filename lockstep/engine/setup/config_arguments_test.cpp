@@ -68,7 +68,7 @@ TEST(ConfigArguments, TheLastCountsAndOldNamesWork) {
   EXPECT_THAT(line.left(), ElementsAre("train"));
 }
 
-TEST(ConfigArguments, WhatMakesNoSenseIsRefusedAndNothingIsTaken) {
+TEST(ConfigArguments, InvalidArgumentsAreRefusedAndNoneIsApplied) {
   Line open({"train", "--deepspeed", "--deepspeed_config"});
   EXPECT_THAT(
       [&] { add_config_arguments(open.argc, open.argv.data()); },

@@ -59,7 +59,7 @@ config::Document read_config_document(const InitializeOptions& options) {
     throw ConfigError(
         "initialize",
         "needs a configuration; give `config`, a file, or `config_json`, or launch with "
-        "--deepspeed-config-file, or pass what add_config_arguments finds as `args`");
+        "--deepspeed-config-file, or pass the result of add_config_arguments as `args`");
   }
   if (!options.config.empty() && !options.config_json.empty()) {
     throw ConfigError("initialize", "got both `config` and `config_json`; give one");

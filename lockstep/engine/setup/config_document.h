@@ -9,7 +9,7 @@
 namespace lockstep {
 
 /// Reads the ds_config.json that `options`, or else LOCKSTEP_DEEPSPEED_CONFIG_FILE, name. Throws
-/// ConfigError for none, for several, and for a file that is not JSON.
+/// ConfigError if none is named, if several are, and for a file that is not JSON.
 config::Document read_config_document(const InitializeOptions& options);
 
 /// Decodes the text of a ds_config.json: DeepSpeed's launchers pass it through a command line in

@@ -73,7 +73,7 @@ TEST(EngineFile, AVerboseCommsLoggerTellsEachOperation) {
   EXPECT_THAT(logged_by(""), Not(HasSubstr("comm op: ")));
 }
 
-TEST(EngineFile, TheMicroBatchIsWhatTheProgramSaysItIs) {
+TEST(EngineFile, TheProgramMaySetTheMicroBatch) {
   on_engines(2, simple_config(3), [](TestEngine& engine, EngineNet&) {
     EXPECT_EQ(engine.train_batch_size(), 24);
     engine.set_train_micro_batch_size(10);
@@ -106,7 +106,7 @@ struct DeepNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DeepNet);
 
-TEST(EngineFile, BucketsComeEarlyUnlessTheFileSays0) {
+TEST(EngineFile, PrefetchIsOnUnlessTheFileSays0) {
   const auto prefetches = [](const std::string& key) {
     int64_t count = -1;
     on_engine_ranks(
@@ -132,7 +132,7 @@ TEST(EngineFile, BucketsComeEarlyUnlessTheFileSays0) {
   EXPECT_EQ(prefetches(R"(, "stage3_prefetch_bucket_size": 0)"), 0);
 }
 
-TEST(EngineFile, ParametersStayWholeAsLongAsTheFileHasRoomForThem) {
+TEST(EngineFile, ParametersStayFullUpToTheFilesLimit) {
   const auto expect = [](const std::string& key, bool comes_and_goes) {
     on_engines(
         2,

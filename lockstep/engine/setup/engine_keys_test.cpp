@@ -54,7 +54,7 @@ TEST(ManagedAccumulation, WithoutItEveryStepIsAnUpdate) {
   }
 }
 
-TEST(FixedLossScale, StaysAndLeavesOutWhatOverflows) {
+TEST(FixedLossScale, StaysAndSkipsStepsThatOverflow) {
   for (const int stage : {0, 2}) {
     const std::string config =
         config_with(R"("fp16": {"enabled": true, "loss_scale": 128})", stage);
@@ -82,7 +82,7 @@ TEST(FixedLossScale, StaysAndLeavesOutWhatOverflows) {
   }
 }
 
-TEST(Bf16Overflow, IsLeftOutUnlessNobodyIsToLook) {
+TEST(Bf16Overflow, IsSkippedUnlessChecksAreOff) {
   for (const int stage : {0, 1, 2}) {
     for (const bool check : {true, false}) {
       const std::string config = config_with(
@@ -124,7 +124,7 @@ struct NotingNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(NotingNet);
 
-TEST(TorchAutocast, HasOperationsComputeInItsDtypeAndParametersStayWide) {
+TEST(TorchAutocast, ComputesOperationsInItsDtypeAndKeepsParametersInFp32) {
   const auto expect = [](const std::string& section, at::ScalarType dtype, double scale) {
     for (const int stage : {0, 2}) {
       const std::string config = config_with("\"torch_autocast\": {" + section + "}", stage);

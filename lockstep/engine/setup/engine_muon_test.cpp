@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(EngineMuon, TakesTheMatricesAndAdamBesideItTheRestInEveryStage) {
+TEST(EngineMuon, UpdatesTheMatricesAndAdamTheRestInEveryStage) {
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(
         stage == 3 ? 3 : 2,
@@ -50,7 +50,7 @@ TEST(EngineMuon, TakesTheMatricesAndAdamBesideItTheRestInEveryStage) {
   }
 }
 
-TEST(EngineMuon, GoesOnInEveryStageFromEveryOther) {
+TEST(EngineMuon, ResumesInEveryStageFromEveryOther) {
   const auto config = [](int stage) {
     return R"({"train_micro_batch_size_per_gpu": 4,
                "optimizer": {"type": "Muon", "params": {"lr": 0.01}},

@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(EngineOffload, WhatTheFileOffloadsLiesWhereItSaysAndTrainsTheSame) {
+TEST(EngineOffload, OffloadedStateIsInItsFolderAndTrainsTheSame) {
   const TestFolder folder;
   const std::string nvme = R"({"device": "nvme", "nvme_path": ")" + folder.path().string() + '"';
   const auto losses = [](int world, const std::string& text, bool in_files) {
@@ -98,7 +98,7 @@ TEST(EngineOffload, InferenceNeedsNoOptimizer) {
   }
 }
 
-TEST(EngineOffload, AFolderThatIsNotThereIsNamed) {
+TEST(EngineOffload, AMissingFolderIsNamed) {
   on_engine_ranks(
       1,
       zero_config(1, R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/no/such"})"),

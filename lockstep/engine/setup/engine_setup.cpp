@@ -136,7 +136,7 @@ void EngineSetup::create_accelerator() {
       std::make_unique<Accelerator>(std::move(options), given_.connected->world, std::move(group));
 }
 
-/// In stage 3 a model without an optimizer is for inference.
+/// Freezes the parameters of a model for inference: in stage 3, without an optimizer.
 void EngineSetup::freeze_without_optimizer(const NamedTensors& parameters) const {
   if (given_.optimizer || context_->config.optimizer || context_->stage() != 3) {
     return;
@@ -210,7 +210,8 @@ void EngineSetup::prepare_scheduler() {
   }
   if (!context.has_optimizer()) {
     throw ConfigError(
-        "initialize", "got a scheduler, and no optimizer for it; add one to either of them");
+        "initialize",
+        "got a scheduler without an optimizer; add an optimizer to the file or to the options");
   }
   if (given_.make_lr_scheduler) {
     given_.lr_scheduler = given_.make_lr_scheduler(context.optimizer.inner());

@@ -19,7 +19,7 @@ namespace lockstep {
 class EngineSetup {
  public:
   /// Reads the file, casts the model's tensors as data_types says, connects the ranks, and creates
-  /// the Accelerator. ConfigError, before the ranks are connected, for an invalid file.
+  /// the Accelerator. Throws ConfigError, before the ranks are connected, for an invalid file.
   EngineSetup(
       InitializeOptions options,
       const NamedTensors& parameters,

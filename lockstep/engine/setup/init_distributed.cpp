@@ -29,7 +29,7 @@ struct Connection {
   ConnectOptions options;
 };
 
-/// Emptied when the process exits, before the objects that transports need; never destroyed.
+/// Returns the connection. Exit empties it before the objects that transports need are destroyed.
 std::unique_ptr<Connection>& connection() {
   static auto* const only = new std::unique_ptr<Connection>;
   return *only;
@@ -56,8 +56,7 @@ void choose_backend(const std::string& name, ConnectOptions& options) {
     const auto type = at::getAccelerator();
     if (!type || at::accelerator::deviceCount() == 0) {
       throw ConfigError(
-          kWhere,
-          "dist_backend nccl needs a GPU, and libtorch finds none; leave it out, or set gloo");
+          kWhere, "dist_backend nccl needs a GPU, and libtorch finds none; omit it, or set gloo");
     }
     options.device_comm = comm::DeviceCommKind::kNccl;
   } else if (backend == "gloo") {
@@ -69,8 +68,8 @@ void choose_backend(const std::string& name, ConnectOptions& options) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "dist_backend is unknown; got '{}', expected nccl, gloo or shm; leave it out for the "
-            "best available one (ranks that mpirun starts need no MPI to communicate)",
+            "dist_backend is unknown; got '{}', expected nccl, gloo or shm; omit it for the best "
+            "available one (ranks that mpirun starts need no MPI to communicate)",
             name));
   }
 }
@@ -115,7 +114,7 @@ std::pair<std::string, std::string> address_of(const std::string& init_method) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "init_method names no host and port; got '{}', expected tcp://host:port", init_method));
+            "init_method has no host and port; got '{}', expected tcp://host:port", init_method));
   }
   return {address.substr(0, colon), address.substr(colon + 1)};
 }
@@ -135,7 +134,7 @@ Environment environment_of(const InitDistributedOptions& options) {
     throw ConfigError(
         kWhere,
         is_tcp ? "tcp://host:port does not contain the rank; give rank and world_size"
-               : "rank and world_size go together; give both, or neither");
+               : "got only one of rank and world_size; give both, or neither");
   }
   if (is_tcp) {
     std::tie(variables["MASTER_ADDR"], variables["MASTER_PORT"]) = address_of(options.init_method);
@@ -157,8 +156,8 @@ WorldSpec world_of(const InitDistributedOptions& options) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "auto_mpi_discovery is off, and {} has the rank of this process; set RANK and "
-            "WORLD_SIZE, or leave it on",
+            "auto_mpi_discovery is off, but only {} has the rank of this process; set RANK and "
+            "WORLD_SIZE, or turn auto_mpi_discovery on",
             world.source));
   }
   return enter_world(environment);
@@ -237,8 +236,8 @@ Connected connected_once(const ConnectOptions& options) {
   if (!same(options, connection()->options) && !same(options, unset)) {
     throw ConfigError(
         "initialize",
-        "AcceleratorOptions::connect differs from the options of the existing connection; give it "
-        "to init_distributed, or leave it out");
+        "AcceleratorOptions::connect differs from the options of the existing connection; pass "
+        "it to init_distributed, or omit it");
   }
   return connection()->job;
 }

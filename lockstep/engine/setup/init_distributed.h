@@ -39,19 +39,19 @@ struct InitDistributedOptions {
 /// Connects the ranks of the job, once a process; later calls, also of `initialize`, use the same
 /// connection. Returns the world and the group of all ranks, for the program's own collectives.
 ///
-/// Throws ConfigError for an unknown backend, and for a second call with other options; CommError
-/// as connect(). Collective, the first time. Not thread-safe.
+/// Throws ConfigError for an unknown backend, and for a second call with other options; throws
+/// CommError as connect(). Collective, the first time. Not thread-safe.
 Connected init_distributed(const InitDistributedOptions& options = {});
 
 /// Returns whether init_distributed, or an initialize(), has connected the ranks.
 bool is_distributed_initialized();
 
-/// Releases the group; engines that use it keep it. Happens by itself at the end of the process.
+/// Releases the group; engines that use it keep it. The end of the process does so, too.
 /// Never communicates.
 void destroy_process_group();
 
 // --- for initialize()
-/// This process's rank and world, connected or not.
+/// Returns this process's rank and world, connected or not.
 WorldSpec world_to_connect();
 /// Returns the connection of init_distributed, or connects now with `options`. Throws ConfigError
 /// if the existing connection does not match `options`, unless these come from the environment.

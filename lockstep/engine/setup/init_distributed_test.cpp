@@ -28,7 +28,7 @@ class InitDistributed : public ::testing::Test {
   }
 };
 
-TEST_F(InitDistributed, MeetsOnceAndInitializeFindsItDone) {
+TEST_F(InitDistributed, ConnectsOnceAndInitializeUsesTheConnection) {
   EXPECT_FALSE(is_distributed_initialized());
   const Connected job = init_distributed();
   EXPECT_EQ(job.world.size, 1);
@@ -46,7 +46,7 @@ TEST_F(InitDistributed, MeetsOnceAndInitializeFindsItDone) {
   engine.step();  // It has the group still.
 }
 
-TEST_F(InitDistributed, InitializeMeetsTheOthersIfNobodyHas) {
+TEST_F(InitDistributed, InitializeConnectsTheRanksIfNecessary) {
   EngineNet net;
   auto made = initialize(net, {.config_json = simple_config(1)});
   EXPECT_TRUE(is_distributed_initialized());
@@ -81,10 +81,10 @@ TEST_F(InitDistributed, ASecondCallMayNotWantSomethingElse) {
   options.accelerator.connect.timeout = std::chrono::seconds(5);
   EXPECT_THAT(
       [&] { initialize(net, options); },
-      ThrowsMessage<ConfigError>(HasSubstr("give it to init_distributed")));
+      ThrowsMessage<ConfigError>(HasSubstr("pass it to init_distributed")));
 }
 
-TEST_F(InitDistributed, SaysWhatMakesNoSense) {
+TEST_F(InitDistributed, NamesInvalidOptions) {
   EXPECT_THAT(
       [] { init_distributed({.dist_backend = "mpi"}); },
       ThrowsMessage<ConfigError>(HasSubstr("expected nccl, gloo or shm")));
@@ -96,14 +96,14 @@ TEST_F(InitDistributed, SaysWhatMakesNoSense) {
       ThrowsMessage<ConfigError>(HasSubstr("give rank and world_size")));
   EXPECT_THAT(
       [] { init_distributed({.init_method = "tcp://host", .rank = 0, .world_size = 1}); },
-      ThrowsMessage<ConfigError>(HasSubstr("names no host and port")));
+      ThrowsMessage<ConfigError>(HasSubstr("has no host and port")));
   EXPECT_THAT(
       [] { init_distributed({.rank = 0}); }, ThrowsMessage<ConfigError>(HasSubstr("give both")));
   EXPECT_THROW(init_distributed({.timeout = std::chrono::seconds(0)}), ConfigError);
   EXPECT_FALSE(is_distributed_initialized());
 }
 
-TEST_F(InitDistributed, AFileThatIsWrongIsToldBeforeAnybodyWaits) {
+TEST_F(InitDistributed, AnInvalidFileIsReportedBeforeAnyRankWaits) {
   EngineNet net;
   EXPECT_THROW(initialize(net, {.config_json = R"({"train_batchsize": 4})"}), ConfigError);
   EXPECT_FALSE(is_distributed_initialized());

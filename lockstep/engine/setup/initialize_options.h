@@ -27,18 +27,18 @@ struct InitializeOptions {
   ConfigArguments args = {};
   /// Replaces the file's optimizer: of lockstep::optim, or with stage 0 of torch::optim.
   std::shared_ptr<torch::optim::Optimizer> optimizer = nullptr;
-  /// Creates such an optimizer for `model_parameters`, or all parameters that require gradients.
+  /// Creates the optimizer for `model_parameters`, or all parameters that require gradients.
   std::function<std::shared_ptr<torch::optim::Optimizer>(const std::vector<at::Tensor>& parameters)>
       make_optimizer = nullptr;
   /// Replaces the file's scheduler. One that needs a metric gets it from step({.metric = ...}), at
   /// each update.
   std::optional<AnySchedule> lr_scheduler = std::nullopt;
-  /// Creates such a scheduler for its optimizer.
+  /// Creates the scheduler for the optimizer.
   std::function<AnySchedule(torch::optim::Optimizer& optimizer)> make_lr_scheduler = nullptr;
   /// The parameters of the file's optimizer; empty: all that require gradients. Gradients of other
   /// parameters are ignored, and dropped with each update; under ZeRO, freeze these.
   std::vector<at::Tensor> model_parameters = {};
-  /// For the file's MuAdam, MuAdamW and MuSGD: the result of optim::set_base_shapes for the model.
+  /// The result of optim::set_base_shapes, for the file's MuAdam, MuAdamW or MuSGD.
   optim::InfShapes mup_shapes = {};
   /// Options that the file lacks: project_dir, cpu, timeouts. Options that the file has, too
   /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, loss_scale_rule, non_finite,

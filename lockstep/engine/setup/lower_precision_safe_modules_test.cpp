@@ -96,7 +96,7 @@ Outcome outcome_of(const std::string& config, int world = 2) {
   return outcome;
 }
 
-TEST(LowerPrecisionModules, TravelIn16BitsInEveryStageAndTrainAlike) {
+TEST(LowerPrecisionModules, AreSentIn16BitsInEveryStageAndTrainAlike) {
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE("stage " + std::to_string(stage));
     const Outcome wide = outcome_of(config_of(stage, ""));
@@ -148,7 +148,7 @@ TEST(LowerPrecisionModules, AnEmptyListAndOneProcessRoundNothing) {
   }
 }
 
-TEST(LowerPrecisionModules, TravelInFloat16BelowALossScale) {
+TEST(LowerPrecisionModules, AreSentInFloat16BelowALossScale) {
   for (int stage = 0; stage <= 3; ++stage) {
     const Outcome narrow = outcome_of(config_of(stage, R"(["Linear", "LayerNormImpl"])", "fp16"));
     EXPECT_THAT(narrow.summary, HasSubstr(" of half[")) << stage;
@@ -157,7 +157,7 @@ TEST(LowerPrecisionModules, TravelInFloat16BelowALossScale) {
   }
 }
 
-TEST(CommunicationDataType, AllGradientsTravelSoInEveryStageAndNoParameters) {
+TEST(CommunicationDataType, ItIsTheDtypeOfAllSentGradientsInEveryStageAndOfNoParameters) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const std::string wire : {"bf16", "fp16"}) {
       SCOPED_TRACE("stage " + std::to_string(stage) + ", " + wire);
@@ -237,19 +237,19 @@ TEST(LowerPrecisionModules, ThatTheModelLacksAreErrorsAtTheKey) {
   "lower_precision_safe_modules": ["Linear", "Conv2d"]}})";
   const std::string key = "torch_autocast.lower_precision_safe_modules";
   expect_refused(
-      config, "config_json:3:35] " + key + " lists classes of the model's modules; got \"Conv2d\"");
+      config, "config_json:3:35] " + key + " needs classes of the model's modules; got \"Conv2d\"");
   expect_refused(config, "NormedNetImpl, torch::nn::LayerNormImpl, torch::nn::LinearImpl");
-  expect_refused(config_of(2, R"(["NormedNet"])"), "got \"NormedNet\", which has none");
+  expect_refused(config_of(2, R"(["NormedNet"])"), "got \"NormedNet\", which has none itself");
 }
 
-TEST(LowerPrecisionModules, GoWithAutocastAndNoOtherWordForTheSame) {
+TEST(LowerPrecisionModules, NeedAutocastAndExcludeOtherOptionsForTheSame) {
   expect_refused(
       R"({"train_micro_batch_size_per_gpu": 4,
           "torch_autocast": {"lower_precision_safe_modules": ["Linear"]}})",
       "needs torch_autocast.enabled");
   expect_refused(
       config_of(0, kLinear, "bf16", R"(, "communication_data_type": "bf16")"),
-      "communication_data_type bf16 is for all gradients");
+      "communication_data_type bf16 is for all gradients and cannot be combined");
   AcceleratorOptions twice;
   twice.lower_precision_safe_modules = {.classes = {"Linear"}};
   expect_refused(config_of(0, kLinear), "is set by the configuration file", twice);

@@ -72,7 +72,7 @@ std::vector<double> losses_by_hand(const Options& options, optim::MupScaling sca
   return losses;
 }
 
-TEST(EngineMup, EveryStageTrainsAsTheScaledOptimizerByHand) {
+TEST(EngineMup, EveryStageTrainsAsAPlainLoopWithScaledRates) {
   const std::vector<std::pair<std::string, std::vector<double>>> cases = {
       {"MuAdam",
        losses_by_hand<optim::Adam>(
@@ -101,7 +101,7 @@ TEST(EngineMup, EveryStageTrainsAsTheScaledOptimizerByHand) {
   }
 }
 
-TEST(EngineMup, TheRatesAreThoseOfTheWidthAndAFlagLeavesWeightDecayAlone) {
+TEST(EngineMup, TheRatesScaleWithTheWidthAndAFlagKeepsWeightDecay) {
   const auto rates_of = [](const std::string& type) {
     std::vector<double> rates;
     on_engine_ranks(1, mup_config(type), [&](InitializeOptions options) {
@@ -122,7 +122,7 @@ TEST(EngineMup, TheRatesAreThoseOfTheWidthAndAFlagLeavesWeightDecayAlone) {
       });
 }
 
-TEST(EngineMup, WithoutShapesAnErrorSaysWhatToGive) {
+TEST(EngineMup, WithoutShapesAnErrorSaysWhatToPass) {
   on_engine_ranks(1, mup_config("MuAdam"), [](InitializeOptions options) {
     EXPECT_THAT(
         [&] { initialize(wide().first, options); },

@@ -26,7 +26,7 @@ EngineNet frozen_net() {
   return net;
 }
 
-TEST(FrozenIn8Bits, AreTrainedBesideSavedAndLoadedByAnyNumberOfRanks) {
+TEST(FrozenIn8Bits, AreSavedAndLoadedByAnyNumberOfRanks) {
   const TestFolder folder;
   std::vector<at::Tensor> saved;
   on_engine_ranks(2, zero_config(3, kInEightBits), [&](InitializeOptions options) {
@@ -79,7 +79,7 @@ TEST(FrozenIn8Bits, AreForStage3AndNotForOffloadedParameters) {
         EngineNet net = frozen_net();
         EXPECT_THAT(
             [&] { initialize(net, std::move(options)); },
-            ThrowsMessage<ConfigError>(HasSubstr("does not go with offload_param")));
+            ThrowsMessage<ConfigError>(HasSubstr("cannot be combined with offload_param")));
       });
 }
 

@@ -164,7 +164,7 @@ void expect_training(const File& file, const Recipe& recipe, bool born_narrow = 
   }
 }
 
-TEST(EngineNarrow, EveryStageTrainsAsOneProcessWithFloat32Masters) {
+TEST(SixteenBitParameters, EveryStageTrainsAsOneProcessWithFloat32Masters) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const at::ScalarType sums = stage < 2 ? dtype : at::kFloat;
@@ -178,7 +178,7 @@ TEST(EngineNarrow, EveryStageTrainsAsOneProcessWithFloat32Masters) {
   }
 }
 
-TEST(EngineNarrow, GradientsAddUpInGradAccumDtype) {
+TEST(SixteenBitParameters, GradientsAddUpInGradAccumDtype) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ASSERT_NE(
         by_hand({.dtype = dtype, .sums = dtype}), by_hand({.dtype = dtype, .sums = at::kFloat}));
@@ -196,7 +196,7 @@ TEST(EngineNarrow, GradientsAddUpInGradAccumDtype) {
   }
 }
 
-TEST(EngineNarrow, WideSumsTravelSoIfToldSo) {
+TEST(SixteenBitParameters, Fp32SumsAreSentInFp32OnRequest) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ASSERT_NE(
         by_hand({.dtype = dtype, .sums = at::kFloat, .sent = dtype}),
@@ -213,7 +213,7 @@ TEST(EngineNarrow, WideSumsTravelSoIfToldSo) {
 }
 
 /// Those of tests/golden/make_narrow.py.
-TEST(EngineNarrow, LossesAreThoseOfDeepspeedByTheSameFile) {
+TEST(SixteenBitParameters, LossesAreThoseOfDeepspeedByTheSameFile) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/narrow.json");
   const nlohmann::json all = nlohmann::json::parse(file);
   EXPECT_GE(all.size(), 19U);
@@ -232,7 +232,7 @@ TEST(EngineNarrow, LossesAreThoseOfDeepspeedByTheSameFile) {
 
 constexpr const char* kOnHost = R"(, "offload_optimizer": {"device": "cpu"})";
 
-TEST(EngineNarrow, Bf16MastersAreTheParametersUpdatedInFloat32) {
+TEST(SixteenBitParameters, Bf16MastersAreTheParametersUpdatedInFloat32) {
   for (int stage = 1; stage <= 3; ++stage) {
     for (const bool narrow_state : {false, true}) {
       for (const bool on_host : {false, true}) {
@@ -250,7 +250,7 @@ TEST(EngineNarrow, Bf16MastersAreTheParametersUpdatedInFloat32) {
   }
 }
 
-TEST(EngineNarrow, Fp16MastersAreTheParametersAndStateIsAsWideAsTold) {
+TEST(SixteenBitParameters, Fp16MastersAreTheParametersAndStateHasTheRequestedDtype) {
   for (int stage = 1; stage <= 3; ++stage) {
     for (const bool narrow_state : {false, true}) {
       expect_training(
@@ -267,7 +267,7 @@ TEST(EngineNarrow, Fp16MastersAreTheParametersAndStateIsAsWideAsTold) {
   }
 }
 
-TEST(EngineNarrow, NothingIsWiderThanNarrowMasters) {
+TEST(SixteenBitParameters, SixteenBitMastersHave16BitState) {
   for (int stage = 1; stage <= 3; ++stage) {
     const File file{
         .stage = stage,
@@ -288,7 +288,7 @@ TEST(EngineNarrow, NothingIsWiderThanNarrowMasters) {
   }
 }
 
-TEST(EngineNarrow, BuffersAreCastAsToldAndSomeAreKeptWide) {
+TEST(SixteenBitParameters, BuffersAreCastOnRequestAndSomeStayFp32) {
   const File file{.data_types = R"("buffer_dtype": "bf16", "keep_in_fp32_modules": ["router"])"};
   on_engine_ranks(2, text_of(file), [](InitializeOptions options) {
     EngineNet net;
@@ -306,7 +306,7 @@ at::Tensor masters_of(Engine<EngineNet>& engine) {
   return engine.safe_get_full_fp32_param(engine.module()->fc->weight);
 }
 
-TEST(EngineNarrow, GoesOnFromACheckpointToTheBitAndSavesMastersAnd16Bits) {
+TEST(SixteenBitParameters, ResumesBitExactlyAndSavesMastersAnd16Bits) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const TestFolder folder;
@@ -348,7 +348,7 @@ TEST(EngineNarrow, GoesOnFromACheckpointToTheBitAndSavesMastersAnd16Bits) {
   }
 }
 
-TEST(EngineNarrow, NarrowMastersGoOnFromACheckpointToTheBit) {
+TEST(SixteenBitParameters, SixteenBitMastersResumeBitExactly) {
   for (int stage = 1; stage <= 3; ++stage) {
     const TestFolder folder;
     const File file{
@@ -368,7 +368,7 @@ TEST(EngineNarrow, NarrowMastersGoOnFromACheckpointToTheBit) {
   }
 }
 
-TEST(EngineNarrow, MastersAreLoadedAsWhatTheyRoundToIfToldSo) {
+TEST(SixteenBitParameters, MastersAreLoadedRoundedOnRequest) {
   for (int stage = 0; stage <= 3; ++stage) {
     const TestFolder folder;
     const File file{.stage = stage, .data_types = param_dtype(at::kBFloat16)};
@@ -392,7 +392,7 @@ TEST(EngineNarrow, MastersAreLoadedAsWhatTheyRoundToIfToldSo) {
   }
 }
 
-TEST(EngineNarrow, Stage0NeedsNoOptimizerToLook) {
+TEST(SixteenBitParameters, Stage0NeedsNoOptimizerForForward) {
   std::string text = text_of({.stage = 0, .data_types = param_dtype(at::kBFloat16)});
   const size_t begin = text.find("\"optimizer\"");
   text.erase(begin, text.find("\"zero_optimization\"") - begin);
@@ -402,7 +402,7 @@ TEST(EngineNarrow, Stage0NeedsNoOptimizerToLook) {
   });
 }
 
-TEST(EngineNarrow, OptimizersOfWholeParametersHaveMastersToo) {
+TEST(SixteenBitParameters, OptimizersOfFullParametersHaveMastersToo) {
   std::vector<std::vector<double>> losses;
   for (int stage = 0; stage <= 3; ++stage) {
     std::string text = text_of({.stage = stage, .data_types = param_dtype(at::kBFloat16)});
@@ -424,7 +424,7 @@ TEST(EngineNarrow, OptimizersOfWholeParametersHaveMastersToo) {
   }
 }
 
-TEST(EngineNarrow, Stage0RefusesAnOptimizerThatNeedsWholeMasters) {
+TEST(SixteenBitParameters, Stage0RefusesAnOptimizerThatNeedsFullMasters) {
   const File file{.stage = 0, .data_types = param_dtype(at::kBFloat16)};
   on_engine_ranks(1, text_of(file), [](InitializeOptions options) {
     EngineNet net;

@@ -28,9 +28,9 @@ struct EngineContext {
   bool has_scheduler() const { return scheduler != Scheduler(); }
   /// Returns the factor of gradients; 1 without fp16.
   double loss_scale() const;
-  /// One for each parameter group; empty without an optimizer.
+  /// Returns the rate of each parameter group; empty without an optimizer.
   std::vector<double> learning_rates() const;
-  /// SGD's momentum, or the first beta of Adam and its like, of each parameter group that has one.
+  /// Returns the momentum, or the first of the betas, of each parameter group that has one.
   std::vector<double> momenta() const;
   /// Frees the model's training state and the Accelerator. The engine's other parts must not be
   /// used any more.

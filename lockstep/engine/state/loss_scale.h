@@ -28,8 +28,8 @@ class DynamicLossScale {
   explicit DynamicLossScale(const DynamicLossScaleOptions& options);
 
   double scale() const { return scale_; }
-  /// Returns the next scale after an update was applied or skipped for an overflow. Error for an
-  /// overflow at min_loss_scale, unless plain.
+  /// Returns the next scale after an update was applied or skipped for an overflow. Throws
+  /// Error for an overflow at min_loss_scale, unless plain.
   double update(bool overflowed);
 
   nlohmann::json state() const;

@@ -52,7 +52,7 @@ TEST(DynamicLossScale, ConsecutiveHysteresisIsRefilledByEachCleanUpdate) {
   EXPECT_EQ(rare.update(true), 4);
 }
 
-TEST(DynamicLossScale, GoesOnFromItsState) {
+TEST(DynamicLossScale, ContinuesFromItsState) {
   DynamicLossScale one({.init_scale = 64, .loss_scale_window = 3});
   one.update(true);
   one.update(false);

@@ -23,10 +23,10 @@ class MicroStepCounter {
  public:
   MicroStepCounter(const ds_config::DsConfig& config, int ranks);
 
-  /// Samples of all ranks in an update.
+  /// Returns the samples of all ranks in an update.
   int64_t train_batch_size() const;
   int64_t micro_batch_size() const { return micro_batch_size_; }
-  /// Micro-steps in an update.
+  /// Returns the micro-steps in an update.
   int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
   /// Changes the micro-steps in an update. Throws ConfigError unless ranks times micro-batch divide
   /// `size`.

@@ -124,7 +124,7 @@ GradientScope EngineBackward::no_sync() {
             context_.stage()));
   }
   if (within_no_sync_) {
-    throw ConfigError("no_sync", "another scope is active already; leave it first");
+    throw ConfigError("no_sync", "another scope is active; leave it first");
   }
   within_no_sync_ = true;
   return GradientScope([weak = weak_from_this()] {
@@ -148,7 +148,7 @@ void EngineBackward::coalesce_grad_reduction(const std::function<void()>& body) 
   if (within_no_sync_) {
     throw ConfigError(
         name,
-        within_coalescing_ ? "another call is active already; leave it first"
+        within_coalescing_ ? "another call is active; end it first"
                            : "a no_sync() scope is active; leave it first");
   }
   if (!context_.has_optimizer()) {
@@ -252,7 +252,7 @@ void EngineBackward::check_unscaled_backward() {
     refuse("so the loss is not checked for infinities, while bf16.check_grad_overflow is on");
   }
   if (defers_averaging()) {
-    refuse("so gradients are averaged at once, while those of this backward must wait");
+    refuse("so gradients are averaged too early: before the boundary, or within no_sync()");
   }
   gradients_are_averaged_ = true;
 }

@@ -38,11 +38,11 @@ class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
   GradientScope no_sync();
   void coalesce_grad_reduction(const std::function<void()>& body);
 
-  /// ConfigError within no_sync(), and after a program's backward that has thrown.
+  /// Throws ConfigError within no_sync(), and after a program's backward that has thrown.
   void check_before_step();
   /// Averages the gradients of backwards that averaged nothing. Collective.
   void average_pending_gradients();
-  /// Whether all existing gradients are averaged.
+  /// Returns whether all existing gradients are averaged.
   bool gradients_are_averaged() const { return gradients_are_averaged_; }
   void set_gradients_averaged(bool averaged) { gradients_are_averaged_ = averaged; }
   /// Releases the state of a program's backward that has thrown.

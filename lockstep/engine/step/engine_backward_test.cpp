@@ -38,7 +38,7 @@ TEST(Backward, KeepsTheGraphIfItIsTo) {
   }
 }
 
-TEST(Backward, LeavesTheLossUndividedIfItIsTo) {
+TEST(Backward, DoesNotDivideTheLossOnRequest) {
   on_engines(1, simple_config(2), [](TestEngine& engine, EngineNet& net) {
     const at::Tensor loss = engine(engine_batch(0)).square().mean();
     const double whole = loss.item<double>();
@@ -123,18 +123,18 @@ TEST(Scale, WaitsWithinNoSyncAsTheEngines) {
   }
 }
 
-TEST(Scale, SaysWhatItCannotBeUsedFor) {
+TEST(Scale, RefusesUnsupportedUses) {
   on_engines(1, config_of(1, 0, kFp16), [](TestEngine& engine, EngineNet&) {
     const auto loss = [&] { return engine(engine_batch(0)).square().mean(); };
     EXPECT_THAT(
         [&] { engine.scale(at::ones({})); },
-        ThrowsMessage<ConfigError>(HasSubstr("depends on nothing")));
+        ThrowsMessage<ConfigError>(HasSubstr("depends on no tensor")));
     EXPECT_THAT(
         [&] { engine.scale(at::ones({2})); },
         ThrowsMessage<ConfigError>(HasSubstr("a loss of one number")));
     EXPECT_THAT(
         [&] { engine.backward(engine.scale(loss())); },
-        ThrowsMessage<ConfigError>(HasSubstr("is scaled already")));
+        ThrowsMessage<ConfigError>(HasSubstr("is already scaled")));
     const at::Tensor old = engine.scale(loss());
     engine.backward(loss());
     engine.step();
@@ -147,7 +147,7 @@ TEST(Scale, SaysWhatItCannotBeUsedFor) {
   });
 }
 
-TEST(Scale, ABackwardThatThrewIsToldAndDoesNotStayInTheWay) {
+TEST(Scale, ABackwardThatThrewIsReportedAndDoesNotBlockTheNextOne) {
   for (const int stage : {0, 1, 2}) {
     on_engine_ranks(2, simple_config(2, stage), [](InitializeOptions options) {
       EngineNet net;
@@ -211,7 +211,7 @@ TEST(UnseenLoss, IsRefusedWhereItsGradientsWouldBeOthers) {
   }
 }
 
-TEST(UnseenLoss, TrainsWhereItsGradientsAreWhatTheEngineWouldMakeThem) {
+TEST(UnseenLoss, TrainsIfItsGradientsEqualTheEngines) {
   for (const int world : {1, 2}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const std::string config = simple_config(1, stage);

@@ -135,7 +135,7 @@ TEST(EngineScale, DeepspeedsOneCycleMovesBetasAndNoOtherMomentum) {
     set_log_sink({});
     return seen;
   };
-  const char* const warning = "its momentum stays as it is";
+  const char* const warning = "its momentum stays constant";
   const Seen adam = seen_with(R"({"type": "AdamW", "params": {"lr": 0.01}})");
   EXPECT_THAT(adam.before, ElementsAre(0.8));
   EXPECT_GT(adam.after.front(), 0.8);

@@ -81,7 +81,7 @@ TEST(TrainedPart, IsClippedAndScaledByItsOwnGradientsAlone) {
   }
 }
 
-TEST(ClientScheduler, GoesOnWithEveryUpdate) {
+TEST(ClientScheduler, AdvancesWithEveryUpdate) {
   on_engine_ranks(2, sgd_config(1, 0, 2), [](InitializeOptions options) {
     EngineNet net;
     options.lr_scheduler =
@@ -98,12 +98,12 @@ TEST(ClientScheduler, GoesOnWithEveryUpdate) {
         rates, ::testing::ElementsAre(0.5, 0.25, 0.25, ::testing::DoubleNear(0.5 / 3, 1e-12)));
     EXPECT_THAT(
         [&] { engine.step({.metric = 1.0}); },
-        ThrowsMessage<ConfigError>(HasSubstr("got one that depends on steps")));
+        ThrowsMessage<ConfigError>(HasSubstr("got a scheduler that depends on steps")));
     EXPECT_EQ(engine.micro_steps(), 4);
   });
 }
 
-TEST(ClientScheduler, APlateauGoesByTheMetricOfEachUpdate) {
+TEST(ClientScheduler, APlateauUsesTheMetricOfEachUpdate) {
   for (const int stage : {0, 2}) {
     on_engine_ranks(2, sgd_config(stage, 0, 2), [](InitializeOptions options) {
       EngineNet net;
@@ -170,7 +170,7 @@ void expect_averaged(int micro_steps, double part, const Body& body) {
   }
 }
 
-TEST(LateBoundary, WhatNoSyncLeftIsAveragedByStep) {
+TEST(LateBoundary, StepAveragesTheGradientsOfNoSync) {
   expect_averaged(1, 1, [](auto& engine, const at::Tensor& loss) {
     const auto held = engine.no_sync();
     engine.backward(loss);
@@ -184,14 +184,14 @@ TEST(LateBoundary, FewerMicroStepsAfterABackwardLeaveNothingUnaveraged) {
   });
 }
 
-TEST(LateBoundary, OneThatIsSaidAfterABackwardLeavesNothingUnaveraged) {
+TEST(LateBoundary, ABoundarySetAfterABackwardLeavesNothingUnaveraged) {
   expect_averaged(2, 0.5, [](auto& engine, const at::Tensor& loss) {
     engine.backward(loss);
     engine.set_gradient_accumulation_boundary(true);
   });
 }
 
-TEST(Momentum, IsToldOfTorchsOwnOptimizersToo) {
+TEST(Momentum, IsReportedForTorchsOptimizersToo) {
   const std::string config = R"({"train_micro_batch_size_per_gpu": 4})";
   const auto momentum_of = [&](const auto& make) {
     std::vector<double> momenta;

@@ -42,13 +42,13 @@ void EngineUpdate::check_step(const StepOptions& options, bool is_boundary) cons
         fmt::format(
             "a metric needs the scheduler schedule::reduce_on_plateau; got {}; call step() "
             "without it",
-            context_.has_scheduler() ? "one that depends on steps" : "no scheduler"));
+            context_.has_scheduler() ? "a scheduler that depends on steps" : "no scheduler"));
   }
   if (is_boundary && context_.scheduler_needs_metric && !options.metric) {
     throw ConfigError(
         "step",
         "the scheduler needs a metric, and got none for this update; call step({.metric = loss}) "
-        "with a value that is the same on all ranks; or prepare the plateau by "
+        "with a value that is the same on all ranks; or prepare the scheduler by "
         "engine.accelerator().prepare(...), and step it after each epoch");
   }
 }

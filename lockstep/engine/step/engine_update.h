@@ -26,9 +26,9 @@ class EngineUpdate {
       : context_(context), monitor_(monitor), backward_(backward) {}
 
   void step(const StepOptions& options);
-  /// Whether the last step() changed the parameters.
+  /// Returns whether the last step() changed the parameters.
   bool was_step_applied() const { return step_was_applied_; }
-  /// The gradient norm of the last update, before clipping. Waits for the device.
+  /// Returns the gradient norm of the last update, before clipping. Waits for the device.
   std::optional<double> global_grad_norm() const;
   void reset_grad_norm() { norm_.reset(); }
 

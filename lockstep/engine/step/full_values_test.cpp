@@ -63,7 +63,7 @@ Seen seen_in_stage(int stage, int world) {
   return seen;
 }
 
-TEST(FullValues, AreThoseOfOneProcessInEveryStageAndSoIsWhatFollowsAnEdit) {
+TEST(FullValues, EqualThoseOfOneProcessInEveryStageAlsoAfterAnEdit) {
   const Seen alone = seen_in_stage(0, 1);
   EXPECT_EQ(alone.step.item<double>(), 2);
   EXPECT_TRUE(at::equal(alone.edited_parameter, at::full({16, 6}, 2.0)));
@@ -138,7 +138,7 @@ std::pair<at::Tensor, at::Tensor> seen_with(const std::string& extra, int world)
   return seen;
 }
 
-TEST(FullValues, AreThereWhateverIsOffloadedOrStaysWholeAndWithoutALossScale) {
+TEST(FullValues, ExistWithOffloadingWithFullParametersAndWithoutALossScale) {
   const TestFolder folder;
   const std::string nvme =
       R"({"device": "nvme", "nvme_path": ")" + folder.path().native() + R"("})";
@@ -159,7 +159,7 @@ TEST(FullValues, AreThereWhateverIsOffloadedOrStaysWholeAndWithoutALossScale) {
   }
 }
 
-TEST(FullValues, RowsAreWholeInEveryStage) {
+TEST(FullValues, RowsAreFullInEveryStage) {
   at::Tensor alone;  // (16, 1)
   for (const int stage : {0, 1, 2, 3}) {
     on_engines(
@@ -180,7 +180,7 @@ TEST(FullValues, RowsAreWholeInEveryStage) {
   }
 }
 
-TEST(FullValues, StateThatIsSmallerThanItsParameterIsWholeToo) {
+TEST(FullValues, StateThatIsSmallerThanItsParameterIsFullToo) {
   on_engine_ranks(2, R"({"train_micro_batch_size_per_gpu": 4})", [](InitializeOptions options) {
     EngineNet net;
     const auto inner = std::make_shared<optim::Adafactor>(net->parameters());
@@ -205,7 +205,7 @@ TEST(FullValues, ACountIsNotSetInAParameterWithoutDimensionsEither) {
     auto& ours = engine;
     EXPECT_THAT(
         [&] { ours.safe_set_full_optimizer_state(net->scale, at::full({}, 7), "step"); },
-        ThrowsMessage<ConfigError>(HasSubstr("can be set, no counts")));
+        ThrowsMessage<ConfigError>(HasSubstr("can be set, not counts")));
     engine.safe_set_full_optimizer_state(net->scale, at::full({}, 7.0), "exp_avg");
     EXPECT_EQ(engine.safe_get_full_optimizer_state(net->scale, "exp_avg").item<double>(), 7);
   });
@@ -244,12 +244,12 @@ TEST(FullValues, GradientsThatNoStageHasAveragedYetAreRefused) {
   }
 }
 
-TEST(FullValues, RefuseWhatNobodyHasOnAllRanks) {
+TEST(FullValues, RefuseAMissingValueOnAllRanks) {
   on_engines(2, simple_config(1, 2), [](TestEngine& engine, EngineNet& net) {
     auto& ours = engine;
     EXPECT_THAT(
         [&] { ours.safe_get_full_fp32_param(at::ones({3})); },
-        ThrowsMessage<ConfigError>(HasSubstr("got a tensor that it does not")));
+        ThrowsMessage<ConfigError>(HasSubstr("got a tensor that the optimizer does not train")));
     EXPECT_THAT(
         [&] { ours.safe_get_full_optimizer_state(net->fc->weight, "exp_avg"); },
         ThrowsMessage<ConfigError>(HasSubstr("state exists after the first step")));

@@ -18,8 +18,8 @@ namespace lockstep {
 
 StepMonitor::StepMonitor(EngineContext& context) : context_(context), report_(*context.report) {}
 
-/// The profiled micro-step is the last of its update, so that forward, backward and step are of
-/// one.
+/// Returns whether this is the last micro-step of the profiled update: only that one has all of
+/// forward, backward and step.
 bool StepMonitor::is_profiled() const {
   const ds_config::FlopsProfilerSection& section = context_.config.flops_profiler;
   return section.enabled.value && context_.accelerator->is_main_process() &&
@@ -72,7 +72,7 @@ void StepMonitor::begin_backward() {
 }
 
 void StepMonitor::mark_gradients_computed() {
-  // Only this stream: collectives may continue on streams of their own.
+  // Only this stream: collectives may continue on other streams.
   const at::Device device = context_.accelerator->device();
   if (!device.is_cpu()) {
     at::accelerator::getCurrentStream(device.index()).synchronize();

@@ -32,9 +32,9 @@ class StepMonitor {
   void end_forward(const Start& start);
 
   void begin_backward();
-  /// Whether mark_gradients_computed is to be called during a backward.
+  /// Returns whether mark_gradients_computed must be called during a backward.
   bool measures_gradient_averaging() const { return report_.needs_times(); }
-  /// Marks the time at which this rank's gradients are computed, and the averaging goes on.
+  /// Marks the time at which this rank's gradients are computed; averaging continues.
   void mark_gradients_computed();
   void end_backward();
   /// Adds the time since `began` as averaging outside of a backward.

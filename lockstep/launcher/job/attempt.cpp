@@ -15,7 +15,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr auto kSameSignal = std::chrono::seconds(2);
+constexpr auto kDuplicateSignalWindow = std::chrono::seconds(2);
 
 bool ends_job(int signal) {
   return signal != SIGUSR1 && signal != SIGUSR2;
@@ -137,7 +137,7 @@ void Attempt::check_deadlines() {
 
 bool Attempt::is_duplicate(int signal) const {
   return received_signal_ && received_signal_->signal == signal &&
-         Clock::now() - received_signal_->time < kSameSignal;
+         Clock::now() - received_signal_->time < kDuplicateSignalWindow;
 }
 
 /// Handles a signal to this launcher from its user, or from the process that started it.
@@ -228,8 +228,8 @@ void Attempt::continue_ranks() {
   const Clock::duration pause = Clock::now() - *paused_since_;
   paused_since_.reset();
   paused_ += pause;
-  if (state_machine_
-          .is_running()) {  // Otherwise the deadline belongs to the event that ended the pause.
+  // Otherwise the deadline belongs to the event that ended the pause.
+  if (state_machine_.is_running()) {
     state_machine_.postpone_deadline(pause);
   }
   if (spec_.time_limit) {

@@ -29,12 +29,11 @@ class Attempt {
   void start() { start_ranks(spec_, console_, watchdog_, flights_, ranks_); }
   /// Runs until no rank is left.
   NodeResult run();
-  /// The path of node 0's dump of the ranks' last operations at the failure; empty if there is
-  /// none.
+  /// Returns the path of node 0's dump of the ranks' last operations; empty if there is none.
   const std::string& flight() const { return diagnosis_.dump_path(); }
-  /// The total time for which the job was paused.
+  /// Returns the total time for which the job was paused.
   Clock::duration paused() const { return paused_; }
-  /// The last operations of the ranks of this host.
+  /// Returns the last operations of the ranks of this host.
   std::vector<watch::RankView> views() { return flights_.read_views(ranks_); }
 
  private:
@@ -65,8 +64,8 @@ class Attempt {
   void on_rank_exits();
   void check_deadlines();
   void end_for_stall(const watch::Stall& stall, const std::vector<watch::RankView>& views);
-  /// Ends the job if a rank that the others wait for has ended before it joined; returns whether it
-  /// did.
+  /// Ends the job if a rank that the others wait for has ended before it joined. Returns whether
+  /// one has.
   bool end_if_absent(const std::vector<watch::RankView>& views);
   void report_failure_to_session();
 
@@ -79,7 +78,7 @@ class Attempt {
   FlightWatch flights_;
   FailureDiagnosis diagnosis_;
   bool failure_reported_ = false;  // Reported to the other hosts.
-  bool failure_seen_ = false;      // Its cause was searched for.
+  bool failure_seen_ = false;      // The cause of the failure was searched for.
   bool ended_elsewhere_ = false;
   std::optional<ReceivedSignal> received_signal_;
   std::optional<Clock::time_point> paused_since_;  // Set while the ranks are stopped (SIGSTOP).

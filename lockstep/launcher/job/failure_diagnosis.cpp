@@ -30,8 +30,8 @@ void explain_by_left_rank(RankFailure& cause, const std::vector<watch::RankView>
     return;
   }
   cause.diagnostic = fmt::format(
-      "rank {} had left the job before, after step {}; all ranks must take the same steps (else "
-      "see join_uneven_inputs)",
+      "rank {} left the job earlier, after step {}; all ranks must run the same number of steps; "
+      "for uneven data see join_uneven_inputs",
       left->rank,
       left->record.step);
 }

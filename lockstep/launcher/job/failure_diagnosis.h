@@ -14,11 +14,11 @@
 
 namespace lockstep::launcher {
 
-/// Appends the rank that left the job before to a failure that was caused by a lost rank.
+/// Names the rank that left the job earlier, if its loss caused the failure `cause`.
 void explain_by_left_rank(RankFailure& cause, const std::vector<watch::RankView>& ranks);
 
-/// Explains the failure of an attempt: the states of all ranks, the flight dump, the report. Not
-/// thread-safe.
+/// Collects the facts on a failed attempt: the states of all ranks, the flight dump, the report.
+/// Not thread-safe.
 class FailureDiagnosis {
  public:
   /// All arguments must outlive this object.
@@ -29,14 +29,14 @@ class FailureDiagnosis {
   /// Returns the operations of the ranks here and, on node 0, of the other hosts. Sends those of
   /// this host to node 0.
   std::vector<watch::RankView> all_views();
-  /// Returns a failure of `rank`, for which the others wait as `what` says; keeps the states of all
-  /// ranks for the report.
+  /// Returns a failure of `rank`, for which the others wait; `what` describes it to the user. Keeps
+  /// the states of all ranks for the report.
   RankFailure failure_of(
       int rank, const std::string& what, const std::vector<watch::RankView>& views);
   /// Writes the operations of all ranks to a file, on node 0 only. Failures are reported on the
   /// console.
   void write_dump(const std::string& why);
-  /// The path of the written dump; empty if there is none.
+  /// Returns the path of the written dump; empty if there is none.
   const std::string& dump_path() const { return dump_path_; }
   /// Returns the report of a failed attempt.
   FailureReport report(const JobStateMachine& state_machine, int exit_code);

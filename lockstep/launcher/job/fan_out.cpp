@@ -44,7 +44,7 @@ std::string names_of(const std::vector<PlannedHost>& hosts) {
   return names;
 }
 
-/// Returns the command that runs `lockstep node` on `host`. Of the user's input it has only the
+/// Returns the command that runs `lockstep node` on `host`. It contains no user input except the
 /// host's name, the port and --launcher-args; `lockstep` is this program's path there.
 std::vector<std::string> ssh_command(
     const std::string& host, const JobOptions& options, const std::string& lockstep) {
@@ -64,7 +64,7 @@ std::vector<std::string> ssh_command(
   return command;
 }
 
-/// Returns the command that runs it on all hosts. The spec is in kNodeSpecVariable.
+/// Returns the command that runs `lockstep node` on all hosts. The spec is in kNodeSpecVariable.
 std::vector<std::string> mpirun_command(
     const std::vector<PlannedHost>& hosts,
     const JobOptions& options,
@@ -122,24 +122,24 @@ class FanOut {
         pid_file_(options.pid_file),
         answer_seconds_(options.quiet ? 0 : options.grace_seconds + kPeersGraceSeconds) {}
 
-  /// `spec`: the first line of its stdin; empty if it gets the spec otherwise.
+  /// Starts a launcher. `spec` is the first line of its stdin; empty if it gets the spec otherwise.
   void start(
       const std::string& what,
       const std::vector<std::string>& command,
       const std::vector<std::string>& environment,
       const std::string& spec) {
-    // The searched PATH is that of this process.
+    // `command` is searched in the PATH of this process, not in that of `environment`.
     const Program program = find_program(command, Environment::process(), ProgramKind::kBinary);
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
       throw Error("lockstep launch", fmt::format("socketpair: {}", system_error_text(errno)));
     }
     UniqueFd command_fd(ends[0]);
-    const UniqueFd its(ends[1]);
+    const UniqueFd child_fd(ends[1]);
     processes_.add(start_child(
         {.program = &program,
          .environment = environment,
-         .stdin_fd = its.get(),
+         .stdin_fd = child_fd.get(),
          .registration_fd = watchdog_.registration_fd()},
         what));
     launchers_.push_back({what, std::move(command_fd)});
@@ -260,8 +260,8 @@ class FanOut {
     const auto after = [now](const std::optional<Clock::time_point>& since, double seconds) {
       return since && std::chrono::duration<double>(now - *since).count() >= seconds;
     };
-    constexpr double kForEndingSeconds = 4;
-    constexpr double kForDyingSeconds = 1;
+    constexpr double kEndGraceSeconds = 4;
+    constexpr double kTerminateGraceSeconds = 1;
     if (answer_seconds_ > 0 && after(end_requested_at_, answer_seconds_) &&
         bytes_of_node_0() == answered_bytes_ && !ended_all_at_) {
       console_.say(launchers_.front().what + " has not answered; ending all launchers now");
@@ -270,11 +270,11 @@ class FanOut {
     if (after(first_failure_at_, peers_grace_seconds_)) {
       end_all();
     }
-    if (after(ended_all_at_, kForEndingSeconds) && !terminated_) {
+    if (after(ended_all_at_, kEndGraceSeconds) && !terminated_) {
       terminated_ = true;
       processes_.send(SIGTERM);  // mpirun and srun end the processes that they have started.
     }
-    if (after(ended_all_at_, kForEndingSeconds + kForDyingSeconds) && !killed_) {
+    if (after(ended_all_at_, kEndGraceSeconds + kTerminateGraceSeconds) && !killed_) {
       killed_ = true;
       processes_.send(SIGKILL);
     }
@@ -316,9 +316,9 @@ class FanOut {
   std::optional<Clock::time_point> first_failure_at_;  // Time of the first failure.
   std::optional<Clock::time_point> ended_all_at_;      // Time of end_all().
   double peers_grace_seconds_ = kPeersGraceSeconds;
-  double answer_seconds_;  // Node 0's time to report a signal; 0: it is quiet.
+  double answer_seconds_;  // Node 0's time to report a signal; 0 with --quiet.
   uint64_t answered_bytes_ = 0;
-  std::optional<Clock::time_point> end_requested_at_;  // Time of the signal, which was forwarded.
+  std::optional<Clock::time_point> end_requested_at_;  // Time of the forwarded signal.
   bool terminated_ = false;
   bool killed_ = false;
 };

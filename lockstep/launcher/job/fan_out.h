@@ -14,12 +14,13 @@ namespace lockstep::launcher {
 enum class Starter { kSsh, kMpirun, kSrun };
 
 /// Starts `lockstep node` on each of `plan`'s hosts, sends it a NodeSpec, and waits for all of
-/// them. Returns the job's exit code. This process runs no rank: a launcher on this machine does.
-/// The launchers' output is copied to ours. Signals go to the launcher of node 0, which forwards
-/// them to all. SIGTSTP stops this process and pauses the ranks until SIGCONT.
+/// them. Returns the job's exit code.
 ///
-/// With ssh the launchers end with their stdin, so that no process remains on any host after this
-/// one ends in any way. A host that cannot be reached ends the job, and is named.
+/// This process runs no rank: a launcher on this machine does. The launchers' output is copied to
+/// ours. Signals are sent to the launcher of node 0, which forwards them to all. SIGTSTP stops this
+/// process and pauses the ranks until SIGCONT. With ssh the launchers end with their stdin, so that
+/// no process remains on any host after this one ends in any way. A host that cannot be reached
+/// ends the job, and is named.
 ///
 /// Throws ConfigError if the starter is not installed.
 int run_fan_out(
@@ -31,7 +32,7 @@ int run_fan_out(
 
 /// Implements `lockstep node`: the launcher of one host, which run_fan_out() has started. Reads its
 /// NodeSpec from kNodeSpecVariable if mpirun or srun has started it, else from the first line of
-/// stdin, whose further lines are commands (see ControlChannel). Returns as run_job() does.
+/// stdin. Further lines of stdin are commands, see ControlChannel. Returns as run_job() does.
 int run_node();
 
 inline constexpr const char* kNodeSpecVariable = "LOCKSTEP_NODE_SPEC";

@@ -47,7 +47,7 @@ bool FlightWatch::lost_peer(size_t local_rank) const {
 }
 
 bool FlightWatch::is_saving(const RankSet& ranks) {
-  constexpr double kLongestPauseSeconds = 540;  // Of a disk; used without a stall timeout.
+  constexpr double kLongestPauseSeconds = 540;  // A disk's; used without a stall timeout.
   const double pause_seconds =
       stall_timeout_seconds_ > 0 ? stall_timeout_seconds_ : kLongestPauseSeconds;
   return watch::save_progresses(

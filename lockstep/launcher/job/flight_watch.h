@@ -21,20 +21,20 @@ namespace lockstep::launcher {
 
 /// Reads the flight records of the ranks of this host, and detects stalls and slow ranks.
 ///
-/// Cost: one read takes 45 KiB a rank and one line of /proc. Not thread-safe.
+/// Cost: one read copies 45 KiB per rank and a line of /proc. Not thread-safe.
 class FlightWatch {
  public:
   /// `stall_timeout_seconds` 0: stalls are not detected.
   FlightWatch(int ranks, int first_rank, double stall_timeout_seconds);
 
-  /// The value of LOCKSTEP_FLIGHT for local rank `local_rank`.
+  /// Returns the value of LOCKSTEP_FLIGHT for local rank `local_rank`.
   const std::string& path(int local_rank) const {
     return memories_[static_cast<size_t>(local_rank)].path();
   }
-  /// The time for the next read_views(): often enough to detect a stall within a tenth of its
-  /// timeout.
+  /// Returns the time for the next read_views(): often enough to detect a stall within a tenth of
+  /// its timeout.
   Clock::time_point deadline() const { return next_read_; }
-  /// The current operations of the ranks.
+  /// Returns the current operations of the ranks.
   const std::vector<watch::RankView>& read_views(const RankSet& ranks);
   /// Returns the stall of all `views`, which may be of several hosts.
   std::optional<watch::Stall> stall(const std::vector<watch::RankView>& views) const;
@@ -48,7 +48,7 @@ class FlightWatch {
   /// Returns whether a rank of this host saves a checkpoint and makes progress, see
   /// watch::save_progresses. A disk may block it for as long as the stall timeout.
   bool is_saving(const RankSet& ranks);
-  /// Returns a slow rank of `views` to warn of; each at most once in five minutes.
+  /// Returns a slow rank of `views`, for a warning; each at most once in five minutes.
   std::optional<watch::SlowRank> slow_rank(const std::vector<watch::RankView>& views);
 
  private:
@@ -80,19 +80,19 @@ class FlightWatch {
 /// never.
 double stall_timeout_seconds(const JobOptions& options);
 
-/// Returns the default of that: nine tenths of an operation's timeout (LOCKSTEP_TIMEOUT_MS, 10
-/// minutes), so that the launcher, which sees all ranks, reports first.
+/// Returns the default of stall_timeout_seconds(): nine tenths of an operation's timeout
+/// (LOCKSTEP_TIMEOUT_MS, 10 minutes), so that the launcher, which sees all ranks, reports first.
 double default_stall_timeout_seconds(const Environment& environment);
 
 /// Returns the folder of dumps without a log folder: $XDG_STATE_HOME/lockstep/flights, by default
-/// in ~/.local/state. Nothing if neither is known.
+/// in ~/.local/state. Returns nothing if neither is known.
 std::optional<std::filesystem::path> flight_folder(const Environment& environment);
 
-/// Prepares that folder for one more dump: creates it, and removes the oldest of 20. Nothing if
-/// that fails.
+/// Prepares flight_folder() for one more dump: creates it, and removes the oldest of 20. Returns
+/// nothing if that fails.
 std::optional<std::filesystem::path> prepare_flight_folder(const Environment& environment);
 
-/// Returns the dumps in that folder, oldest first.
+/// Returns the dumps in `folder`, oldest first.
 std::vector<std::filesystem::path> dumps_in(const std::filesystem::path& folder);
 
 }  // namespace lockstep::launcher

@@ -20,7 +20,7 @@ class FlightWatchTest : public testing::Test {
   RankSet ranks_{out_, err_, false, 0};
 };
 
-TEST_F(FlightWatchTest, SeesWhatARankNotes) {
+TEST_F(FlightWatchTest, SeesTheNotesOfARank) {
   FlightWatch watch(2, 4, 1);
   watch::FlightRecorder recorder(Environment::of({{"LOCKSTEP_FLIGHT", watch.path(1)}}));
   recorder.join(5, 6);
@@ -34,7 +34,7 @@ TEST_F(FlightWatchTest, SeesWhatARankNotes) {
   EXPECT_FALSE(views[1].host.empty());
 }
 
-TEST_F(FlightWatchTest, KnowsWhoseLastOperationFailed) {
+TEST_F(FlightWatchTest, FindsTheRankWhoseLastOperationFailed) {
   FlightWatch watch(2, 0, 1);
   watch::FlightRecorder recorder(Environment::of({{"LOCKSTEP_FLIGHT", watch.path(0)}}));
   recorder.join(0, 2);
@@ -65,7 +65,7 @@ TEST_F(FlightWatchTest, LooksOftenEnoughForItsTimeout) {
   EXPECT_LE(wait(FlightWatch(1, 0, 0)), std::chrono::seconds(1));
 }
 
-TEST_F(FlightWatchTest, JudgesNobodyWithoutATimeout) {
+TEST_F(FlightWatchTest, BlamesNoRankWithoutATimeout) {
   watch::RankView idle;
   idle.record.pid = 1;
   idle.idle_ns = int64_t{1} << 60;
@@ -100,7 +100,7 @@ TEST(FlightFolder, KeepsTheLatestDumps) {
   EXPECT_TRUE(std::filesystem::exists(*folder / "dump6.json"));
 }
 
-TEST(FlightFolder, IsLeftAloneByWhoOnlyReads) {
+TEST(FlightFolder, IsNotChangedByReaders) {
   const TestFolder home;
   const auto folder = flight_folder(Environment::of({{"HOME", home.path().string()}}));
   ASSERT_TRUE(folder);
@@ -108,7 +108,7 @@ TEST(FlightFolder, IsLeftAloneByWhoOnlyReads) {
   EXPECT_TRUE(dumps_in(*folder).empty());
 }
 
-TEST(FlightFolder, IsNoneWhereNoneCanBeMade) {
+TEST(FlightFolder, IsEmptyIfNoneCanBeCreated) {
   EXPECT_FALSE(prepare_flight_folder(Environment::of({})));
   EXPECT_FALSE(flight_folder(Environment::of({})));
   EXPECT_FALSE(prepare_flight_folder(Environment::of({{"HOME", "/proc/nowhere"}})));

@@ -95,7 +95,7 @@ class Job {
     return kExitSignalBase + *signal;
   }
 
-  /// Does the same as run_attempts() in step with the launchers of the other hosts.
+  /// Runs the attempts in step with the launchers of the other hosts.
   int run_attempts_together() {
     if (const std::optional<int> end = join()) {
       return *end;
@@ -217,8 +217,8 @@ class Job {
     return result;
   }
 
-  /// Reserves a port: the job's own once, any other one for each attempt, so that a late process of
-  /// the last attempt cannot connect to the next one.
+  /// Reserves a port: the job's port once; any free port for each attempt, so that a late process
+  /// of the last attempt cannot connect to the next one.
   void hold_port() {
     // With several hosts the listener uses the job's port, and the store another one.
     if (plan_.common.master_port == 0 || session_ != nullptr) {

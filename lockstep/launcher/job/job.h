@@ -14,11 +14,12 @@ namespace lockstep::launcher {
 /// Receives the report of a failed job, instead of stderr.
 using FailureSink = std::function<void(const FailureReport& failure)>;
 
-/// Runs `program` as the ranks of `options` on this machine, and returns the job's exit code:
-///   0 if every rank ended with 0; 75 if all ended with 0 or 75 (state saved after a request to
-///   stop); the code, or 128 + the signal, of the rank that failed first; 128 + the signal that was
-///   passed on, if that ended the job; 124 if it ran into its time limit; 141 (SIGPIPE) if the
-///   reader of our output has closed it.
+/// Runs `program` as the ranks of `options` on this machine, and returns the job's exit code.
+///
+/// The exit code is 0 if every rank ended with 0; 75 if all ended with 0 or 75 (state saved after a
+/// request to stop); 124 at the time limit; 141 (SIGPIPE) if the reader of our output has closed
+/// it. If a rank failed, it is the code of the rank that failed first, or 128 + its signal. If a
+/// forwarded signal ended the job, it is 128 + that signal.
 ///
 /// The ranks' output is copied line by line to ours, and to files as the options say. Rank 0 reads
 /// our stdin unless that is a terminal, which a background process group may not read; other ranks
@@ -29,15 +30,15 @@ using FailureSink = std::function<void(const FailureReport& failure)>;
 ///
 /// A failed job is restarted with all ranks, up to `max_restarts` times, from its newest complete
 /// checkpoint: LOCKSTEP_RESUME=1. The delays double from `restart_backoff_seconds` up to 30 s.
-/// There is no restart after a signal to us, at the time limit, and if a rank ended with 2 (a usage
-/// error) or 75. The last failure is reported once, at the end, on stderr, with a line for each of
-/// the latest ten.
+/// A job is not restarted after a signal to us, at the time limit, and if a rank ended with 2 (a
+/// usage error) or 75. The last failure is reported once, at the end, on stderr, with a line for
+/// each of the latest ten.
 ///
 /// In a job of several hosts each host has a launcher, including this one: see NodeSession.
 ///
 /// Throws ConfigError or Error if not all ranks could be started, or not all launchers joined.
-/// Memory: a few hundred bytes a rank, plus at most 64 KiB for each unfinished line. Other threads
-/// may run, but none that waits for arbitrary children (waitpid(-1)).
+/// Memory: a few hundred bytes per rank, plus at most 64 KiB for each unfinished line. Other
+/// threads may run, but none that waits for arbitrary children (waitpid(-1)).
 int run_job(const Program& program, const JobOptions& options, const FailureSink& on_failure = {});
 
 /// The connection of a launcher with the process that started it, and with other launchers.
@@ -48,7 +49,7 @@ struct NodeContext {
 
 inline constexpr const char* kTokenVariable = "LOCKSTEP_JOB_TOKEN";
 
-/// Does the same for an existing plan.
+/// Runs a job as run_job() does, for an existing plan.
 int run_planned_job(
     const Program& program,
     const JobOptions& options,

@@ -30,7 +30,7 @@ std::string token_of_environment() {
             "{} {}; it identifies the launchers of one job: set it to the same 16 to 128 letters "
             "and digits on all hosts, like export {}={}",
             kTokenVariable,
-            token ? "is no valid token" : "is not set",
+            token ? "is not a valid token" : "is not set",
             kTokenVariable,
             random_token()));
   }
@@ -176,7 +176,7 @@ std::optional<int> JobControl::exit_code_of(int signal) {
     return std::nullopt;  // For another launcher; there is no rank here to pause.
   }
   if (signal == SIGUSR1 || signal == SIGUSR2) {
-    console_.say(signal_name(signal) + " received; there is no rank to forward it to");
+    console_.say(signal_name(signal) + " received and not forwarded: no rank is running");
     return std::nullopt;
   }
   console_.say(signal_name(signal) + " received; the job is not restarted");

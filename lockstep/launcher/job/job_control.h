@@ -21,7 +21,7 @@ class JobControl {
   JobControl(const JobOptions& options, Console& console);
 
   /// Connects this launcher with its starter and with the launchers of other hosts, if there are
-  /// any. `plan` must outlive this object. ConfigError without a valid token.
+  /// any. `plan` must outlive this object. Throws ConfigError without a valid token.
   void connect(const JobPlan& plan, const NodeContext& context);
 
   SignalInbox& inbox() { return inbox_; }
@@ -29,7 +29,7 @@ class JobControl {
   ControlChannel* channel() { return channel_.get(); }
   /// Null in a job of one host.
   NodeSession* session() { return channel_ ? channel_->session() : nullptr; }
-  /// The end of the whole job; nothing if it has no time limit.
+  /// Returns the end of the whole job; nothing if it has no time limit.
   const std::optional<Clock::time_point>& time_limit() const { return time_limit_; }
   /// Moves the time limit by the duration of a pause.
   void extend_time_limit(Clock::duration pause);

@@ -18,7 +18,7 @@ namespace {
 constexpr double kGraceSeconds = 0.1;
 /// After a failure nothing needs to be saved; handlers may remove temporary files.
 constexpr double kFailureGraceSeconds = 2;
-constexpr double kSavingLookSeconds = 0.2;
+constexpr double kSavePollSeconds = 0.2;
 
 bool ended_well(const ExitStatus& exit_status) {
   return exit_status.is_success() ||
@@ -184,8 +184,8 @@ void JobStateMachine::on_deadline() {
   if (phase_ == Phase::kRunning || phase_ == Phase::kGracePeriod) {
     stop(SIGTERM, kFailureGraceSeconds);
   } else if (phase_ == Phase::kStopping) {
-    const bool by_order = reason_ == Reason::kSignal || reason_ == Reason::kTimeout;
-    const bool saving = by_order && !ended_elsewhere_ && is_saving_ && is_saving_();
+    const bool by_request = reason_ == Reason::kSignal || reason_ == Reason::kTimeout;
+    const bool saving = by_request && !ended_elsewhere_ && is_saving_ && is_saving_();
     if (saving && !waits_for_save_) {
       say_(
           "a rank is still saving a checkpoint; waiting for it; a second SIGTERM or SIGINT kills "
@@ -193,11 +193,11 @@ void JobStateMachine::on_deadline() {
     }
     if (saving || (waits_for_save_ && !ended_elsewhere_)) {
       // A rank may handle the signal only after this save, and save once more because of it.
-      deadline_ = in_seconds(saving ? kSavingLookSeconds : grace_seconds_);
+      deadline_ = in_seconds(saving ? kSavePollSeconds : grace_seconds_);
       waits_for_save_ = saving;
       return;
     }
-    if (by_order) {
+    if (by_request) {
       say_(fmt::format(
           "some processes have not ended in time after {}; killing them", end_reason()));
     }

@@ -27,7 +27,7 @@ namespace lockstep::launcher {
 class JobStateMachine {
  public:
   using Say = std::function<void(const std::string& text)>;
-  /// Returns whether an ended rank had lost another one before.
+  /// Returns whether an ended rank had lost another rank before.
   using LostPeer = std::function<bool(size_t local_rank)>;
   /// Returns whether a rank saves a state that would be lost if it were killed.
   using IsSaving = std::function<bool()>;
@@ -44,38 +44,39 @@ class JobStateMachine {
   void on_signal(int signal);
   /// Checks which ranks have ended; call it after any event. Returns whether one has.
   bool on_exits();
-  /// The job has reached its time limit of `seconds`.
+  /// Ends the job at its time limit of `seconds`.
   void on_timeout(double seconds);
-  /// A rank keeps the others from continuing, as `stall.diagnostic` says: a failure, but its
-  /// process lives, or has ended with 0.
+  /// Ends the job for a rank that keeps the others from continuing, as `stall.diagnostic`
+  /// describes. Its process runs, or has ended with 0.
   void on_stall(RankFailure stall);
   /// Reports `stall` instead of the failure that ended the job, which it has caused.
   void add_stall(RankFailure stall);
   /// Moves deadlines by the duration of a pause.
   void postpone_deadline(Clock::duration pause);
-  /// The job has ended on another host, which reports why, or its starter is gone. Call it once.
+  /// Ends the ranks here because the job has ended on another host, which reports why, or because
+  /// the starter has ended. Call it once.
   void on_end_elsewhere();
-  /// Our own output cannot be written any more.
+  /// Ends the job because the launcher's output cannot be written; `error` is the errno.
   void on_output_lost(int error);
-  /// The time for on_deadline(), if no other event occurs.
+  /// Returns the time for on_deadline(), if no other event occurs.
   std::optional<Clock::time_point> deadline() const { return deadline_; }
   /// Starts the next phase of ending the job.
   void on_deadline();
 
-  /// All processes of the job have ended.
+  /// Returns whether all processes of the job have ended.
   bool is_over() const;
-
-  /// The functions below are for a finished job whose ranks are closed.
-  int exit_code() const;
-  /// The job is running, and not being ended.
+  /// Returns whether the job is running and nothing has begun to end it.
   bool is_running() const { return phase_ == Phase::kRunning && is_undecided(); }
-  /// A failed rank ended the job, and no earlier request to stop did.
+  /// Returns whether a failed rank ended the job, without an earlier request to stop.
   bool has_failed() const { return reason_ == Reason::kFailure; }
-  /// The failure to report, if the job ended by one.
+
+  /// Returns the exit code of a job whose ranks are closed.
+  int exit_code() const;
+  /// Returns the failure that ended the job. Call it if has_failed(), or when the ranks are closed.
   std::optional<RankFailure> cause() const;
-  /// Ranks that failed on their own at the same time.
+  /// Returns the ranks that failed on their own at the same time.
   std::vector<RankFailure> also_failed() const;
-  /// The number of ranks that were then stopped.
+  /// Returns the number of ranks that were then stopped.
   int stopped() const { return stopped_; }
   /// Reports how the ranks reacted to the signal or time limit that ended the job.
   void report_end() const;

@@ -14,8 +14,8 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A course over real processes, each a shell with its own script; the test plays the launcher's
-/// loop.
+/// A state machine over real processes, each a shell with its own script. The test runs the
+/// launcher's loop.
 class JobStateMachineTest : public testing::Test {
  protected:
   void start(const std::vector<std::string>& scripts) {
@@ -27,7 +27,7 @@ class JobStateMachineTest : public testing::Test {
           start_child({.program = &program, .environment = {"PATH=/usr/bin:/bin"}}, "a rank"));
     }
   }
-  /// Until `rank` has printed its first line, which says that its traps are set.
+  /// Waits until `rank` has printed its first line: its traps are set.
   void await_line(int rank) {
     LineForwarder& out = ranks_.all()[static_cast<size_t>(rank)].out;
     while (screen_.empty()) {
@@ -43,8 +43,8 @@ class JobStateMachineTest : public testing::Test {
     ASSERT_EQ(::poll(&item, 1, -1), 1);
     state_machine_.on_exits();
   }
-  /// The launcher's loop. `impatient`: a deadline has come as soon as nothing else happens for a
-  /// while.
+  /// Runs the launcher's loop. `impatient`: a deadline counts as reached once no other event occurs
+  /// for a while.
   int finish(bool impatient = false) {
     while (!state_machine_.is_over()) {
       std::vector<pollfd> items;
@@ -84,14 +84,14 @@ TEST_F(JobStateMachineTest, EndsWithZeroWhenAllDo) {
   EXPECT_EQ(said_, "");
 }
 
-TEST_F(JobStateMachineTest, ARankThatLeavesWithZeroStopsNobody) {
+TEST_F(JobStateMachineTest, ARankThatExitsWithZeroStopsNoOther) {
   start({"exit 0", "read line < /dev/null; exit 4"});
   EXPECT_EQ(finish(), 4);
   EXPECT_EQ(state_machine_.cause()->rank, 1);
   EXPECT_EQ(state_machine_.stopped(), 0);
 }
 
-TEST_F(JobStateMachineTest, AStalledRankIsNoneOfTheOthersThatAreStopped) {
+TEST_F(JobStateMachineTest, AStalledRankDoesNotCountAsStoppedByTheLauncher) {
   start({"exec sleep 1000", "exec sleep 1000"});
   state_machine_.on_stall(
       {.rank = 1, .exit_status = {}, .diagnostic = "stands still", .stalled = true});
@@ -99,7 +99,7 @@ TEST_F(JobStateMachineTest, AStalledRankIsNoneOfTheOthersThatAreStopped) {
   EXPECT_EQ(state_machine_.stopped(), 1);
 }
 
-TEST_F(JobStateMachineTest, AStoppedRankIsTheCauseOfTheFailureOfWhoHasWaitedForIt) {
+TEST_F(JobStateMachineTest, AStoppedRankIsTheCauseOfAWaitingRanksFailure) {
   start({"exit 1", "exec sleep 1000"});
   await_end(0);
   state_machine_.add_stall(
@@ -110,7 +110,7 @@ TEST_F(JobStateMachineTest, AStoppedRankIsTheCauseOfTheFailureOfWhoHasWaitedForI
   EXPECT_EQ(state_machine_.stopped(), 0);
 }
 
-TEST_F(JobStateMachineTest, ARankThatEndedWith0AndIsMissedByTheOthersIsAFailure) {
+TEST_F(JobStateMachineTest, ARankThatEndedWith0WhileOthersWaitForItIsAFailure) {
   start({"exit 0", "exec sleep 1000"});
   await_end(0);
   state_machine_.on_stall({.rank = 0, .exit_status = {}, .diagnostic = "it never joined"});
@@ -120,7 +120,7 @@ TEST_F(JobStateMachineTest, ARankThatEndedWith0AndIsMissedByTheOthersIsAFailure)
   EXPECT_EQ(state_machine_.stopped(), 1);
 }
 
-TEST_F(JobStateMachineTest, APauseIsNoTimeToFinish) {
+TEST_F(JobStateMachineTest, APauseDoesNotCountAsTimeToFinish) {
   start({"exit 75", "exec sleep 1000"});
   await_end(0);
   const auto before = state_machine_.deadline();
@@ -144,7 +144,7 @@ TEST_F(JobStateMachineTest, ARankThatSavesIsWaitedFor) {
   EXPECT_EQ(said_.find("killing"), std::string::npos);
 }
 
-TEST_F(JobStateMachineTest, ARankThatSavesIsNotWaitedForOnceItIsKnownToBeInVain) {
+TEST_F(JobStateMachineTest, ASavingRankIsNotAwaitedIfAnotherHostHasEnded) {
   start({"trap '' TERM; echo ready; while :; do sleep 0.1; done"});
   await_line(0);
   is_saving_ = true;
@@ -154,7 +154,7 @@ TEST_F(JobStateMachineTest, ARankThatSavesIsNotWaitedForOnceItIsKnownToBeInVain)
   EXPECT_EQ(finish(), 143);
 }
 
-TEST_F(JobStateMachineTest, AnEndElsewhereLeavesNoMoreThanTwoSecondsOfTheGrace) {
+TEST_F(JobStateMachineTest, AnEndOnAnotherHostLimitsTheGraceToTwoSeconds) {
   start({"trap '' TERM; echo ready; while :; do sleep 1; done"});
   await_line(0);
   state_machine_.on_signal(SIGTERM);
@@ -173,7 +173,7 @@ TEST_F(JobStateMachineTest, TheFirstFailureStopsTheOthersAndIsTheCause) {
   EXPECT_TRUE(state_machine_.also_failed().empty());
 }
 
-TEST_F(JobStateMachineTest, AKilledRankIsTheCauseThoughItsPeerFellFirst) {
+TEST_F(JobStateMachineTest, AKilledRankIsTheCauseThoughItsPeerFailedFirst) {
   start({"exit 1", "read line; kill -9 $$", "exec sleep 1000"});
   await_end(0);
   ::kill(ranks_.all()[1].pid, SIGKILL);
@@ -201,7 +201,7 @@ TEST_F(JobStateMachineTest, ASignalIsPassedOnAndNoFailure) {
   EXPECT_THAT(said_, HasSubstr("the job ended after SIGTERM; exit code 143"));
 }
 
-TEST_F(JobStateMachineTest, RanksThatSaveAndLeaveOnASignalEndTheJobWith75) {
+TEST_F(JobStateMachineTest, RanksThatSaveAndExitOnASignalEndTheJobWith75) {
   start({"trap 'exit 75' TERM; echo ready; while :; do sleep 0.01; done"});
   await_line(0);
   state_machine_.on_signal(SIGTERM);
@@ -215,7 +215,7 @@ TEST_F(JobStateMachineTest, RanksThatFinishOnASignalEndTheJobWithZero) {
   EXPECT_EQ(finish(), 0);
 }
 
-TEST_F(JobStateMachineTest, WhatAWrapperRunsKeepsItsTimeToFinish) {
+TEST_F(JobStateMachineTest, AWrappersChildKeepsItsTimeToFinish) {
   start({"(trap 'sleep 0.3; exit 0' TERM; echo ready; while :; do sleep 0.01; done) & wait"});
   await_line(0);
   state_machine_.on_signal(SIGTERM);
@@ -235,7 +235,7 @@ TEST_F(JobStateMachineTest, ASecondSignalKillsAtOnce) {
   EXPECT_THAT(said_, HasSubstr("rank 0 was killed by SIGKILL"));
 }
 
-TEST_F(JobStateMachineTest, ASuspendedRankIsWokenToHearTheSignal) {
+TEST_F(JobStateMachineTest, ASuspendedRankIsContinuedForTheSignal) {
   start({"trap 'exit 75' TERM; echo ready; while :; do sleep 0.01; done"});
   await_line(0);
   ranks_.send(SIGSTOP);
@@ -243,7 +243,7 @@ TEST_F(JobStateMachineTest, ASuspendedRankIsWokenToHearTheSignal) {
   EXPECT_EQ(finish(), 75);
 }
 
-TEST_F(JobStateMachineTest, AnEarlyWarningIsPassedOnAndTheJobGoesOn) {
+TEST_F(JobStateMachineTest, AnEarlyWarningIsForwardedAndTheJobContinues) {
   start({"trap 'exit 75' USR1; echo ready; while :; do sleep 0.01; done"});
   await_line(0);
   state_machine_.on_signal(SIGUSR1);
@@ -251,7 +251,7 @@ TEST_F(JobStateMachineTest, AnEarlyWarningIsPassedOnAndTheJobGoesOn) {
   EXPECT_EQ(finish(), 75);
 }
 
-TEST_F(JobStateMachineTest, RanksThatDieOfAnEarlyWarningAreNoFailure) {
+TEST_F(JobStateMachineTest, RanksThatDieOfAnEarlyWarningAreNotAFailure) {
   start({"exec sleep 1000", "trap '' USR1; echo ready; while :; do sleep 1000; done"});
   await_line(1);
   state_machine_.on_signal(SIGUSR1);
@@ -259,7 +259,7 @@ TEST_F(JobStateMachineTest, RanksThatDieOfAnEarlyWarningAreNoFailure) {
   EXPECT_EQ(state_machine_.cause(), std::nullopt);
 }
 
-TEST_F(JobStateMachineTest, ASignalThatReachedTheRanksFirstIsNoFailure) {
+TEST_F(JobStateMachineTest, ASignalThatReachedTheRanksFirstIsNotAFailure) {
   start({"kill -TERM $$", "exec sleep 1000"});
   await_end(0);
   state_machine_.on_signal(SIGTERM);
@@ -278,7 +278,7 @@ TEST_F(JobStateMachineTest, ARankThatStaysWhenTheOthersHaveSavedIsTheCause) {
       HasSubstr("did not end within 30 s after another rank had saved"));
 }
 
-TEST_F(JobStateMachineTest, WhenNobodyReadsTheOutputTheJobEnds) {
+TEST_F(JobStateMachineTest, TheJobEndsIfItsOutputIsClosed) {
   start({"exec sleep 1000"});
   state_machine_.on_output_lost(EPIPE);
   EXPECT_EQ(finish(), 128 + SIGPIPE);
@@ -292,7 +292,7 @@ TEST_F(JobStateMachineTest, OutputThatCannotBeWrittenEndsTheJobWithAWord) {
   EXPECT_THAT(said_, HasSubstr("No space left"));
 }
 
-TEST_F(JobStateMachineTest, AJobWhoseTimeIsUpEndsWith124HoweverItsRanksDo) {
+TEST_F(JobStateMachineTest, AJobBeyondItsTimeLimitEndsWith124) {
   start({"trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done", "exec sleep 1000"});
   await_line(0);
   state_machine_.on_timeout(5);

@@ -15,7 +15,7 @@ TEST(RestartDelay, DoublesUpToHalfAMinute) {
   EXPECT_EQ(restart_delay_seconds(0, 5), 0);
 }
 
-TEST(RestartDelay, IsNeverShorterThanWhatWasAskedFor) {
+TEST(RestartDelay, IsNeverShorterThanRequested) {
   EXPECT_EQ(restart_delay_seconds(60, 1), 60);
   EXPECT_EQ(restart_delay_seconds(60, 9), 60);
 }

@@ -22,8 +22,9 @@ std::vector<std::string> launch_self(
 /// several hosts (nodes, hostfile) are refused.
 using LaunchOptions = launcher::JobOptions;
 
-/// Runs `body` in `ranks` processes of this program, a world of that size, and returns each one's
-/// result, in rank order; nothing if `body` returns nothing. Accelerate's notebook_launcher.
+/// Runs `body` in `ranks` processes of this program, and returns their results in rank order.
+///
+/// Modelled on Accelerate's notebook_launcher. Returns nothing if `body` returns nothing.
 ///
 ///     const std::vector<double> losses = lockstep::launch(train, 2);
 ///
@@ -31,18 +32,17 @@ using LaunchOptions = launcher::JobOptions;
 /// in which it runs `body` and ends (by std::exit). So main must reach this call in the same way
 /// each time, and code before it runs in every rank as well: call it first. Results of earlier
 /// calls are returned again in the ranks of a later one. The ranks share no memory with this
-/// process: only results are returned. Results are types that Packed can send: numbers, plain
-/// structs, strings, tensors, vectors of these.
+/// process and return only results. Packed must be able to send them: numbers, plain structs,
+/// strings, tensors, vectors of these.
 ///
-/// Throws if a rank fails, with the first error's message and its rank: Throws ConfigError if that
-/// was one, else Error; the other ranks have been ended by then. A signal to this process is
-/// forwarded to the ranks, as by `lockstep launch`. If they end by it, so does this process; if
-/// they saved their state and ended with 75, this process ends with 75, too. ConfigError inside a
-/// rank, of this or another launcher. Errors before the call are reported as "ended before it
-/// reached launch()".
+/// Throws ConfigError or Error if a rank fails, with the first error's message and its rank; the
+/// other ranks have been ended by then. Throws ConfigError inside a rank of this or another
+/// launcher. Reports an error before the call as "ended before it reached launch()". Forwards
+/// signals to the ranks, as `lockstep launch` does. If the ranks end by a signal, so does this
+/// process; if they saved their state and ended with 75, this process ends with 75, too.
 ///
-/// Cost: two forks and an exec a rank, and the program's own start. Call it from one thread; others
-/// may run.
+/// Cost: two forks and an exec per rank, and the program's own start. Call it from one thread;
+/// others may run.
 template <typename Body>
 auto launch(const Body& body, int ranks, LaunchOptions options = {}) {
   using Result = std::decay_t<std::invoke_result_t<const Body&>>;

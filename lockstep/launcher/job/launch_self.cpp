@@ -23,7 +23,8 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr const char* kWhere = "lockstep::launch";
-// Tells a rank its call, the message with the results of earlier calls, and each rank's message.
+// Holds a rank's call, the path of the results of earlier calls, and the path of each rank's
+// result.
 constexpr const char* kCallVariable = "LOCKSTEP_LAUNCH_CALL";
 
 // The first character of a rank's message.
@@ -34,8 +35,8 @@ constexpr char kOtherError = '1';
 /// The outcome of a call.
 struct Outcome {
   std::vector<std::string> results{};
-  std::string error{};   ///< The text of what was thrown, or empty.
-  bool by_user = false;  ///< It was a ConfigError.
+  std::string error{};   ///< The text of the exception; empty without one.
+  bool by_user = false;  ///< The exception was a ConfigError.
 
   std::vector<std::string> get() const {
     if (!error.empty() && by_user) {
@@ -126,7 +127,8 @@ std::optional<LaunchCall> launch_call() {
 void check_can_launch(const JobOptions& options) {
   const WorldSpec world = world_from_environment(Environment::process());
   if (calls().in_rank) {
-    throw ConfigError(kWhere, "a rank of launch() cannot launch ranks of its own");
+    throw ConfigError(
+        kWhere, "launch() cannot be called by the function that launch() runs; call it from main");
   }
   if (world.source != "alone") {
     throw ConfigError(
@@ -227,8 +229,8 @@ std::string bare_text(const std::string& text) {
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
-/// Runs the ranks of this call and records how the call ended, be it by an exception. Ranks of
-/// later calls count the calls of main, so each call needs a record.
+/// Runs the ranks of this call and records its result or exception. Ranks of later calls count the
+/// calls of main, so each call needs a record.
 const Outcome& run_and_record(const JobOptions& options, int64_t call) {
   std::vector<Outcome>& done = calls().done;
   try {

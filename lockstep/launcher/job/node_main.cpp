@@ -31,17 +31,15 @@ std::string first_line() {
   for (;;) {
     pollfd item{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
     char c = 0;
-    if (::poll(&item, 1, kTimeoutMs) == 0 || line.size() > kLongest) {
-      throw ConfigError(
-          kNodeCommand, "no instructions were received; this command is for `lockstep launch`");
-    }
-    const ssize_t got = ::read(STDIN_FILENO, &c, 1);
+    const bool may_read = ::poll(&item, 1, kTimeoutMs) != 0 && line.size() <= kLongest;
+    const ssize_t got = may_read ? ::read(STDIN_FILENO, &c, 1) : 0;
     if (got < 0 && errno == EINTR) {
       continue;
     }
     if (got <= 0) {
       throw ConfigError(
-          kNodeCommand, "no instructions were received; this command is for `lockstep launch`");
+          kNodeCommand,
+          "no instructions were received; only `lockstep launch` runs this command; use that");
     }
     if (c == '\n') {
       return line;

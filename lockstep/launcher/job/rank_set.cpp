@@ -93,7 +93,7 @@ void RankSet::pump(const std::vector<pollfd>& items) {
 }
 
 std::vector<int> RankSet::collect_exits(double seconds) {
-  std::vector<int> noticed;
+  std::vector<int> newly_ended;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     RankProcess& process = ranks_[rank];
     if (process.exit_status) {
@@ -103,10 +103,10 @@ std::vector<int> RankSet::collect_exits(double seconds) {
     process.exit_status = exit_status_of(process.pid);
     if (process.exit_status) {
       process.ended_seconds = seconds;
-      noticed.push_back(static_cast<int>(rank));
+      newly_ended.push_back(static_cast<int>(rank));
     }
   }
-  return noticed;
+  return newly_ended;
 }
 
 void RankSet::send(int signal) {

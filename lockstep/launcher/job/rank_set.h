@@ -27,11 +27,11 @@ struct RankProcess {
 ///
 /// A rank that has ended is reaped only in close(): its pid, and so the id of its group, cannot be
 /// reused before. Processes that a rank leaves behind become our children (this process is a
-/// subreaper), so that their end can be awaited; a process that has left the rank's group (setsid)
+/// subreaper), so that their end can be awaited. A process that has left the rank's group (setsid)
 /// is ignored. Not thread-safe.
 class RankSet {
  public:
-  /// Sinks must outlive the set; `prefix` puts "[rank N] " before each line, where N counts from
+  /// Sinks must outlive the set. `prefix` puts "[rank N] " before each line; N counts from
   /// `first_rank`, the number of ranks on previous hosts.
   RankSet(Sink& out, Sink& err, bool prefix, int first_rank = 0);
   /// Calls close().
@@ -45,21 +45,20 @@ class RankSet {
   int first_rank() const { return first_rank_; }
   std::vector<RankProcess>& all() { return ranks_; }
   const std::vector<RankProcess>& all() const { return ranks_; }
-  /// Adds to `items` the descriptors for poll(): exits of ranks, and output for which there is
-  /// room.
+  /// Adds to `items` the descriptors for poll(): exits of ranks, and output that can be accepted.
   void await(std::vector<pollfd>& items);
   /// Copies the output that poll() has reported in the `items` of the last await().
   void pump(const std::vector<pollfd>& items);
-  /// Records ranks that ended since the last call; returns them. `seconds` is the current time.
+  /// Records and returns the ranks that ended since the last call. `seconds` is the current time.
   std::vector<int> collect_exits(double seconds);
   /// Sends `signal` to every rank's group, also if only children of the rank are left.
   void send(int signal);
-  /// Sends `signal` to every living rank to stop it; a stopped one (SIGSTOP) is continued to
-  /// receive it. Returns how many there were.
+  /// Sends `signal` to every living rank to end it, and SIGCONT, so that a stopped rank receives
+  /// it. Returns the number of living ranks.
   int stop(int signal);
-  /// Every rank's process has ended.
+  /// Returns whether every rank's process has ended.
   bool ended() const;
-  /// Every rank's process has ended, and so has every process with an open output.
+  /// Returns whether all ranks' processes, and all other processes with an open output, have ended.
   bool outputs_closed() const;
   /// Kills remaining processes, reads remaining output, and reaps. Afterwards the groups are empty,
   /// and every rank has its exit status.
@@ -71,7 +70,7 @@ class RankSet {
   bool prefix_;
   int first_rank_;
   std::vector<RankProcess> ranks_;
-  size_t first_awaited_ = 0;  // Of the items of the last await().
+  size_t first_awaited_ = 0;  // The first output's index in the items of the last await().
   std::vector<LineForwarder*> awaited_;
   int was_subreaper_ = 0;  // The previous setting of this process.
   bool closed_ = false;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kDefaultColumns = 80;
 
-/// 0 if stderr is not a terminal.
+/// Returns 0 if stderr is not a terminal.
 int columns_of_stderr() {
   return ::isatty(STDERR_FILENO) == 0 ? 0
                                       : terminal_columns(STDERR_FILENO).value_or(kDefaultColumns);
@@ -76,7 +76,7 @@ void start_ranks(
   std::vector<RankLogs> logs = open_logs(spec, console);
   const JobLayout layout = layout_of(spec);
   const std::vector<std::string> inherited = own_environment();
-  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const UniqueFd null_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   // A launcher that another one has started reads commands from its stdin.
   const bool shares_stdin =
       spec.control_channel == nullptr && ::isatty(STDIN_FILENO) == 0 && layout.first_rank == 0;
@@ -87,7 +87,7 @@ void start_ranks(
     ranks.add(start_child(
         {.program = spec.program,
          .environment = std::move(environment),
-         .stdin_fd = rank == 0 && shares_stdin ? STDIN_FILENO : nothing.get(),
+         .stdin_fd = rank == 0 && shares_stdin ? STDIN_FILENO : null_input.get(),
          .registration_fd = watchdog.registration_fd(),
          .cores = plan.cores.empty() ? std::vector<int>() : plan.cores[index]},
         fmt::format("rank {} of {}", layout.first_rank + rank, layout.world_size)));

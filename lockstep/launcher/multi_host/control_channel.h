@@ -11,11 +11,13 @@
 
 namespace lockstep::launcher {
 
-/// Receives commands from the other launchers of the job, and from the process that started this
-/// launcher, as lines on stdin. Not thread-safe.
+/// Receives commands from the job's other launchers and from this launcher's starter.
+///
+/// The starter is the process that started this launcher; its commands are lines on stdin. Not
+/// thread-safe.
 class ControlChannel {
  public:
-  /// `command_fd`: the descriptor of lines `signal N`; its end ends the job. -1: none.
+  /// Reads lines `signal N` from `command_fd`, whose end ends the job. -1: no starter.
   explicit ControlChannel(int command_fd);
   ~ControlChannel();
   ControlChannel(const ControlChannel&) = delete;
@@ -26,13 +28,14 @@ class ControlChannel {
   NodeSession* session() { return session_.get(); }
   void set_session(std::unique_ptr<NodeSession> session) { session_ = std::move(session); }
 
-  /// The next signal that the starter has sent; it has the effect of a signal to this process.
+  /// Returns the next signal that the starter has sent. It has the effect of a signal to this
+  /// process.
   std::optional<int> next_command();
-  /// Another process has started this launcher and forwards its user's commands.
+  /// Returns whether another process has started this launcher and forwards its user's commands.
   bool has_starter() const { return command_fd_ >= 0; }
-  /// The starter of this launcher has ended.
+  /// Returns whether the starter has ended.
   bool commands_ended() const { return commands_ended_; }
-  /// The reason why the ranks here must stop, if there is one.
+  /// Returns the reason why the ranks here must stop, if there is one.
   std::optional<std::string> end() const;
 
  private:

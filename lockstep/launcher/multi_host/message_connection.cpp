@@ -24,7 +24,7 @@ constexpr auto kBeatInterval = std::chrono::milliseconds(500);
 constexpr std::chrono::duration<double> kShortestSilence = 4 * kBeatInterval;
 constexpr const char* kAlive = "alive";
 
-constexpr const char* kNoMessage = "it sent an invalid message";
+constexpr const char* kInvalidMessage = "it sent an invalid message";
 
 void keep_alive(int fd) {
   const int on = 1;
@@ -169,13 +169,13 @@ void MessageConnection::deliver() {
     }
     if (!understood) {
       alive_ = nullptr;
-      end(kNoMessage);
+      end(kInvalidMessage);
       return;
     }
   }
   alive_ = nullptr;
   if (receive_buffer_.size() > kLongestMessage) {
-    end(kNoMessage);
+    end(kInvalidMessage);
   }
 }
 

@@ -13,10 +13,11 @@
 
 namespace lockstep::launcher {
 
-/// Messages between two launchers of a job: one line of JSON each, over a socket that a
-/// RendezvousListener has accepted. The connection uses keepalive and counts as broken if the other
-/// host has not answered for 15 s. That only proves that the host lives; for the launcher see
-/// start_heartbeat(). Not thread-safe.
+/// Sends and receives messages between two launchers of a job, one line of JSON each.
+///
+/// The socket is one that a RendezvousListener has accepted. It uses keepalive and counts as broken
+/// if the other host has not answered for 15 s. This only checks the host; start_heartbeat() checks
+/// the launcher. Not thread-safe.
 class MessageConnection {
  public:
   using OnMessage = std::function<void(const nlohmann::json& message)>;
@@ -36,9 +37,9 @@ class MessageConnection {
   void set_callbacks(OnMessage on_message, OnEnd on_end);
   /// Sends as soon as the other side can receive.
   void send(const nlohmann::json& message);
-  /// Sends a heartbeat twice a second from now on. Calls `on_silence`, once, if nothing was
-  /// received for `limit_seconds`, at least 2: the other launcher is stopped or hangs. Time in
-  /// which this process was stopped does not count. 0: never.
+  /// Sends a heartbeat twice a second from now on. Calls `on_silence`, once, if nothing is received
+  /// for `limit_seconds` (at least 2; 0: never): the other launcher is stopped or hangs. Time in
+  /// which this process was stopped does not count.
   void start_heartbeat(double limit_seconds, OnSilence on_silence);
   /// While paused, neither side needs to send heartbeats.
   void pause_heartbeat(bool paused);
@@ -61,11 +62,11 @@ class MessageConnection {
   Reactor::TimerId timer_ = 0;
   OnSilence on_silence_;
   std::chrono::duration<double> silence_limit_{0};
-  Clock::time_point last_received_;  // Or the start of the heartbeat.
+  Clock::time_point last_received_;  // Initially the start of the heartbeat.
   Clock::time_point beat_due_;
   Reactor::TimerId beat_timer_ = 0;
   bool heartbeat_paused_ = false;
-  bool* alive_ = nullptr;  // For a running callback: whether this object still exists.
+  bool* alive_ = nullptr;  // A flag of the running callback; the destructor clears it.
   bool ended_ = false;
 };
 

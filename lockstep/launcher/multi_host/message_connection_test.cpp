@@ -74,7 +74,7 @@ TEST(MessageConnection, CarriesMessagesOfAnySize) {
   EXPECT_EQ(at_b.messages[3], Json({{"n", 3}}));
 }
 
-TEST(MessageConnection, SaysThatTheOtherSideIsGone) {
+TEST(MessageConnection, ReportsAClosedPeer) {
   Reactor reactor;
   auto [a, b] = connection();
   ReceivedSignal heard;
@@ -86,7 +86,7 @@ TEST(MessageConnection, SaysThatTheOtherSideIsGone) {
 }
 
 /// The other end is not read: its process is stopped, and its kernel answers.
-TEST(MessageConnection, SaysThatTheOtherSideIsSilent) {
+TEST(MessageConnection, ReportsASilentPeer) {
   Reactor reactor;
   auto [a, b] = connection();
   ReceivedSignal heard;
@@ -115,7 +115,7 @@ TEST(MessageConnection, IsNotSilentWhileTheOtherSideRunsOrIsPaused) {
   EXPECT_TRUE(heard.messages.empty()) << "beats are no messages";
 }
 
-TEST(MessageConnection, EndsAtWhatIsNoMessage) {
+TEST(MessageConnection, EndsAtAnInvalidMessage) {
   for (const std::string text : {"[1]\n", "hello\n", "{\n"}) {
     Reactor reactor;
     auto [a, b] = connection();

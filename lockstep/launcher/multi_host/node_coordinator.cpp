@@ -124,8 +124,8 @@ void NodeCoordinator::on_hello(uint64_t number, const Json& message) {
     refused_.push_back(std::move(link));
     return;
   }
-  if (host_address_.empty()) {
-    host_address_ = own_address(link->fd()).host();
+  if (host_address().empty()) {
+    set_host_address(own_address(link->fd()).host());
   }
   link->set_callbacks(
       [this, node = hello.node](const Json& later) { on_message(node, later); },
@@ -161,8 +161,7 @@ bool NodeCoordinator::join(const std::function<bool()>& called_off) {
           "lockstep launch",
           fmt::format(
               "{} did not connect to {} port {} within {:g} s (--join-timeout); check that a "
-              "launcher "
-              "runs there, with the same --master-addr, --master-port and token",
+              "launcher runs there, with the same --master-addr, --master-port and token",
               missing_nodes(),
               plan_.common.master_addr,
               listener_->port(),
@@ -207,7 +206,7 @@ void NodeCoordinator::begin_attempt() {
   other_cause_.reset();
   stopped_ = false;
   for (auto& [node, member] : members_) {
-    member.views.clear();  // Of the last attempt.
+    member.views.clear();
     if (!member.link) {
       results_[node] = {.exit_code = 1};
       end_all(fmt::format("the launcher of node {} ({}) is lost", node, member.host), 1);
@@ -333,7 +332,7 @@ void NodeCoordinator::decide_verdict() {
   if (results_.size() < plan_.hosts.size() || verdict()) {
     return;
   }
-  // All have ended: no stop is needed any more, and none in the next attempt.
+  // All ranks have ended: no stop is needed now, nor at the start of the next attempt.
   reactor_.cancel(grace_timer_);
   grace_timer_ = 0;
   Verdict verdict;

@@ -24,7 +24,6 @@ class NodeCoordinator final : public NodeSession {
   bool join(const std::function<bool()>& called_off) override;
   const std::string& run_id() const override { return plan_.common.run_id; }
   int store_port(int held) override;
-  std::string host_address() const override { return host_address_; }
   void begin_attempt() override;
   void report_failure(const NodeResult& result) override { note_failure(0, result); }
   void report_signal(const NodeSignal& signal) override;
@@ -45,12 +44,12 @@ class NodeCoordinator final : public NodeSession {
   /// Returns false, with listener_error_, if the master's address is a name that does not resolve
   /// to an address of this machine yet. Throws ConfigError if it is a number of another machine.
   bool open_listener();
-  /// Returns false if `called_off`; Error after `deadline`.
+  /// Returns false if `called_off`. Throws Error after `deadline`.
   bool await_listener(const std::function<bool()>& called_off, Clock::time_point deadline);
   void on_connection(const std::string& purpose, UniqueFd socket, std::string read);
   void on_hello(uint64_t number, const nlohmann::json& message);
   void on_message(int node, const nlohmann::json& message);
-  /// The launcher of `node` is lost: `how` is "is lost: ..." or similar.
+  /// Handles the loss of the launcher of `node`: `how` is "is lost: ..." or similar.
   void on_lost(int node, const std::string& how, int exit_code);
   /// Suspends heartbeats while the job is paused by `signal`.
   void pause_heartbeats(int signal);
@@ -74,7 +73,6 @@ class NodeCoordinator final : public NodeSession {
   std::vector<std::unique_ptr<MessageConnection>> refused_;  // Refused launchers, until they close.
   std::map<int, Member> members_;
   uint64_t last_number_ = 0;
-  std::string host_address_;
   StoreRelay store_relay_;
   std::map<int, NodeResult> results_;                 // By node, of this attempt.
   std::vector<std::pair<int, NodeResult>> failures_;  // In order of arrival.

@@ -131,7 +131,7 @@ void NodeMember::set_unreachable(const std::string& why) {
 }
 
 void NodeMember::send_hello(RendezvousClient::Answer answer) {
-  host_address_ = own_address(answer.socket.get()).host();
+  set_host_address(own_address(answer.socket.get()).host());
   link_ = std::make_unique<MessageConnection>(
       reactor_,
       std::move(answer.socket),

@@ -25,7 +25,6 @@ class NodeMember final : public NodeSession {
   bool join(const std::function<bool()>& called_off) override;
   const std::string& run_id() const override { return run_id_; }
   int store_port(int /*held*/) override { return store_port_; }
-  std::string host_address() const override { return host_address_; }
   void begin_attempt() override;
   void report_failure(const NodeResult& result) override;
   void report_signal(const NodeSignal& signal) override;
@@ -50,7 +49,7 @@ class NodeMember final : public NodeSession {
   void start_relay(uint64_t number, RendezvousClient::Answer answer);
   void on_message(const nlohmann::json& message);
   void on_lost(const std::string& why);
-  /// The launcher of node 0 is lost: `how` is "is lost: ..." or similar.
+  /// Handles the loss of the launcher of node 0: `how` is "is lost: ..." or similar.
   void lose_node_0(const std::string& how, int exit_code);
   void pause_heartbeat(int signal);
   void send(nlohmann::json message);
@@ -72,7 +71,6 @@ class NodeMember final : public NodeSession {
   std::string unreachable_;  // Why node 0 could not be reached.
   std::string lost_;         // "the launcher of node 0 is lost: ...".
   int lost_code_ = 0;        // The job's exit code for that.
-  std::string host_address_;
   UniqueFd listener_;
   int store_port_ = 0;
   std::map<uint64_t, StoreConnection> store_connections_;

@@ -30,8 +30,8 @@ struct NodeHello {
 
 nlohmann::json to_json(const NodeHello& hello);
 NodeHello hello_of(const nlohmann::json& json);
-/// Returns why a launcher that says `got` does not belong to the job of `expected`; empty if it
-/// does.
+/// Returns why a launcher with the hello `got` does not belong to the job of `expected`; empty if
+/// it does.
 std::string mismatch(const NodeHello& got, const NodeHello& expected);
 
 nlohmann::json to_json(const NodeResult& result);
@@ -40,8 +40,8 @@ NodeResult result_of(const nlohmann::json& json);
 nlohmann::json to_json(const NodeSignal& signal);
 NodeSignal signal_of(const nlohmann::json& json);
 
-/// Times are relative to `now`, since hosts' clocks differ; operations have only the fields that
-/// stall detection needs.
+/// Encodes views with times relative to `now`, since hosts' clocks differ. Operations have only the
+/// fields that stall detection needs.
 nlohmann::json views_to_json(const std::vector<watch::RankView>& views, int64_t now);
 std::vector<watch::RankView> views_of(const nlohmann::json& json, int64_t now);
 

@@ -35,7 +35,7 @@ struct NodeOptions {
 /// The result of an attempt on one host.
 struct NodeResult {
   int exit_code = 0;
-  std::optional<FailureReport> failure{};  ///< If a rank's failure ended it there.
+  std::optional<FailureReport> failure{};  ///< Set if a rank's failure ended the attempt.
   bool may_restart = false;                ///< It failed, and a restart may succeed.
 };
 
@@ -50,11 +50,11 @@ struct Verdict {
   int exit_code = 0;
   /// The failure that caused the others on all hosts; set on node 0 only.
   std::optional<FailureReport> failure{};
-  std::string cause{};   ///< The reason of the end, in a line; empty: it ran to its end.
+  std::string cause{};   ///< Why the job ended early, in a line; empty: it did not.
   bool restart = false;  ///< All hosts restart their ranks.
 };
 
-/// One launcher's part in a job of several hosts, each of which has a launcher.
+/// Coordinates this launcher with the launchers of the other hosts of a job.
 ///
 /// Node 0's launcher listens at the job's address and port with a RendezvousListener, and the
 /// others connect to it. Rank 0's store is at loopback of node 0: the other launchers listen at
@@ -62,7 +62,7 @@ struct Verdict {
 /// listener is the only port that other hosts can reach, and any program that uses MASTER_ADDR and
 /// MASTER_PORT passes through it.
 ///
-/// A job starts when all launchers have joined, and ends on all hosts when it ends on one: by a
+/// A job starts when all launchers have joined. It ends on all hosts when it ends on one: by a
 /// failure, a signal, or a launcher that is lost or stopped. SIGTSTP pauses it on all hosts until
 /// SIGCONT; a stopped launcher is accepted meanwhile. Not thread-safe; all callbacks come from the
 /// reactor.
@@ -70,9 +70,10 @@ class NodeSession {
  public:
   using Say = std::function<void(const std::string& text)>;
 
-  /// `plan` outlives it; `say` gets messages for the user. Throws ConfigError if node 0 cannot
-  /// listen at the address that the others use. A name that does not resolve is no error yet:
-  /// join() looks it up again, since pods start before their names resolve.
+  /// Creates the session of node `plan.here`; `plan` must outlive it. `say` gets messages for the
+  /// user. Throws ConfigError if node 0 cannot listen at the address that the others use. A name
+  /// that does not resolve is not an error yet: join() looks it up again, since pods start before
+  /// their names resolve.
   static std::unique_ptr<NodeSession> make(
       Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   NodeSession() = default;
@@ -80,17 +81,18 @@ class NodeSession {
   NodeSession(const NodeSession&) = delete;
   NodeSession& operator=(const NodeSession&) = delete;
 
-  /// Waits until all launchers have joined; false if `called_off`, which is called every 0.1 s,
-  /// returns true before. ConfigError or Error that names the missing ones, or says why this one is
-  /// refused. Signals wait while a name server is asked, which may take seconds.
+  /// Waits until all launchers have joined. Returns false if `called_off`, which is called every
+  /// 0.1 s, returns true before. Throws ConfigError or Error that names the missing launchers, or
+  /// the reason why this one is refused. A signal is handled after a running name lookup, which may
+  /// take seconds.
   virtual bool join(const std::function<bool()>& called_off) = 0;
-  /// The id of the run, created by node 0, after all have joined.
+  /// Returns the id of the run, which node 0 creates; call it after join().
   virtual const std::string& run_id() const = 0;
-  /// The store's address for the ranks of this host, at loopback. `held`: the port that rank 0
-  /// serves it at on its host.
+  /// Returns the store's port for the ranks of this host, at loopback. `held` is the port at which
+  /// rank 0 serves the store on its host.
   virtual int store_port(int held) = 0;
-  /// The address of this host for other hosts.
-  virtual std::string host_address() const = 0;
+  /// Returns the address of this host for other hosts, after join().
+  const std::string& host_address() const { return host_address_; }
 
   /// Begins a new attempt: drops the result of the last one.
   virtual void begin_attempt();
@@ -105,30 +107,31 @@ class NodeSession {
   /// Reports the result of this host, after all its ranks have ended.
   virtual void report_result(const NodeResult& result) = 0;
 
-  /// The reason why the ranks here must stop, if it is on another host.
+  /// Returns the reason why the ranks here must stop, if it is on another host.
   const std::optional<std::string>& stop() const { return stop_; }
-  /// The next signal that another launcher has received.
+  /// Returns the next signal that another launcher has received.
   std::optional<NodeSignal> next_signal();
-  /// The operations of other hosts' ranks, by this host's clock. Only on node 0.
+  /// Returns the operations of other hosts' ranks, by this host's clock. Empty except on node 0.
   virtual std::vector<watch::RankView> other_views() const { return {}; }
-  /// The launchers of the other hosts have received the verdict, and left.
+  /// Returns whether the launchers of the other hosts have received the verdict and disconnected.
   virtual bool others_left() const { return true; }
-  /// The verdict, after the ranks of all hosts have ended.
+  /// Returns the verdict, after the ranks of all hosts have ended.
   const std::optional<Verdict>& verdict() const { return verdict_; }
 
  protected:
   /// Describes a silent launcher: "is stopped or hangs: ...".
   static std::string silence_text(double seconds);
-  /// Returns whether `signal` to the job pauses it (SIGTSTP) or ends a pause: SIGCONT, and all that
-  /// end the job.
+  /// Returns whether `signal` pauses the job (SIGTSTP) or ends a pause: SIGCONT, and all signals
+  /// that end the job.
   static bool changes_pause(int signal);
+  void set_host_address(std::string address) { host_address_ = std::move(address); }
   void set_stop(const std::string& why);
   void queue_signal(const NodeSignal& signal) { signals_.push_back(signal); }
   void set_verdict(Verdict verdict) { verdict_ = std::move(verdict); }
-  /// The number of the attempt, from 0.
+  /// Returns the number of the attempt, from 0.
   int attempt() const { return attempt_; }
-  /// Returns whether `message` is about this attempt, or none; one of the next attempt is kept,
-  /// with its sender in "node".
+  /// Returns whether `message` is about this attempt, or about none. Keeps a message about the next
+  /// attempt, with its sender in "node".
   bool is_current(const nlohmann::json& message, int node);
   std::vector<nlohmann::json> take_next_attempt_messages() {
     return std::exchange(next_attempt_messages_, {});
@@ -136,7 +139,8 @@ class NodeSession {
 
  private:
   int attempt_ = -1;
-  std::vector<nlohmann::json> next_attempt_messages_;  // Messages of the next attempt.
+  std::string host_address_;
+  std::vector<nlohmann::json> next_attempt_messages_;
   std::optional<std::string> stop_;
   std::deque<NodeSignal> signals_;
   std::optional<Verdict> verdict_;

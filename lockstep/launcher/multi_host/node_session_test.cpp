@@ -40,7 +40,7 @@ int free_port() {
   return own_address(listen_at_loopback().get()).port();
 }
 
-/// Two hosts of two ranks each, which meet at loopback.
+/// Two hosts of two ranks each, connected at loopback.
 JobPlan plan_of(size_t here, int port, int hosts = 2) {
   JobPlan plan;
   for (int host = 0; host < hosts; ++host) {
@@ -83,7 +83,7 @@ class Node {
   bool join(const std::function<bool()>& called_off = [] { return false; }) {
     return session_->join(called_off);
   }
-  /// Lets the session work until `done`; false if that takes too long for anything but a hang.
+  /// Runs the session until `done`. Returns false after a timeout.
   bool run_until(const std::function<bool()>& done) {
     const auto end = Clock::now() + 30s;
     bool is_done = done();
@@ -99,7 +99,7 @@ class Node {
     EXPECT_TRUE(run_until([&] { return session_->verdict().has_value(); }));
     return session_->verdict().value_or(Verdict{.exit_code = -1});
   }
-  /// Until the other hosts end the job.
+  /// Runs the session until the other hosts end the job.
   std::string await_stop() {
     EXPECT_TRUE(run_until([&] { return session_->stop().has_value(); }));
     return session_->stop().value_or("");
@@ -182,7 +182,7 @@ TEST(NodeSession, BlamesTheRankThatWasKilledNotThePeersItTookAlong) {
       [](Node& node) { EXPECT_EQ(node.conclude(killed(2, "hostb", SIGKILL)).exit_code, 137); });
 }
 
-TEST(NodeSession, StartsAnewAsOftenAsItMay) {
+TEST(NodeSession, RestartsAtMostTheAllowedNumberOfTimes) {
   const auto coordinator = [](Node& node) {
     const NodeResult failed = killed(0, "hosta", SIGKILL);
     EXPECT_TRUE(node.conclude(failed).restart);
@@ -197,7 +197,7 @@ TEST(NodeSession, StartsAnewAsOftenAsItMay) {
   run_both(coordinator, member, {.max_restarts = 1});
 }
 
-TEST(NodeSession, HearsOfTheNextAttemptBeforeItHasBegunIt) {
+TEST(NodeSession, ReceivesAMessageOfTheNextAttemptBeforeItsOwnBegins) {
   std::promise<void> told;
   const NodeResult failed = killed(2, "hostb", SIGKILL);
   run_both(
@@ -243,7 +243,7 @@ TEST(NodeSession, PassesSignalsToTheOtherHosts) {
       });
 }
 
-TEST(NodeSession, EndsWhenNode0IsGone) {
+TEST(NodeSession, EndsIfNode0IsLost) {
   run_both(
       [](Node& node) { node.leave(); },
       [](Node& node) {
@@ -254,7 +254,7 @@ TEST(NodeSession, EndsWhenNode0IsGone) {
       });
 }
 
-TEST(NodeSession, EndsWhenAnotherLauncherIsGone) {
+TEST(NodeSession, EndsIfAnotherLauncherIsLost) {
   run_both(
       [](Node& node) {
         EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 1"));
@@ -374,7 +374,7 @@ TEST(NodeSession, DoesNotWaitForOthersOnceItIsCalledOff) {
 
 TEST(NodeSession, EndsWith124OnAllHostsWhenTheTimeIsUpOnOne) {
   const auto ends = [](Node& node) {
-    // Of the time limit, on one host; of its signal, on the other.
+    // One host ends at its time limit, the other at the signal that follows.
     const Verdict verdict = node.conclude(killed(2, "a", SIGTERM));
     EXPECT_EQ(verdict.exit_code, kExitTimedOut);
     EXPECT_EQ(verdict.cause, "it reached its time limit of 5 s");
@@ -407,7 +407,7 @@ TEST(NodeSession, SaysThatNode0IsNotThere) {
           AllOf(HasSubstr("could not be reached at 127.0.0.1"), HasSubstr("Connection refused"))));
 }
 
-TEST(NodeSession, LooksANameUpAgainThatNobodyKnowsYet) {
+TEST(NodeSession, ResolvesAnUnknownNameAgain) {
   for (const size_t here : {0U, 1U}) {
     Node node(here, free_port(), {.join_timeout_seconds = 0.2}, 2, "nobody.invalid");
     EXPECT_THAT(
@@ -419,7 +419,7 @@ TEST(NodeSession, LooksANameUpAgainThatNobodyKnowsYet) {
   }
 }
 
-TEST(NodeSession, RefusesWhoDoesNotBelongToTheJob) {
+TEST(NodeSession, RefusesConnectionsFromOutsideTheJob) {
   const int port = free_port();
   Node first(0, port, {.join_timeout_seconds = 3});
   auto joined = std::async(std::launch::async, [&] { EXPECT_THROW(first.join(), Error); });

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Options as JSON. CpuBind is its number, a variable is a pair of name and value.
+// Encodes options as JSON: CpuBind as its number, a variable as a pair of name and value.
 template <typename Value>
 Json json_of(const Value& value) {
   return value;
@@ -69,7 +69,7 @@ JobOptions options_of(const Json& json) {
   return options;
 }
 
-/// The characters U+0000 to U+00FF in UTF-8.
+/// Encodes each byte as the character U+0000 to U+00FF of that number, in UTF-8.
 std::string characters_of(const std::string& bytes) {
   std::string text;
   for (const char c : bytes) {

@@ -10,9 +10,10 @@
 
 namespace lockstep::launcher {
 
-/// The instructions for the launcher of one host in a job of several hosts. They are sent as a line
-/// of JSON on its stdin: no user input becomes part of a remote shell's command, and the token is
-/// in no process list.
+/// The instructions for the launcher of one host in a job of several hosts.
+///
+/// They are sent as a line of JSON on the launcher's stdin: no user input becomes part of a remote
+/// shell's command, and the token is in no process list.
 struct NodeSpec {
   static constexpr int kHere = -1;
 
@@ -25,10 +26,10 @@ struct NodeSpec {
   std::string folder;  ///< The working directory.
 };
 
-/// Encodes it as a line of ASCII. Arguments and paths are bytes, which JSON lacks: each byte is
-/// encoded as the character of its number.
+/// Encodes `spec` as a line of ASCII. Arguments and paths are bytes, which JSON lacks: each byte is
+/// encoded as the character of that number.
 std::string line_of(const NodeSpec& spec);
-/// Throws ConfigError for an invalid line.
+/// Decodes a line. Throws ConfigError if it is invalid.
 NodeSpec node_spec_of(const std::string& line);
 
 }  // namespace lockstep::launcher

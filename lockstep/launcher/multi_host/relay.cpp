@@ -63,7 +63,7 @@ void Relay::on_ready(size_t side, uint32_t events) {
   update(other, own);
 }
 
-/// False if the connection broke.
+/// Returns false if the connection broke.
 bool Relay::read_from(Side& from, Side& to) {
   std::array<char, kMostWaiting> buffer;
   while (to.waiting.size() < kMostWaiting) {

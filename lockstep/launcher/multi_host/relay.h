@@ -19,8 +19,8 @@ namespace lockstep::launcher {
 /// thread-safe.
 class Relay {
  public:
-  /// Takes ownership of both, which must be non-blocking. `to_second`: data already read from the
-  /// first. `on_end` is called once, and may destroy this.
+  /// Takes ownership of both sockets, which must be non-blocking. `to_second` is data already read
+  /// from `first`. `on_end` is called once, and may destroy this.
   Relay(
       Reactor& reactor,
       UniqueFd first,
@@ -34,7 +34,7 @@ class Relay {
  private:
   struct Side {
     UniqueFd fd;
-    std::string waiting;      // To be written to it.
+    std::string waiting;      // Data to write to it.
     bool ended = false;       // Its stream has ended.
     bool write_shut = false;  // shutdown(SHUT_WR) was called: the other side has ended.
     uint32_t events = 0;

@@ -101,7 +101,7 @@ TEST(Relay, PassesOnThatOneSideSendsNoMore) {
   EXPECT_EQ(receive_all(a.get()), "answer");
 }
 
-TEST(Relay, EndsWhenASideIsGone) {
+TEST(Relay, EndsIfASideIsClosed) {
   Reactor reactor;
   auto [a, a_inside] = connection();
   auto [b, b_inside] = connection();

@@ -115,7 +115,7 @@ void RendezvousClient::on_ready() {
   const size_t end = read_.find('\n');
   if (end == std::string::npos) {
     if (read_.size() >= kLongestAnswer) {
-      failed("the program there is no launcher of Lockstep");
+      failed("the program there is not a Lockstep launcher");
     }
     return;
   }
@@ -128,7 +128,7 @@ void RendezvousClient::on_ready() {
     drop();
     finish({.socket = {}, .read = {}, .why = line.substr(3), .final = true});
   } else {
-    failed("the program there is no launcher of Lockstep");
+    failed("the program there is not a Lockstep launcher");
   }
 }
 

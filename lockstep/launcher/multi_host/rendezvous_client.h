@@ -11,15 +11,15 @@
 
 namespace lockstep::launcher {
 
-/// Connects to a RendezvousListener, with retries until it is accepted or the deadline: the
-/// listener may start later. Not thread-safe.
+/// Connects to a RendezvousListener, with retries until it is accepted or the deadline is reached:
+/// the listener may start later. Not thread-safe.
 class RendezvousClient {
  public:
   /// The result of the attempt to connect.
   struct Answer {
     UniqueFd socket;     ///< Open if accepted; non-blocking.
     std::string read;    ///< Data received after the OK.
-    std::string why;     ///< The reason otherwise.
+    std::string why;     ///< The reason if refused.
     bool final = false;  ///< The listener has refused: a retry is useless.
   };
   using OnAnswer = std::function<void(Answer answer)>;

@@ -26,8 +26,7 @@ constexpr size_t kLongestLine = 300;
 constexpr auto kHelloTimeout = 5s;
 constexpr auto kReportInterval = 10s;
 
-/// Compares in constant time.
-bool same(std::string_view a, std::string_view b) {
+bool equal_in_constant_time(std::string_view a, std::string_view b) {
   unsigned differ = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size() && !b.empty(); ++i) {
     differ |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i % b.size()]);
@@ -98,7 +97,7 @@ std::optional<Address> listener_address(
   }
   why = fmt::format(
       "--master-addr must be an address of this host, which has node rank 0; got '{}' ({}), "
-      "expected one of {}, or a name of it; give every launcher an address that all hosts reach",
+      "expected one of {}, or its name; give every launcher an address that all hosts reach",
       master_addr,
       all.front().host(),
       fmt::join(interface_addresses(), ", "));
@@ -132,7 +131,7 @@ void RendezvousListener::accept() {
   for (;;) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.is_open()) {
-      // Out of descriptors: the oldest connection gives up its own.
+      // No descriptor is free: close the oldest connection.
       if ((errno == EMFILE || errno == ENFILE) && !connections_.empty()) {
         reject(connections_.begin()->first, "this process has no free file descriptor");
         continue;
@@ -179,7 +178,7 @@ void RendezvousListener::on_ready(uint64_t number) {
 
 void RendezvousListener::check_token(uint64_t number, const std::string& line) {
   const size_t space = line.find(' ');
-  if (space == std::string::npos || !same(line.substr(0, space), token_)) {
+  if (space == std::string::npos || !equal_in_constant_time(line.substr(0, space), token_)) {
     reject(
         number,
         "it has another token; it may belong to another job",

@@ -23,9 +23,9 @@ inline constexpr std::string_view kGreeting = "LOCKSTEP1 ";
 /// A connection sends one line, `LOCKSTEP1 TOKEN PURPOSE`, and gets `OK`, or `NO` and a reason,
 /// before anything else is read or written. A connection with another line or token, or one that is
 /// too slow (5 s), is closed. At most 64 connections may be in this phase; further ones replace the
-/// oldest: neither garbage nor hundreds of idle connections keep out a client that retries. The
-/// token is compared in constant time. Neither it nor later data is encrypted: this protects
-/// against strangers and other jobs, not against readers of the network.
+/// oldest: neither garbage nor hundreds of idle connections block a client that retries. The token
+/// is compared in constant time. Neither token nor data is encrypted: this protects against
+/// strangers and other jobs, not against readers of the network.
 ///
 /// Not thread-safe.
 class RendezvousListener {
@@ -37,7 +37,7 @@ class RendezvousListener {
 
   static constexpr size_t kMaxPending = 64;
 
-  /// `address`: where to listen; port 0 for any. Throws ConfigError that names the port if that
+  /// Listens at `address`; port 0 is any free port. Throws ConfigError that names the port if that
   /// fails. `on_refused` is called at most once in ten seconds.
   RendezvousListener(
       Reactor& reactor,
@@ -77,12 +77,13 @@ class RendezvousListener {
 
 /// Returns the address at which node 0 listens: the one that the other hosts use. If a host's name
 /// resolves to its loopback address (127.0.1.1), returns the wildcard address, since other hosts
-/// cannot reach loopback. Nothing, with `why`, if `master_addr` is not an address of this machine.
+/// cannot reach loopback. Returns nothing, and sets `why`, if `master_addr` is not an address of
+/// this machine.
 std::optional<Address> listener_address(const std::string& master_addr, int port, std::string& why);
 
-/// Returns whether a text is a valid token: 16 to 128 letters, digits, `-` and `_`.
+/// Returns whether `text` is a valid token: 16 to 128 letters, digits, `-` and `_`.
 bool is_token(const std::string& text);
-/// Returns 128 random bits.
+/// Returns 128 random bits as hexadecimal digits.
 std::string random_token();
 
 }  // namespace lockstep::launcher

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 constexpr const char* kToken = "0123456789abcdef";
 
-/// A door at loopback, and who came in.
+/// A listener at loopback, and the accepted connections.
 class RendezvousListenerTest : public testing::Test {
  protected:
   struct Came {
@@ -30,7 +30,7 @@ class RendezvousListenerTest : public testing::Test {
     std::string read;
   };
 
-  /// Until `done`, or for so long that something must be wrong.
+  /// Runs until `done`; fails after a timeout.
   template <typename Done>
   bool run_until(const Done& done, std::chrono::seconds limit = 20s) {
     const auto end = Clock::now() + limit;
@@ -52,7 +52,7 @@ class RendezvousListenerTest : public testing::Test {
     ASSERT_EQ(::send(fd.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
   }
 
-  /// What the door answers until it closes or `bytes` have come.
+  /// Returns the listener's answer, until it closes the connection or has sent `bytes`.
   std::string hear(const UniqueFd& fd, size_t bytes = 1000) {
     std::string text;
     bool closed = false;
@@ -99,7 +99,7 @@ class RendezvousListenerTest : public testing::Test {
       [this](const std::string& text) { refused_.push_back(text); }};
 };
 
-TEST_F(RendezvousListenerTest, LetsInWhoHasTheToken) {
+TEST_F(RendezvousListenerTest, AcceptsAHostWithTheToken) {
   const UniqueFd fd = connect();
   say(fd, std::string("LOCKSTEP1 ") + kToken);
   say(fd, " store\nand more");
@@ -135,13 +135,13 @@ TEST_F(RendezvousListenerTest, TurnsAwayGarbageAtItsFirstWrongByte) {
   EXPECT_TRUE(came_.empty());
 }
 
-TEST_F(RendezvousListenerTest, TurnsAwayWhoSaysNothing) {
+TEST_F(RendezvousListenerTest, RefusesSilentConnections) {
   const UniqueFd fd = connect();
   EXPECT_EQ(hear(fd), "|");
   EXPECT_THAT(refused_.at(0), HasSubstr("it sent nothing for 5 s"));
 }
 
-TEST_F(RendezvousListenerTest, LetsInWhoComesAfterHundredsOfIdleConnections) {
+TEST_F(RendezvousListenerTest, AcceptsAHostAfterHundredsOfIdleConnections) {
   std::vector<UniqueFd> idle;
   for (int i = 0; i < 300; ++i) {
     idle.push_back(connect());
@@ -164,7 +164,7 @@ TEST_F(RendezvousListenerTest, SaysWhichPortIsTaken) {
 TEST_F(RendezvousListenerTest, AcceptsAClient) {
   RendezvousClient::Answer answer;
   bool answered = false;
-  const auto knocking = client(kToken, answer, answered, 20s);
+  const auto connecting = client(kToken, answer, answered, 20s);
   ASSERT_TRUE(run_until([&] { return answered; }));
   EXPECT_TRUE(answer.socket.is_open());
   ASSERT_EQ(came_.size(), 1U);
@@ -174,14 +174,14 @@ TEST_F(RendezvousListenerTest, AcceptsAClient) {
 TEST_F(RendezvousListenerTest, TellsAClientOfAnotherJobThatItIsRefused) {
   RendezvousClient::Answer answer;
   bool answered = false;
-  const auto knocking = client("fedcba9876543210", answer, answered, 20s);
+  const auto connecting = client("fedcba9876543210", answer, answered, 20s);
   ASSERT_TRUE(run_until([&] { return answered; }));
   EXPECT_FALSE(answer.socket.is_open());
   EXPECT_TRUE(answer.final);
   EXPECT_EQ(answer.why, "this job has another token");
 }
 
-TEST(RendezvousClient, SaysWhyNobodyOpenedInTime) {
+TEST(RendezvousClient, SaysWhyNoListenerAnsweredInTime) {
   Reactor reactor;
   // Held and not listened on: it refuses every connection.
   const UniqueFd taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -12,8 +12,8 @@
 
 namespace lockstep::launcher {
 
-/// Connects other hosts' ranks, which the listener of node 0 has accepted, with rank 0's store at
-/// loopback. Not thread-safe.
+/// Connects other hosts' ranks with rank 0's store at loopback of node 0. The listener of node 0
+/// has accepted their connections. Not thread-safe.
 class StoreRelay {
  public:
   /// `reactor` must outlive this object. A connection is closed if the store does not accept it
@@ -24,7 +24,7 @@ class StoreRelay {
   StoreRelay(const StoreRelay&) = delete;
   StoreRelay& operator=(const StoreRelay&) = delete;
 
-  /// The port of the store; connections wait until it is known.
+  /// Sets the port of the store; connections wait until it is known.
   void set_port(int port) { port_ = port; }
   /// Takes over an accepted connection; `read` is the data that was received from it already.
   void add(UniqueFd socket, std::string read);

@@ -13,12 +13,13 @@ namespace lockstep::launcher {
 /// The launcher's stdout and stderr, which it shares with its ranks. Not thread-safe.
 class Console {
  public:
-  /// `launcher` is a source that no rank has, see Sink::write. `quiet` drops the output of say().
+  /// `launcher` is the launcher's source number (see Sink::write), which no rank has. `quiet` drops
+  /// the output of say().
   Console(int launcher, bool quiet) : launcher_(launcher), quiet_(quiet) {}
 
   Sink& out() { return out_; }
   Sink& err() { return err_; }
-  /// A message for the user: one or more lines, without the last line's end.
+  /// Writes a message for the user: one or more lines, without the last newline.
   void say(const std::string& text);
   /// Writes complete lines, with --quiet too.
   void report(const std::string& lines);

@@ -34,10 +34,10 @@ class LineForwarder {
   /// `from` must be non-blocking. `sink` must outlive this. Keeps `kept_lines`.
   LineForwarder(UniqueFd from, Sink& sink, int source, std::string prefix, size_t kept_lines);
 
-  /// Copies all later input to `file`, too, byte by byte, unless that is null; `shown` says what
-  /// the sink still gets.
+  /// Copies all later input to `file`, too, byte by byte, unless that is null. `shown` decides
+  /// whether the sink still gets it.
   void copy_to(std::unique_ptr<LogFile> file, Shown shown);
-  /// -1 after the end of the stream.
+  /// Returns the descriptor to read from; -1 after the end of the stream.
   int fd() const { return from_.get(); }
   bool is_open() const { return from_.is_open(); }
   bool must_wait() const { return is_shown() && sink_->full(); }

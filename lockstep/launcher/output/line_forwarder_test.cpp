@@ -65,7 +65,7 @@ class LineForwarderTest : public testing::Test {
   Sink sink_{screen_.write.get()};
 };
 
-TEST_F(LineForwarderTest, OnlyWholeLinesAreShown) {
+TEST_F(LineForwarderTest, OnlyCompleteLinesAreShown) {
   LineForwarder first = pump_for(0);
   LineForwarder second = pump_for(1);
   say(0, "one\nhal", first);
@@ -97,7 +97,7 @@ TEST_F(LineForwarderTest, ALineEndCutInTwoIsStillOne) {
   EXPECT_EQ(shown(), "> a\r\n> b\n");
 }
 
-TEST_F(LineForwarderTest, WhatIsUnfinishedIsShownAtTheEnd) {
+TEST_F(LineForwarderTest, AnUnfinishedLineIsShownAtTheEnd) {
   LineForwarder pump = pump_for(0);
   say(0, "last words", pump);
   EXPECT_EQ(shown(), "");
@@ -108,7 +108,7 @@ TEST_F(LineForwarderTest, WhatIsUnfinishedIsShownAtTheEnd) {
   EXPECT_THAT(pump.last_lines(), ElementsAre("last words"));
 }
 
-TEST_F(LineForwarderTest, ALineTooLongToHoldIsShownInPieces) {
+TEST_F(LineForwarderTest, ATooLongLineIsShownInParts) {
   LineForwarder pump = pump_for(0);
   const std::string part(LineForwarder::kLongestLineBytes / 2, 'x');
   say(0, part, pump);
@@ -128,7 +128,7 @@ TEST_F(LineForwarderTest, RemembersTheLastLinesCut) {
   EXPECT_THAT(forgetful.last_lines(), IsEmpty());
 }
 
-TEST_F(LineForwarderTest, DrainTakesWhatIsThereAndDoesNotWaitForMore) {
+TEST_F(LineForwarderTest, DrainReadsAvailableBytesAndDoesNotWaitForMore) {
   LineForwarder pump = pump_for(0);
   const std::string text = std::string(40000, 'x') + "\nrest";
   ASSERT_EQ(
@@ -153,7 +153,7 @@ TEST_F(LineForwarderTest, CopiesEveryByteToItsFileAndShowsItOrNot) {
   }
 }
 
-TEST_F(LineForwarderTest, WhatCannotBeWrittenToItsFileIsShownInstead) {
+TEST_F(LineForwarderTest, LinesThatCannotBeWrittenToTheirFileAreShown) {
   LineForwarder pump = pump_for(0);
   pump.copy_to(open_log("/dev/full"), Shown::kWithoutFile);
   say(0, "line\n", pump);

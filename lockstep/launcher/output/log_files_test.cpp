@@ -42,7 +42,7 @@ TEST(LogFolder, HasTorchrunsLayoutForTheOwnerAlone) {
   EXPECT_EQ(mode_of(attempt / "1/stderr.log"), 0600U);
 }
 
-TEST(LogFolder, GoesOnAtTheEndOfWhatIsThere) {
+TEST(LogFolder, AppendsToExistingFiles) {
   const TestFolder folder;
   for (const char* text : {"first\n", "second\n"}) {
     const LogFolder logs(folder.path(), "run");

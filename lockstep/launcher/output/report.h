@@ -20,11 +20,11 @@ struct FailureReport {
   RankFailure cause;
   std::vector<RankFailure> also_failed;  ///< Ranks that failed on their own, at the same time.
   int stopped = 0;                       ///< Ranks that were then stopped.
-  int exit_code = 1;                     ///< Of the job.
+  int exit_code = 1;                     ///< The job's.
   std::string host;
   std::vector<std::string> command;
-  std::vector<std::string> last_lines;     ///< Of the cause's stderr.
-  std::string log_file{};                  ///< The file with its complete stderr; empty: none.
+  std::vector<std::string> last_lines;     ///< The end of the cause's stderr.
+  std::string log_file{};                  ///< The file with the complete stderr; empty: none.
   std::vector<std::string> rank_states{};  ///< For a stall: a line for each rank.
   std::string flight{};                    ///< The flight dump's path; empty: there is none.
   int attempts = 1;                        ///< Number of starts of the job.
@@ -34,8 +34,7 @@ struct FailureReport {
 /// Renders a short block for people; ends with a newline.
 std::string text_report(const FailureReport& report);
 
-/// Renders one line of JSON; `version` is incremented when a field changes its meaning or is
-/// removed.
+/// Renders one line of JSON. `version` grows when a field changes its meaning or is removed.
 std::string json_report(const FailureReport& report);
 
 }  // namespace lockstep::launcher

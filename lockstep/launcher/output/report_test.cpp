@@ -26,7 +26,7 @@ FailureReport killed_rank() {
       .last_lines = {"step 7", "step 8"}};
 }
 
-TEST(TextReport, SaysWhoHowWhenAndWhatItSaidLast) {
+TEST(TextReport, NamesTheRankCauseTimeAndLastLines) {
   EXPECT_EQ(
       text_report(killed_rank()),
       "lockstep: rank 1 of 2 was killed by SIGKILL (signal 9) after 3.2 s; the other rank was "
@@ -39,7 +39,7 @@ TEST(TextReport, SaysWhoHowWhenAndWhatItSaidLast) {
       "    step 8\n");
 }
 
-TEST(TextReport, NamesWhoElseFailedAndWhoWasStopped) {
+TEST(TextReport, NamesOtherFailedAndStoppedRanks) {
   FailureReport report = killed_rank();
   report.ranks = 4;
   report.last_lines.clear();

@@ -16,8 +16,8 @@ namespace lockstep::launcher {
 class Sink {
  public:
   /// The caller keeps `fd`. `bar`, if not null, is shared by all sinks of one terminal: its last
-  /// line is a progress bar (text ending in a carriage return), and every writer clears it first.
-  /// The rank that draws it cannot: its clearing is sent through another pipe than its stdout.
+  /// line is a progress bar (text ending in a carriage return). Every writer clears the bar first.
+  /// The rank that draws the bar cannot clear it: its stdout uses another pipe than the bar.
   explicit Sink(int fd, bool* bar = nullptr) : fd_(fd), bar_(bar) {}
 
   /// Appends `text` of `source` (any number from 0), with `prefix` before it unless it continues
@@ -29,7 +29,8 @@ class Sink {
   int fd() const { return fd_; }
   bool empty() const { return waiting_bytes() == 0; }
   bool full() const;
-  /// errno of the failed write (EPIPE: the reader is gone), or 0. Afterwards all text is dropped.
+  /// Returns errno of the failed write (EPIPE: the reader has closed it), or 0. Text after a failed
+  /// write is dropped.
   int error() const { return error_; }
 
  private:

@@ -90,7 +90,7 @@ TEST_F(SinkTest, NeverBlocksAndSaysWhenItIsFull) {
   EXPECT_FALSE(sink.full());
 }
 
-TEST_F(SinkTest, AReaderThatIsGoneIsAnErrorOnce) {
+TEST_F(SinkTest, AClosedReaderIsAnErrorOnce) {
   ::signal(SIGPIPE, SIG_IGN);
   Sink sink(write_.get());
   read_.reset();

@@ -44,7 +44,7 @@ int visible_gpus(
   int listed = 0;
   for (const std::string& device : split(*cuda_visible_devices, ',')) {
     if (device.empty() || device[0] == '-') {
-      break;  // CUDA reads the list up to the first device that is none.
+      break;  // CUDA reads the list up to the first invalid device.
     }
     ++listed;
   }
@@ -59,8 +59,8 @@ int parse_ranks(const std::string& text, const Machine& machine, const std::stri
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "{} gpu, but there is no GPU: no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides them; try "
-            "{} cpu for one rank for each core, or a number",
+            "{} gpu found no GPU: /dev/nvidia0 does not exist, or CUDA_VISIBLE_DEVICES hides all "
+            "GPUs; try {} cpu for one rank per core, or a number",
             flag,
             flag));
   }

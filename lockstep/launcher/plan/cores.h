@@ -6,7 +6,7 @@
 
 namespace lockstep::launcher {
 
-/// The largest number of ranks a core without --force: more is probably a typing error.
+/// The largest number of ranks per core without --force: more is probably a typing error.
 inline constexpr int kMaxRanksPerCore = 64;
 
 /// The resources that a number of ranks can be derived from.
@@ -18,17 +18,17 @@ struct Machine {
 /// Returns the cores that this process may use, and the GPUs that its ranks would see.
 Machine this_machine();
 
-/// GPUs with a device file in `devices`: all, or as many as CUDA_VISIBLE_DEVICES lists if it is
-/// set.
+/// Returns the number of GPUs with a device file in `devices`; the number that CUDA_VISIBLE_DEVICES
+/// lists if it is set.
 int visible_gpus(
     const std::optional<std::string>& cuda_visible_devices, const std::string& devices = "/dev");
 
-/// Parses a number of ranks: a number, "cpu" for one a core, "gpu" for one a GPU, "auto" for one a
-/// GPU if there is any, else one a core. ConfigError, naming `flag`, for anything else, and for
-/// "gpu" without GPUs.
+/// Parses a number of ranks: a number, "cpu" for one per core, "gpu" for one per GPU, or "auto".
+/// "auto" is "gpu" on a machine with GPUs, else "cpu". Throws ConfigError, naming `flag`, for
+/// anything else, and for "gpu" without GPUs.
 int parse_ranks(const std::string& text, const Machine& machine, const std::string& flag);
 
-/// Throws ConfigError for more than kMaxRanksPerCore ranks a core, unless `force`.
+/// Throws ConfigError for more than kMaxRanksPerCore ranks per core, unless `force`.
 void check_rank_limit(int ranks, int cores, bool force);
 
 /// The number of threads of each rank.

@@ -34,7 +34,7 @@ TEST(Cores, CountsOnlyThoseThisProcessMayUse) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
-TEST(ParseRanks, TakesANumberOrWhatTheMachineHas) {
+TEST(ParseRanks, AcceptsANumberOrTheMachinesCount) {
   constexpr Machine kCpuOnly = {.cores = 6, .gpus = 0};
   constexpr Machine kWithGpus = {.cores = 6, .gpus = 4};
   EXPECT_EQ(parse_ranks("3", kCpuOnly, "-n"), 3);
@@ -44,7 +44,7 @@ TEST(ParseRanks, TakesANumberOrWhatTheMachineHas) {
   EXPECT_EQ(parse_ranks("auto", kWithGpus, "-n"), 4);
   EXPECT_THAT(
       [&] { parse_ranks("gpu", kCpuOnly, "-n"); },
-      ThrowsMessage<ConfigError>(HasSubstr("no /dev/nvidia0")));
+      ThrowsMessage<ConfigError>(HasSubstr("/dev/nvidia0 does not exist")));
 }
 
 TEST(ParseRanks, RefusesNonsenseNamingItAndItsFlag) {

@@ -44,9 +44,9 @@ std::map<int, int> nodes_of_cores(const std::filesystem::path& system) {
   return nodes;
 }
 
-/// Returns the begin of part `index` of `of` equal parts of the numbers below `size`.
-size_t share_begin(size_t size, size_t index, size_t of) {
-  return size * index / of;
+/// Returns the first number of part `index` of `parts` equal parts of the numbers below `size`.
+size_t share_begin(size_t size, size_t index, size_t parts) {
+  return size * index / parts;
 }
 
 std::vector<int> ids_between(const std::vector<Core>& cores, size_t begin, size_t end) {
@@ -99,7 +99,7 @@ std::vector<std::vector<int>> bind_plan(CpuBind bind, const std::vector<Core>& c
   if (bind == CpuBind::kNone || cores.empty()) {
     return plan;
   }
-  std::vector<size_t> borders;  // Where a part that is not to be cut begins, and the end.
+  std::vector<size_t> borders;  // The first core of each part that is not split, and the end.
   for (size_t i = 0; i < cores.size(); ++i) {
     if (bind == CpuBind::kCores || i == 0 || cores[i].node != cores[i - 1].node) {
       borders.push_back(i);

@@ -8,7 +8,7 @@
 
 namespace lockstep::launcher {
 
-/// Parses "none", "cores" or "numa"; ConfigError naming `flag` for anything else.
+/// Parses "none", "cores" or "numa". Throws ConfigError that names `flag` for anything else.
 CpuBind parse_cpu_bind(const std::string& text, const std::string& flag);
 
 /// A core's number in the kernel, and its position.
@@ -18,14 +18,14 @@ struct Core {
   int sibling = 0;  ///< The first of the hardware threads that share its execution units.
 };
 
-/// Returns the cores that this process may use, neighbours adjacent. `system`: the kernel's files
-/// on nodes and siblings; without them there is one node, and no siblings.
+/// Returns the cores that this process may use, neighbours adjacent. `system` is the folder of the
+/// kernel's files on nodes and siblings; without them there is one node, and no siblings.
 std::vector<Core> allowed_cores(const std::string& system = "/sys/devices/system");
 
 /// Returns the core ids of each of `ranks` ranks, ascending; empty without binding.
 ///
-/// Cores: consecutive shares whose sizes differ by one at most; with more ranks than cores, some
-/// share one. Numa: consecutive ranks share a node. Pure.
+/// With kCores, ranks get consecutive shares whose sizes differ by at most one; with more ranks
+/// than cores, some ranks share a core. With kNuma, consecutive ranks share a node. Pure.
 std::vector<std::vector<int>> bind_plan(CpuBind bind, const std::vector<Core>& cores, int ranks);
 
 /// Parses the kernel's notation "0-3,8"; nothing if it is invalid.

@@ -39,7 +39,7 @@ TEST(BindPlan, MoreRanksThanCoresShareThem) {
       ElementsAre(ElementsAre(0), ElementsAre(0), ElementsAre(1), ElementsAre(1)));
 }
 
-TEST(BindPlan, GivesRanksWholeNodes) {
+TEST(BindPlan, GivesRanksFullNumaNodes) {
   EXPECT_THAT(
       bind_plan(CpuBind::kNuma, kTwoNodes, 4),
       ElementsAre(
@@ -47,7 +47,7 @@ TEST(BindPlan, GivesRanksWholeNodes) {
   EXPECT_THAT(bind_plan(CpuBind::kNuma, kTwoNodes, 1), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
 }
 
-TEST(BindPlan, TiesNobodyUnlessAsked) {
+TEST(BindPlan, BindsNoRankByDefault) {
   EXPECT_THAT(bind_plan(CpuBind::kNone, kTwoNodes, 2), IsEmpty());
 }
 

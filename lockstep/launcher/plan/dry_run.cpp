@@ -33,7 +33,7 @@ JobLayout layout_of(const JobPlan& plan, size_t host, const Program& program) {
 
 std::string dry_run_text(const JobPlan& plan, const Program& program) {
   std::string text = fmt::format(
-      "{} on {}; nothing was started\n  command:  {}\n  meet at:  {}\n",
+      "{} on {}; nothing was started\n  command:  {}\n  address:  {}\n",
       counted(static_cast<size_t>(plan.world_size()), "rank"),
       counted(plan.hosts.size(), "host"),
       shell_quoted(program.argv),

@@ -14,9 +14,11 @@ namespace lockstep::launcher {
 /// the launcher sets for each rank. The port is 0 if any free one would be used.
 std::string dry_run_text(const JobPlan& plan, const Program& program);
 
-/// Does the same as an object: `world_size`, `command`, `run_id`, `master_addr`, `master_port`, and
-/// `hosts`, each with `name` (null if unknown), `here`, `slots` and `ranks`, each with `rank`,
-/// `local_rank`, `slot`, `cores` (empty without binding) and `environment`.
+/// Describes the same as an object, for programs.
+///
+/// It has `world_size`, `command`, `program`, `run_id`, `master_addr`, `master_port`,
+/// `max_restarts` and `hosts`. A host has `name` (null if unknown), `here`, `slots` and `ranks`. A
+/// rank has `rank`, `local_rank`, `slot`, `cores` (empty without binding) and `environment`.
 nlohmann::json dry_run_json(const JobPlan& plan, const Program& program);
 
 }  // namespace lockstep::launcher

@@ -88,10 +88,10 @@ std::vector<EnvVariable> forwarded_variables(const std::vector<std::string>& inh
   for (const std::string& entry : inherited) {
     const size_t equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
-    const bool travels = std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](const char* prefix) {
+    const bool is_sent = std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](const char* prefix) {
       return name.starts_with(prefix);
     });
-    if (equals != std::string::npos && travels && variable_fault(name).empty()) {
+    if (equals != std::string::npos && is_sent && variable_fault(name).empty()) {
       variables.push_back({name, entry.substr(equals + 1)});
     }
   }

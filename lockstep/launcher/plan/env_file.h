@@ -15,11 +15,11 @@ inline constexpr const char* kEnvFile = ".lockstep_env";
 ///
 /// A line is `NAME=value`, optionally after `export `. The value is the rest without spaces at its
 /// ends; quotes ("..." and '...') are removed, and nothing is expanded. Empty lines and those that
-/// begin with `#` are ignored. ConfigError with file:line:column for anything else. Pure.
+/// begin with `#` are ignored. Throws ConfigError with file:line:column for anything else. Pure.
 std::vector<EnvVariable> parse_env_file(const std::string& text, const std::string& file);
 
-/// Reads kEnvFile in each of `folders` that has one; later folders win. An unreadable file is a
-/// ConfigError.
+/// Reads kEnvFile in each of `folders` that has one; later folders win. Throws ConfigError if a
+/// file cannot be read.
 std::vector<EnvVariable> read_env_files(const std::vector<std::string>& folders);
 
 /// Returns those of `inherited` that are sent to other hosts, as DeepSpeed does: names that begin

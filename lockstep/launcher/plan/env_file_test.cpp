@@ -34,7 +34,7 @@ TEST(ParseEnvFile, ReadsNamesAndValues) {
           "NCCL_DEBUG=WARN", "A=b c", "URL=http://x/?y=1#z", "Q=two  words ", "S=$HOME", "EMPTY="));
 }
 
-TEST(ParseEnvFile, SaysWhatIsWrongAndWhere) {
+TEST(ParseEnvFile, NamesTheFaultAndItsLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"A=1\n  NCCL_DEBUG\n", "file:2:3: has no '='"},
       {"=1\n", "file:1:1: the name '' is empty"},
@@ -82,7 +82,7 @@ TEST(ParseEnvFlag, SetsOrPassesOn) {
   }
 }
 
-TEST(TravellingVariables, AreThoseOfPythonAndTheNetworks) {
+TEST(ForwardedVariables, AreThoseOfPythonAndTheNetworks) {
   std::vector<std::string> names;
   for (const EnvVariable& variable : forwarded_variables(
            {"NCCL_DEBUG=INFO",

@@ -15,7 +15,7 @@
 namespace lockstep::launcher {
 namespace {
 
-/// Holds the slots that a filter names, for each host; nothing for a host that it does not name.
+/// Holds the slots that a filter names, for each host.
 class Filter {
  public:
   Filter(const std::vector<Host>& hosts, std::string flag, const std::string& text)
@@ -87,7 +87,7 @@ class Filter {
     const auto slot = parse_integer(text);
     if (!slot || *slot < 0 || *slot >= host.slots) {
       refuse(fmt::format(
-          "names slot '{}' of {}, which has {}; expected numbers from 0 to {}",
+          "names slot '{}' of {}, which has {} slots; expected numbers from 0 to {}",
           text,
           host.name,
           host.slots,
@@ -100,7 +100,7 @@ class Filter {
   std::string flag_;
   const std::string& text_;
   std::vector<std::set<int>> named_;
-  std::vector<bool> all_of_;  ///< Named without slots; where slots are named, too, these count.
+  std::vector<bool> all_of_;  ///< Named without slots. Ignored for a host with named slots.
 };
 
 void check_agreement(const std::string& include, const std::string& exclude, int most_hosts) {

@@ -46,7 +46,7 @@ TEST(FilterHosts, IncludesHostsAndSlotsInTheHostfilesOrder) {
   EXPECT_EQ(include("me@::1:0@node2:1"), "node2:1 me@::1:0");
 }
 
-TEST(FilterHosts, ANameWithSlotsAndWithoutMeansTheSlotsAsInDeepSpeed) {
+TEST(FilterHosts, ANameWithAndWithoutSlotsSelectsTheSlotsAsInDeepSpeed) {
   EXPECT_EQ(include("node1:1@node1"), "node1:1");
   EXPECT_EQ(include("node1@node1:1,2@node2"), "node1:1,2 node2:0,1");
   EXPECT_EQ(exclude("node1:1@node1"), "node1:0,2,3 node2:0,1 me@::1:0");
@@ -71,11 +71,11 @@ TEST(FilterHosts, TakesTheFirstHosts) {
           HasSubstr("--num-nodes 4 is more than the 3 hosts of the hostfile")));
 }
 
-TEST(FilterHosts, RefusesWhatIsNotThere) {
+TEST(FilterHosts, RefusesMissingOnes) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"node3x", "names host 'node3x', which the hostfile does not have; did you mean"},
       {"nod1", "did you mean 'node1'?"},
-      {"node1:4", "names slot '4' of node1, which has 4; expected numbers from 0 to 3"},
+      {"node1:4", "names slot '4' of node1, which has 4 slots; expected numbers from 0 to 3"},
       {"node1:-1", "names slot '-1'"},
       {"node1:a", "names slot 'a'"},
       {"node1:", "names slot ''"},

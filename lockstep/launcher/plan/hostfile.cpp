@@ -48,7 +48,8 @@ int parse_slots(const FileLine& line, const std::string& text, size_t at, const 
   return static_cast<int>(*number);
 }
 
-/// `NAME:N` and `[ADDRESS]:N`; an IPv6 address without brackets has several colons and no number.
+/// Returns the colon before the number in `NAME:N` and `[ADDRESS]:N`. An IPv6 address without
+/// brackets has several colons and no number.
 std::optional<size_t> number_colon(const std::string& word) {
   const size_t colon = word.rfind(':');
   if (colon == std::string::npos || colon == 0) {
@@ -56,10 +57,7 @@ std::optional<size_t> number_colon(const std::string& word) {
   }
   const bool bracketed = word.front() == '[';
   const bool counts = bracketed ? word[colon - 1] == ']' : word.find(':') == colon;
-  if (!counts) {
-    return std::nullopt;
-  }
-  return colon;
+  return counts ? std::optional(colon) : std::nullopt;
 }
 
 /// Reads `slots=` and `max_slots=`, the rest of a line after the name.

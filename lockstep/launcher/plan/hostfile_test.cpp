@@ -51,7 +51,7 @@ TEST(ParseHostfile, CommentsEmptyLinesAndWindowsEndsDoNoHarm) {
       ElementsAre(Host{"a", 2}, Host{"b", 1}));
 }
 
-TEST(ParseHostfile, SaysWhatIsWrongAndWhere) {
+TEST(ParseHostfile, NamesTheFaultAndItsLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"a slots=two\n", "hosts:1:9: invalid value 'two' for slots"},
       {"a slots=0\n", "hosts:1:9: invalid value '0' for slots"},

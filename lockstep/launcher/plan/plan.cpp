@@ -36,8 +36,8 @@ void keep_ranks_per_host(std::vector<PlannedHost>& hosts, int ranks) {
   for (PlannedHost& host : hosts) {
     if (static_cast<int>(host.slots.size()) < ranks) {
       refuse(fmt::format(
-          "{} ranks do not fit on {}, which has {} slots; ask for fewer, or leave it out with "
-          "--exclude {}",
+          "{} ranks do not fit on {}, which has {} slots; request fewer ranks, or omit the host "
+          "with --exclude {}",
           ranks,
           host.name,
           host.slots.size(),
@@ -118,8 +118,8 @@ std::string master_address(const JobOptions& options, const JobPlan& plan) {
     }
     if (plan.is_local() && !is_this_host(options.master_addr)) {
       refuse(fmt::format(
-          "--master-addr (or --rdzv-endpoint) {} is not this machine, which runs all ranks; leave "
-          "it out, or give the number of hosts with --nnodes",
+          "--master-addr (or --rdzv-endpoint) {} is not this machine, which runs all ranks; omit "
+          "it, or give the number of hosts with --nnodes",
           options.master_addr));
     }
   }
@@ -179,7 +179,7 @@ std::vector<EnvVariable> extra_variables(
   }
   for (const EnvVariable& variable : options.env) {
     if (const std::string fault = variable_fault(variable.name); !fault.empty()) {
-      refuse(fmt::format("the name of a variable, '{}', {}", variable.name, fault));
+      refuse(fmt::format("the variable name '{}' {}", variable.name, fault));
     }
     set_variable(extra, variable);
   }
@@ -276,7 +276,7 @@ std::string binding_summary(const std::vector<std::vector<int>>& cores) {
   return cores.size() > kMostRanks ? text + ", ..." : text;
 }
 
-/// Computes all of the plan but its hosts.
+/// Computes the plan except its hosts.
 void finish_plan(
     const JobOptions& options, const std::vector<std::string>& inherited, JobPlan& plan) {
   plan.common.master_addr = master_address(options, plan);

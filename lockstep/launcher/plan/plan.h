@@ -32,27 +32,26 @@ struct JobPlan {
   size_t here = 0;                 ///< The index of this host.
   /// False: the hostfile names only other hosts, and `here` is unused.
   bool includes_this_host = true;
-  JobLayout common;  ///< Common to all hosts; host_layout() has the rest.
+  JobLayout common;  ///< Common to all hosts; host_layout() adds a host's values.
   ThreadPlan threads;
   /// For this host's local ranks; empty without binding.
   std::vector<std::vector<int>> cores;
   std::vector<OutputPlan> outputs;  ///< For this host's local ranks.
 
   int world_size() const { return common.world_size; }
-  /// The number of ranks of this host.
+  /// Returns the number of ranks of this host.
   int local_size() const { return static_cast<int>(hosts[here].slots.size()); }
   bool is_local() const { return hosts.size() == 1 && includes_this_host; }
   bool needs_files() const;
 };
 
-/// Computes the plan; reads the hostfile, and kEnvFile with a hostfile. `inherited`: the launcher's
-/// environment. Throws ConfigError if the options do not agree with each other or with this
-/// machine: for instance an unknown node, more ranks than slots, more than kMaxRanksPerCore ranks a
-/// core, and texts that the parsers refuse.
+/// Computes the plan; reads the hostfile, and kEnvFile with a hostfile. `inherited` is the
+/// launcher's environment. Throws ConfigError if the options contradict each other or this machine,
+/// for example with more ranks than slots, or more than kMaxRanksPerCore ranks per core.
 JobPlan plan_job(const JobOptions& options, const std::vector<std::string>& inherited);
 
-/// Computes the plan of a launcher that another one has started: `hosts` are known, and this is the
-/// one of index `here`. Otherwise as plan_job().
+/// Computes the plan of a launcher that another one has started, as plan_job() does. `hosts` are
+/// known; `here` is the index of this host.
 JobPlan plan_node(
     const JobOptions& options,
     std::vector<PlannedHost> hosts,

@@ -46,7 +46,7 @@ std::vector<std::string> variables(const JobPlan& plan, size_t host, int local_r
   return rank_environment({}, host_layout(plan, host), local_rank);
 }
 
-TEST_F(PlanJob, OneHostIsThisOneAndMeetsOnItsLoopback) {
+TEST_F(PlanJob, OneHostIsThisOneAndUsesItsLoopback) {
   options_.ranks = 2;
   const JobPlan plan = this->plan();
   EXPECT_TRUE(plan.is_local());
@@ -208,7 +208,7 @@ TEST_F(PlanJob, AFolderForLogsAloneMeansACopyOfAll) {
   EXPECT_FALSE(plan().needs_files());
 }
 
-TEST_F(PlanJob, RefusesWhatDoesNotAgree) {
+TEST_F(PlanJob, RefusesContradictoryOptions) {
   const std::vector<std::pair<JobOptions, std::string>> cases = {
       {{.ranks = 1, .nodes = 2, .node_rank = 2, .master_addr = "a"}, "expected 0 to 1"},
       {{.ranks = 1, .nodes = 2}, "several hosts need --master-addr"},
@@ -244,7 +244,7 @@ TEST_F(PlanJob, TiesRanksToCores) {
   EXPECT_THAT(plan.threads.summary, HasSubstr("; local rank 0 on core"));
 }
 
-TEST_F(PlanJob, CanBeToldWithoutBeingRun) {
+TEST_F(PlanJob, CanBeDescribedWithoutARun) {
   options_.hostfile = hostfile("localhost slots=1\nother slots=2\n");
   options_.ranks = 0;
   options_.run_id = "r";

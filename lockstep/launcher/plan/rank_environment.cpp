@@ -24,7 +24,7 @@
 namespace lockstep::launcher {
 namespace {
 
-// The text of an option's value in `variable`; nothing without a value.
+// Formats an option's value for `variable`; nothing if the option has no value.
 std::optional<std::string> text_of(bool value, const config::RankVariable& variable) {
   return value ? std::optional(variable.true_value) : std::nullopt;
 }
@@ -33,7 +33,8 @@ std::optional<std::string> text_of(int value, const config::RankVariable& /*vari
 }
 std::optional<std::string> text_of(double seconds, const config::RankVariable& variable) {
   constexpr double kMillisecondsPerSecond = 1000;
-  LOCKSTEP_ASSERT(variable.name.ends_with("_MS"), "a variable of seconds: " + variable.name);
+  LOCKSTEP_ASSERT(
+      variable.name.ends_with("_MS"), "a duration variable must end with _MS: " + variable.name);
   const auto milliseconds = static_cast<int64_t>(std::ceil(seconds * kMillisecondsPerSecond));
   return seconds > 0 ? std::optional(std::to_string(milliseconds)) : std::nullopt;
 }
@@ -42,7 +43,7 @@ std::optional<std::string> text_of(
   return value.empty() ? std::nullopt : std::optional(value);
 }
 
-/// The text of the option `spec` for `variable`; nothing without a value or a member.
+/// Formats the option `spec` for `variable`; nothing if the option has no value or no member.
 std::optional<std::string> text_of(
     const config::SettingSpec& spec,
     const JobOptions& options,
@@ -54,7 +55,7 @@ std::optional<std::string> text_of(
         } else if constexpr (requires { text_of(options.*member, variable); }) {
           return text_of(options.*member, variable);
         } else {
-          LOCKSTEP_ASSERT(false, "a variable of a type without a text: " + variable.name);
+          LOCKSTEP_ASSERT(false, "the type of an option has no text: " + variable.name);
         }
       },
       spec.member);

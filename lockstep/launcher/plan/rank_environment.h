@@ -13,7 +13,7 @@ namespace lockstep::launcher {
 /// The settings that the ranks of one host have in common.
 struct JobLayout {
   int world_size = 1;  ///< Ranks on all hosts.
-  int local_size = 1;  ///< Ranks on this one.
+  int local_size = 1;  ///< Ranks on this host.
   int first_rank = 0;  ///< The rank with LOCAL_RANK 0 on this host.
   int nodes = 1;
   int node_rank = 0;
@@ -24,15 +24,15 @@ struct JobLayout {
   std::string run_id;
   int restart_count = 0;
   int max_restarts = 0;
-  int terminal_columns = 0;  ///< Width of the launcher's terminal; 0 if stderr is none.
+  int terminal_columns = 0;  ///< Width of the launcher's terminal; 0 without one.
   bool is_python = false;
   bool resume = false;  ///< LOCKSTEP_RESUME=1: the ranks resume from their newest checkpoint.
   /// Further variables, the same in every rank; they take precedence.
   std::vector<EnvVariable> extra{};
 };
 
-/// Returns the variables that the ranks get from the options, as the rows of
-/// config/settings/setting_table.h say; none for an option without a value.
+/// Returns the variables that the ranks get from the options, by the rows of
+/// config/settings/setting_table.h. An option without a value has none.
 std::vector<EnvVariable> setting_variables(const JobOptions& options);
 
 /// Returns the variables that the launcher sets for local rank `local_rank`: torchrun's and ours,
@@ -43,7 +43,7 @@ std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank)
 /// rank_variables().
 ///
 /// Rank variables of other launchers (OMPI_*, PMI_*, PMIX_*, MPI_LOCAL*, MV2_*, SLURM_PROCID and
-/// SLURM_LOCALID) are removed, so that a rank has one answer only. TORCHELASTIC_USE_AGENT_STORE is
+/// SLURM_LOCALID) are removed, so that a rank has only one number. TORCHELASTIC_USE_AGENT_STORE is
 /// removed, since rank 0 serves the store. LOCKSTEP_TERMINAL, the width of the terminal, is set for
 /// rank 0 only, which may then draw a progress bar. A Python script's output is unbuffered unless
 /// PYTHONUNBUFFERED is set: through a pipe it would arrive minutes late.
@@ -56,7 +56,7 @@ std::vector<std::string> own_environment();
 /// Returns `bytes` cryptographically random bytes as hexadecimal digits.
 std::string random_hex(size_t bytes);
 
-/// Returns 64 random bits.
+/// Returns 64 random bits as hexadecimal digits.
 inline std::string random_run_id() {
   return random_hex(sizeof(uint64_t));
 }

@@ -73,7 +73,7 @@ TEST(RankEnvironment, CountsTheRanksOfTheHostsBefore) {
   EXPECT_THAT(environment, Each(Not(StartsWith("LOCKSTEP_TERMINAL"))));
 }
 
-TEST(RankEnvironment, TellsARestartedRankHowOftenAndToGoOn) {
+TEST(RankEnvironment, TellsARestartedRankItsAttemptAndToResume) {
   JobLayout layout = kLayout;
   layout.restart_count = 2;
   layout.max_restarts = 5;
@@ -84,7 +84,7 @@ TEST(RankEnvironment, TellsARestartedRankHowOftenAndToGoOn) {
           {"TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5", "LOCKSTEP_RESUME=1"}));
 }
 
-TEST(RankEnvironment, WhatTheUserSetWinsAndStandsThereOnce) {
+TEST(RankEnvironment, TheUsersValueWinsAndAppearsOnce) {
   JobLayout layout = kLayout;
   layout.resume = true;
   layout.extra = {{"KEPT", "new"}, {"OMP_NUM_THREADS", "9"}, {"LOCKSTEP_RESUME", "0"}};
@@ -95,7 +95,7 @@ TEST(RankEnvironment, WhatTheUserSetWinsAndStandsThereOnce) {
   }
 }
 
-TEST(RankEnvironment, KnowsWhichVariablesAreItsOwn) {
+TEST(RankEnvironment, ListsTheVariablesThatTheLauncherSets) {
   JobLayout layout = kLayout;
   layout.terminal_columns = 80;
   for (const EnvVariable& variable : rank_variables(layout, 0)) {
@@ -110,7 +110,7 @@ TEST(RankEnvironment, KnowsWhichVariablesAreItsOwn) {
   }
 }
 
-TEST(RankEnvironment, KeepsTheRestAndReplacesWhatIsSet) {
+TEST(RankEnvironment, KeepsTheRestAndReplacesSetVariables) {
   const auto environment =
       rank_environment({"HOME=/root", "RANK=7", "OMP_NUM_THREADS=9", "ODD"}, kLayout, 0);
   EXPECT_THAT(environment, IsSupersetOf({"HOME=/root", "RANK=0", "OMP_NUM_THREADS=4", "ODD"}));
@@ -118,7 +118,7 @@ TEST(RankEnvironment, KeepsTheRestAndReplacesWhatIsSet) {
   EXPECT_THAT(environment, Not(Contains("OMP_NUM_THREADS=9")));
 }
 
-TEST(RankEnvironment, TakesOutWhatOtherLaunchersSaid) {
+TEST(RankEnvironment, RemovesVariablesOfOtherLaunchers) {
   const auto environment = rank_environment(
       {"OMPI_COMM_WORLD_RANK=1",
        "PMI_RANK=1",

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 20;
 
-bool is_no_text(char c) {
+bool is_control_character(char c) {
   const auto byte = static_cast<unsigned char>(c);
   return (byte < ' ' && c != '\t') || byte == 0x7f;
 }
@@ -40,7 +40,7 @@ void for_each_line(
     if (line.text.ends_with('\r')) {
       line.text.pop_back();
     }
-    const auto odd = std::find_if(line.text.begin(), line.text.end(), is_no_text);
+    const auto odd = std::find_if(line.text.begin(), line.text.end(), is_control_character);
     if (odd != line.text.end()) {
       line.refuse(
           static_cast<size_t>(odd - line.text.begin()),

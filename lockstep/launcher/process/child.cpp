@@ -64,15 +64,16 @@ std::vector<unsigned char> mask_of(const std::vector<int>& cores) {
   return mask;
 }
 
-/// The data of the child between fork and exec, prepared before, since it must not allocate.
+/// The data of the child between fork and exec. It is prepared before, since the child must not
+/// allocate.
 struct Plan {
   const char* path;
   char* const* argv;
-  char* const* shell_argv;  // Null: the file is no script.
+  char* const* shell_argv;  // Null: the file is not a script.
   char* const* environment;
   int stdin_fd, out_fd, err_fd, report_fd, registration_fd;
   pid_t parent;
-  const cpu_set_t* cores;  // Null: those of the launcher.
+  const cpu_set_t* cores;  // Null: the launcher's.
   size_t cores_bytes;
 };
 
@@ -121,7 +122,7 @@ void default_signals() {
   report_and_exit(plan, errno);
 }
 
-/// Returns whether /bin/sh may run a file that the kernel cannot execute. POSIX's rule: its first
+/// Returns whether /bin/sh may run a file that the kernel cannot execute. POSIX's rule: the first
 /// line has no null byte.
 bool is_shell_script(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -197,9 +198,9 @@ std::string exec_hint(const std::string& path, int error, bool is_script) {
 }
 
 [[noreturn]] void refuse(
-    const std::string& who, const std::string& path, int error, bool is_script = true) {
+    const std::string& name, const std::string& path, int error, bool is_script = true) {
   const std::string what =
-      fmt::format("{} could not be started; {}: {}", who, path, system_error_text(error));
+      fmt::format("{} could not be started; {}: {}", name, path, system_error_text(error));
   if (is_user_error(error)) {
     throw ConfigError("lockstep launch", what + exec_hint(path, error, is_script));
   }
@@ -218,7 +219,7 @@ void open_standard_streams() {
   }
 }
 
-Child start_child(const ChildSpec& spec, const std::string& who) {
+Child start_child(const ChildSpec& spec, const std::string& name) {
   Pipe out = make_pipe();
   Pipe err = make_pipe();
   Pipe report = make_pipe();
@@ -247,12 +248,12 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
     exec_program(plan);
   }
   if (pid < 0) {
-    refuse(who, "fork", errno);
+    refuse(name, "fork", errno);
   }
   report.write.reset();
   if (const int error = await_exec(report.read); error != 0) {
     ::waitpid(pid, nullptr, 0);
-    refuse(who, spec.program->path, error, is_script);
+    refuse(name, spec.program->path, error, is_script);
   }
   // glibc 2.36 declares pidfd_open for C alone.
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
@@ -260,7 +261,7 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
     const int error = errno;
     ::kill(-pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
-    refuse(who, "pidfd_open", error);
+    refuse(name, "pidfd_open", error);
   }
   for (const UniqueFd* end : {&out.read, &err.read}) {
     ::fcntl(end->get(), F_SETFL, O_NONBLOCK);

@@ -17,9 +17,9 @@ void open_standard_streams();
 struct ChildSpec {
   const Program* program = nullptr;      ///< Not null.
   std::vector<std::string> environment;  ///< NAME=value.
-  int stdin_fd = 0;                      ///< Becomes its stdin.
+  int stdin_fd = 0;                      ///< The process's stdin.
   int registration_fd = -1;              ///< The watchdog's; -1 for none.
-  std::vector<int> cores{};              ///< The cores that it may use; empty: ours.
+  std::vector<int> cores{};              ///< Its cores; empty: the launcher's.
 };
 
 /// A started process.
@@ -37,7 +37,7 @@ struct Child {
 /// file without a `#!` line is run by /bin/sh, as a shell does. The caller must reap the child.
 ///
 /// Throws ConfigError if the program cannot be executed, Error if no process or descriptor is
-/// available; `who` ("rank 1 of 2") names the process in the message.
-Child start_child(const ChildSpec& spec, const std::string& who);
+/// available; `name` ("rank 1 of 2") is that of the process in the message.
+Child start_child(const ChildSpec& spec, const std::string& name);
 
 }  // namespace lockstep::launcher

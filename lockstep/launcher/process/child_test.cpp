@@ -81,7 +81,7 @@ TEST_F(StartChild, GivesArgumentsEnvironmentAndStreams) {
   EXPECT_EQ(WEXITSTATUS(outcome.status), 3);
 }
 
-TEST_F(StartChild, LeadsAGroupOfItsOwn) {
+TEST_F(StartChild, LeadsItsOwnProcessGroup) {
   EXPECT_EQ(
       outcome_of(shell("test $(ps -o pgid= -p $$) = $$ && echo yes"), {"PATH=/usr/bin:/bin"}).out,
       "yes\n");
@@ -101,7 +101,7 @@ TEST_F(StartChild, InheritsNoDescriptorOfOurs) {
   EXPECT_EQ(outcome_of(shell(script)).out, "");
 }
 
-TEST_F(StartChild, HasDefaultSignalsWhateverOursAre) {
+TEST_F(StartChild, HasDefaultSignalHandlers) {
   sigset_t blocked;
   sigemptyset(&blocked);
   sigaddset(&blocked, SIGTERM);

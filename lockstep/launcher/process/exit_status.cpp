@@ -13,7 +13,7 @@
 namespace lockstep::launcher {
 namespace {
 
-auto blame_key(const RankFailure& failure) {
+auto root_cause_order(const RankFailure& failure) {
   const ExitStatus& exit_status = failure.exit_status;
   const bool killed =
       exit_status.by_signal && exit_status.value != SIGABRT && exit_status.value != SIGPIPE;
@@ -68,7 +68,7 @@ RankFailure root_cause(const std::vector<RankFailure>& failures) {
   LOCKSTEP_ASSERT(!failures.empty(), "root_cause() needs at least one failure");
   return *std::min_element(
       failures.begin(), failures.end(), [](const RankFailure& a, const RankFailure& b) {
-        return blame_key(a) < blame_key(b);
+        return root_cause_order(a) < root_cause_order(b);
       });
 }
 

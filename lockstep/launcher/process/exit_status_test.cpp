@@ -31,12 +31,12 @@ TEST(ExitStatus, DescriptionNamesSignalOrCode) {
       "was killed by SIGSEGV (signal 11, core dumped)");
 }
 
-TEST(RootCause, ASignalComesBeforeAnEarlierExitCode) {
+TEST(RootCause, ASignalHasPrecedenceOverAnEarlierExitCode) {
   EXPECT_EQ(root_cause({exited(0, 1, 1), killed(1, SIGKILL, 2)}).rank, 1);
   EXPECT_EQ(root_cause({exited(0, 1, 1), killed(1, SIGSEGV, 1)}).rank, 1);
 }
 
-TEST(RootCause, AnAbortIsNoBetterThanAnExitCode) {
+TEST(RootCause, AnAbortHasNoPrecedenceOverAnExitCode) {
   EXPECT_EQ(root_cause({exited(1, 1, 1), killed(0, SIGABRT, 2)}).rank, 1);
   EXPECT_EQ(root_cause({killed(1, SIGABRT, 1), exited(0, 1, 2)}).rank, 1);
 }

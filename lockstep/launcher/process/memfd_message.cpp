@@ -14,7 +14,7 @@
 
 namespace lockstep::launcher {
 
-MemfdMessage::MemfdMessage() : file_(::memfd_create("lockstep-mailbox", MFD_CLOEXEC)) {
+MemfdMessage::MemfdMessage() : file_(::memfd_create("lockstep-launch-result", MFD_CLOEXEC)) {
   if (!file_.is_open()) {
     throw Error(
         "lockstep::launch",

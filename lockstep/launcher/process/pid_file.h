@@ -9,7 +9,7 @@ namespace lockstep::launcher {
 /// FILE)` ends the job. Written atomically, replacing an older one. After a SIGKILL it stays.
 class PidFile {
  public:
-  /// `path` empty: no file. Throws ConfigError if it cannot be written.
+  /// Writes the file, unless `path` is empty. Throws ConfigError if that fails.
   explicit PidFile(std::string path);
   ~PidFile();
   PidFile(const PidFile&) = delete;

@@ -190,8 +190,7 @@ PortReservation PortReservation::of(int port) {
         "master port",
         fmt::format(
             "port {} is reserved by another lockstep job{}; try another one, or --master-port 0 "
-            "for "
-            "any",
+            "for any",
             port,
             by_process(owner_of_name(kNamePrefix + std::to_string(port)))));
   }

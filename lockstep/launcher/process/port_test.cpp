@@ -65,7 +65,7 @@ TEST(PortReservation, TwoHundredAtOnceAreAllDifferent) {
   EXPECT_EQ(ports.size(), 200U);
 }
 
-TEST(PortReservation, NobodyLookingForAFreePortIsGivenAHeldOne) {
+TEST(PortReservation, ASearchForAFreePortNeverReturnsAHeldOne) {
   std::vector<PortReservation> held;
   std::set<int> ports;
   for (int i = 0; i < 50; ++i) {
@@ -87,7 +87,7 @@ TEST(PortReservation, NobodyLookingForAFreePortIsGivenAHeldOne) {
   }
 }
 
-TEST(PortReservation, APortSomebodyListensOnIsRefusedByNumber) {
+TEST(PortReservation, ABoundPortIsRefusedByNumber) {
   int port = 0;
   {
     const PortReservation held = PortReservation::any();
@@ -101,7 +101,7 @@ TEST(PortReservation, APortSomebodyListensOnIsRefusedByNumber) {
           HasSubstr("in use (process " + std::to_string(::getpid()) + ","))));
 }
 
-TEST(PortReservation, APortAnotherJobHoldsIsRefusedUntilItLetsGo) {
+TEST(PortReservation, APortOfAnotherJobIsRefusedUntilItIsReleased) {
   int port = 0;
   {
     const PortReservation first = PortReservation::any();

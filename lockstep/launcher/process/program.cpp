@@ -83,7 +83,7 @@ Program find_program(
   }
   if (is_module && name.front() == '-') {
     throw ConfigError(
-        "lockstep launch", fmt::format("'{}' is no valid name of a Python module", name));
+        "lockstep launch", fmt::format("'{}' is not a valid name of a Python module", name));
   }
   if (!is_module && ::access(name.c_str(), R_OK) != 0) {
     refuse(name, errno, "");

@@ -35,7 +35,7 @@ class FindProgram : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(FindProgram, LooksInPathInOrderAndSkipsWhatIsNotExecutable) {
+TEST_F(FindProgram, SearchesPathInOrderAndSkipsFilesThatAreNotExecutable) {
   std::filesystem::create_directories(folder_ + "/a/train");
   file("train", 0755);
   const auto environment = Environment::of({{"PATH", "/nowhere:" + folder_ + "/a:" + folder_}});
@@ -50,7 +50,7 @@ TEST_F(FindProgram, AFileIsTakenAsItIs) {
   EXPECT_EQ(find_program({path}, Environment::of({})).path, path);
 }
 
-TEST_F(FindProgram, WhatIsMissingIsNamed) {
+TEST_F(FindProgram, AMissingProgramIsNamed) {
   EXPECT_THAT(
       [] {
         find_program({"no-such-program"}, Environment::of({{"PATH", "/bin"}}));
@@ -64,7 +64,7 @@ TEST_F(FindProgram, WhatIsMissingIsNamed) {
       ThrowsMessage<ConfigError>(HasSubstr("empty")));
 }
 
-TEST_F(FindProgram, WhatMayNotBeExecutedIsNamedWithTheRemedy) {
+TEST_F(FindProgram, AFileWithoutExecutePermissionIsNamedWithTheRemedy) {
   const std::string path = file("data", 0644);
   EXPECT_THAT(
       [&] { find_program({path}, Environment::of({})); },
@@ -91,7 +91,7 @@ TEST_F(FindProgram, APythonScriptIsRunByPythonWithoutBeingExecutable) {
       ThrowsMessage<ConfigError>(HasSubstr("none.py")));
 }
 
-TEST_F(FindProgram, TakesAModuleOrABinaryWhereThatWasSaid) {
+TEST_F(FindProgram, RunsAModuleOrABinaryOnRequest) {
   const auto environment = Environment::of({{"LOCKSTEP_PYTHON", "/bin/sh"}});
   const Program module = find_program({"a.b", "-x"}, environment, ProgramKind::kModule);
   EXPECT_EQ(module.path, "/bin/sh");

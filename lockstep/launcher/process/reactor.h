@@ -14,8 +14,8 @@
 namespace lockstep::launcher {
 
 /// Calls back when descriptors are ready and deadlines are reached, on the launcher's one thread.
-/// Its own descriptor is readable while dispatch() has work, so that another poll loop can include
-/// it.
+/// The reactor's descriptor is readable while dispatch() has work, so that another poll loop can
+/// include it.
 ///
 /// A callback may add and remove anything, itself included. Not thread-safe.
 class Reactor {
@@ -27,16 +27,16 @@ class Reactor {
   Reactor();
 
   int fd() const { return epoll_.get(); }
-  /// The time for dispatch() if no descriptor becomes ready before.
+  /// Returns the time for dispatch() if no descriptor becomes ready before.
   std::optional<Clock::time_point> deadline() const;
   /// Runs the callbacks that are ready or due; does not wait.
   void dispatch();
-  /// Waits for up to `timeout` for work, or for `interrupt` (-1: none) to be readable; returns
-  /// whether it is.
+  /// Waits for up to `timeout` for work, or for `interrupt` (-1: none) to be readable. Returns
+  /// whether `interrupt` is readable.
   bool wait(std::chrono::milliseconds timeout, int interrupt = -1) const;
 
-  /// `events` as in epoll (EPOLLIN, EPOLLOUT); errors and hang-ups are always reported. A
-  /// descriptor is watched once; unwatch it before closing it.
+  /// Calls `on_ready` for `events` of `fd`, as in epoll (EPOLLIN, EPOLLOUT). Errors and hang-ups
+  /// are always reported. A descriptor is watched once; unwatch it before closing it.
   void watch(int fd, uint32_t events, OnReady on_ready);
   void change(int fd, uint32_t events);
   void unwatch(int fd);

@@ -43,8 +43,7 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
           "lockstep launch",
           fmt::format(
               "invalid value '{}' for {}; expected a comma-separated list of SIGTERM, SIGINT, "
-              "SIGHUP, "
-              "SIGQUIT, SIGUSR1 and SIGUSR2",
+              "SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2",
               name,
               flag));
     }

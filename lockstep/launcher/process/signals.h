@@ -11,13 +11,15 @@
 
 namespace lockstep::launcher {
 
-/// Parses a list of signals, like "SIGTERM,INT"; ConfigError naming `flag` for one that a launcher
-/// cannot forward.
+/// Parses a list of signals, like "SIGTERM,INT". Throws ConfigError that names `flag` for a signal
+/// that a launcher cannot forward.
 std::vector<int> parse_signals(const std::string& text, const std::string& flag);
 
-/// Receives the signals that a launcher forwards to its ranks, instead of dying by them: SIGINT,
-/// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. An ignored SIGHUP stays ignored (nohup). SIGTSTP
-/// (Ctrl-Z) is received, too, unless it was ignored: its receiver calls stop_this_process().
+/// Receives the signals that a launcher forwards to its ranks, so that they do not end it.
+///
+/// These are SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. An ignored SIGHUP stays ignored
+/// (nohup). SIGTSTP (Ctrl-Z) is received, too, unless it was ignored: the receiver then calls
+/// stop_this_process().
 /// SIGPIPE and SIGXFSZ are ignored, so that a write returns EPIPE or EFBIG; an ignored SIGCHLD is
 /// reset, since exit statuses would be lost.
 ///
@@ -25,15 +27,15 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
 /// threads a handler forwards them to this one. One inbox at a time in a process.
 class SignalInbox {
  public:
-  /// `wanted_signals`: some of those; all, if it is empty. Others are unchanged, except SIGTSTP.
+  /// Receives `wanted_signals` and SIGTSTP; all of the above if `wanted_signals` is empty.
   explicit SignalInbox(const std::vector<int>& wanted_signals = {});
   ~SignalInbox();
   SignalInbox(const SignalInbox&) = delete;
   SignalInbox& operator=(const SignalInbox&) = delete;
 
-  /// The descriptor that is readable while a signal waits.
+  /// Returns the descriptor that is readable while a signal is pending.
   int fd() const { return fd_.get(); }
-  /// The next waiting signal, if any.
+  /// Returns the next pending signal, if there is one.
   std::optional<int> next();
   /// Stops this process, as the default SIGTSTP does, and returns after SIGCONT. Returns at once if
   /// the kernel does not stop it, since no shell would continue it (POSIX: an orphaned process

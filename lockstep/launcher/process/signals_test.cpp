@@ -15,7 +15,7 @@
 namespace lockstep::launcher {
 namespace {
 
-TEST(SignalInbox, ReceivesWhatWouldHaveKilledUs) {
+TEST(SignalInbox, ReceivesFatalSignals) {
   SignalInbox inbox;
   EXPECT_EQ(inbox.next(), std::nullopt);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
@@ -27,7 +27,7 @@ TEST(SignalInbox, ReceivesWhatWouldHaveKilledUs) {
   EXPECT_EQ(inbox.next(), std::nullopt);
 }
 
-TEST(SignalInbox, ReceivesWhatAnotherThreadIsSent) {
+TEST(SignalInbox, ReceivesSignalsOfOtherThreads) {
   std::atomic<bool> done = false;
   std::thread other([&] {
     while (!done) {
@@ -63,7 +63,7 @@ TEST(SignalInbox, HangupStaysIgnoredUnderNohup) {
 TEST(SignalInbox, ReceivesCtrlZAndStopsWhenItsOwnerIsReady) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::setpgid(0, 0);  // Of a group that is not orphaned, since this test's process is in another.
+    ::setpgid(0, 0);  // The parent is in another group, so this group is not orphaned.
     SignalInbox inbox({SIGTERM});
     ::raise(SIGTSTP);
     if (inbox.next() != SIGTSTP) {
@@ -92,7 +92,7 @@ TEST(SignalInbox, CtrlZStaysIgnored) {
   ::signal(SIGTSTP, SIG_DFL);
 }
 
-TEST(SignalInbox, PutsBackWhatWasThere) {
+TEST(SignalInbox, RestoresThePreviousHandlers) {
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, nullptr, &before);
   { const SignalInbox inbox; }

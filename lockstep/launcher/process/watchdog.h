@@ -14,8 +14,8 @@ namespace lockstep::launcher {
 /// only the launcher (and a rank before its exec) can write to. The end of that pipe means that the
 /// launcher is gone. A process that has left its rank's group (setsid) is out of its reach.
 ///
-/// Cost: one forked process without memory of its own, idle while the job runs. Start it before
-/// other threads exist. Not thread-safe.
+/// Cost: one forked process that is idle while the job runs and shares the launcher's memory. Start
+/// it before other threads exist. Not thread-safe.
 class Watchdog {
  public:
   Watchdog();
@@ -24,7 +24,7 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// A rank writes its pid (one pid_t), the id of its group, here before its exec.
+  /// Returns the pipe to which a rank writes its pid (one pid_t), the id of its group, before exec.
   int registration_fd() const { return pipe_.get(); }
   /// Ends the watchdog without killing. Call it while the ranks' pids cannot have been reused.
   void dismiss();

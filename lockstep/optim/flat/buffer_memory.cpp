@@ -18,9 +18,8 @@ at::Tensor BufferMemory::zeros(int64_t numel, const at::TensorOptions& options) 
     throw ConfigError(
         "optim",
         fmt::format(
-            "ranks without shared memory cannot share parameters; these talk over {}, expected "
-            "shm: "
-            "run all of them on one host with LOCKSTEP_COMM=auto, or leave shared_parameters off",
+            "shared_parameters needs memory that all ranks share; got transport {}, expected shm; "
+            "run all ranks on one host with LOCKSTEP_COMM=auto, or turn shared_parameters off",
             sharing_group_->transport_name()));
   }
   return zeros;

@@ -10,21 +10,22 @@
 
 namespace lockstep::optim {
 
-/// Allocates the memory of flat buffers: this process's own, or, after `share`, memory that several
+/// Allocates the memory of flat buffers: process memory, or, after `share`, memory that several
 /// ranks map. Not thread-safe.
 class BufferMemory {
  public:
-  /// Allocations are shared by the ranks of `group` from now on, and collective.
+  /// Makes later allocations shared by the ranks of `group`, and collective.
   void share(const Group& group) { sharing_group_ = group; }
   bool is_shared() const { return sharing_group_.has_value(); }
-  /// Whether this rank writes the initial values: without sharing every rank, else rank 0.
+  /// Returns whether this rank writes initial values: without sharing every rank does, else only
+  /// rank 0.
   bool is_writer() const { return !sharing_group_ || sharing_group_->rank() == 0; }
 
-  /// Returns `numel` zeros. ConfigError, on all ranks, if they have no shared memory.
+  /// Returns `numel` zeros. Throws ConfigError, on all ranks, if they have no shared memory.
   at::Tensor zeros(int64_t numel, const at::TensorOptions& options);
   /// Returns a shared tensor with the strides of `from` and rank 0's values.
   at::Tensor shared_copy(const at::Tensor& from);
-  /// If shared, returns when rank 0's values are visible to all.
+  /// Blocks until rank 0's values are visible to all ranks, if shared.
   void wait_for_writer();
 
  private:

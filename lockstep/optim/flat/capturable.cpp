@@ -21,8 +21,8 @@ namespace lockstep::optim {
 namespace {
 
 constexpr const char* kTooEarly =
-    "a graph is being captured before the first step, so every replay would create state again; "
-    "take a step or more before, with the parameters on their final device";
+    "a graph is being captured before the optimizer's first step, so every replay would create "
+    "state again; take a step before the capture, with the parameters on their final device";
 
 /// libtorch has this function since 2.13; before, the device itself refuses an operation that
 /// cannot be recorded.
@@ -63,7 +63,7 @@ void DeviceRate::write(double rate) {
   refuse_while_capturing(
       tensor_.device(),
       "the learning rate was changed while a graph is being captured, so every replay would set it "
-      "again; change it before, or between replays with set_lr() or a schedule");
+      "again; change it before the capture, or between replays with set_lr() or a schedule");
   const c10::AutoGradMode no_grad(false);
   tensor_.fill_(rate);
   written_ = rate;

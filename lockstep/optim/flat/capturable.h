@@ -11,8 +11,8 @@
 
 #include "lockstep/optim/flat/flat_parameter.h"
 
-/// Support for updates in a graph (CUDA's, or another device's: at::accelerator::Graph), which is
-/// recorded once and replayed without host code. So values that change between steps are on the
+/// Support for updates in a graph: CUDA's, or another device's (at::accelerator::Graph). A graph is
+/// recorded once and replayed without host code, so values that change between steps are on the
 /// device. Modelled on torch.optim's `capturable`.
 ///
 /// Cost: a few bytes a parameter, and one small kernel a step. Not thread-safe.
@@ -24,10 +24,10 @@ bool is_capturing(at::Device device);
 /// The learning rate of a parameter group on a device: 0-d, float32, as torch's.
 class DeviceRate {
  public:
-  /// Creates the tensor on `device` if necessary. ConfigError while capturing.
+  /// Creates the tensor on `device` if necessary. Throws ConfigError while capturing.
   void place(at::Device device);
-  /// Writes `rate`, if it has changed: the next replay uses it. The host does not wait. ConfigError
-  /// while capturing, since every replay would write it again.
+  /// Writes a changed `rate`, which the next replay uses. The host does not wait. Throws
+  /// ConfigError while capturing, since every replay would write the rate again.
   void write(double rate);
   const at::Tensor& tensor() const { return tensor_; }
 
@@ -44,16 +44,16 @@ class CapturableOptions : public torch::optim::OptimizerOptions {
   std::shared_ptr<DeviceRate> device_rate;
 };
 
-/// Counts the updates of each parameter of a group on the device, in float32 as torch does: exact
+/// Counts the updates of each parameter of a group on the device, in float32 as torch does, exactly
 /// up to 16777216.
 ///
 /// Parameters can be updated together only with equal counts. The host does not see replays, so it
-/// knows only which counts are equal: parameters share a `history` while every update, and every
-/// capture, contains all or none of them, and they were set to the same count. That only holds for
-/// the next update, so captures update no parameters together.
+/// tracks only which counts are equal. Parameters share a `history` if they were set to the same
+/// count, and every update and capture since contains all or none of them. That only holds for the
+/// next update, so captures update no parameters together.
 class DeviceSteps {
  public:
-  /// Moves the counts of `items` to `device`, if necessary. ConfigError while capturing.
+  /// Moves the counts of `items` to `device`, if necessary. Throws ConfigError while capturing.
   void place(std::vector<FlatParameter>& items, at::Device device);
   /// Moves them back to the host, if necessary; waits for the device.
   void take_back(std::vector<FlatParameter>& items);

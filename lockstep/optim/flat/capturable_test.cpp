@@ -154,7 +154,7 @@ TEST(Capturable, LambHasNearlyTheNumbersOfTheOtherOne) {
   expect_capturable<LAMB>({.eps = 1e-3, .eps_inside_sqrt = true}, 1e-6);
 }
 
-TEST(Capturable, HalfPrecisionKeepsTheRateWhole) {
+TEST(Capturable, HalfPrecisionKeepsTheRateInFp32) {
   // In bf16 the rate would be the parameter, and leave nothing of it.
   const at::Tensor start = at::full({4}, 0.0101, at::kBFloat16);
   const at::Tensor parameter = start.to(test_device()).requires_grad_();
@@ -284,7 +284,7 @@ TEST(Capturable, AnUpdateOnTheHostIsRefused) {
         optimizer.update_shards(
             {{{.buffer = buffer, .tensors = {slice}}}}, {.device = OffloadDevice::kCpu});
       }),
-      HasSubstr("capturable and offload_optimizer"));
+      HasSubstr("capturable cannot be combined with offload_optimizer"));
 
   // Nor if it is switched on later, when only the state is on the host.
   const at::Tensor there = at::ones({64}, at::TensorOptions(test_device()));
@@ -293,7 +293,9 @@ TEST(Capturable, AnUpdateOnTheHostIsRefused) {
   later.update_shards({{{.buffer = there, .tensors = {part}}}}, {.device = OffloadDevice::kCpu});
   part.mutable_grad() = at::ones_like(part.detach());
   later.options().capturable = true;
-  EXPECT_THAT(error_of([&] { later.step(); }), HasSubstr("capturable and offload_optimizer"));
+  EXPECT_THAT(
+      error_of([&] { later.step(); }),
+      HasSubstr("capturable cannot be combined with offload_optimizer"));
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ constexpr int64_t kCapBytes = int64_t{25} << 20;
 constexpr int64_t kFirstCapBytes = int64_t{1} << 20;
 
 constexpr const char* kHeldElsewhere =
-    "another tensor shares its memory (a view, a second parameter), or it has gaps";
+    "another tensor uses its memory (a view, a second parameter), or it has gaps";
 
 bool may_move(const at::Tensor& parameter) {
   return parameter.requires_grad() && parameter.numel() > 0 && parameter.layout() == at::kStrided &&
@@ -40,7 +40,7 @@ bool is_updated(const at::Tensor& parameter) {
   throw ConfigError(
       "optim",
       fmt::format(
-          "a parameter of shape [{}] cannot be in memory that ranks share: {}",
+          "a parameter of shape [{}] cannot be moved to memory that ranks share: {}",
           fmt::join(parameter.sizes(), ", "),
           why));
 }
@@ -49,7 +49,7 @@ bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
-/// Whether `to` begins `distance` elements after `from`, in the same memory.
+/// Returns whether `to` begins `distance` elements after `from`, in the same memory.
 bool is_at_distance(const at::Tensor& from, const at::Tensor& to, int64_t distance) {
   return shares_memory(from, to) && to.scalar_type() == from.scalar_type() &&
          to.storage_offset() - from.storage_offset() == distance;
@@ -248,8 +248,8 @@ void FlatGroup::check_is_shared(const FlatParameter& item) const {
   if (memory_.is_shared() && item.parameter.numel() > 0 && !is_in_buffer(item)) {
     refuse_to_share(
         item.parameter,
-        "it was frozen when it was shared, or has moved since (set_data, Module::to); unfreeze and "
-        "move before prepare()");
+        "it was frozen at prepare(), or has moved since (set_data, Module::to); unfreeze and move "
+        "parameters before prepare()");
   }
 }
 
@@ -271,8 +271,8 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
     }
     state = buffer.as_strided(parameter.sizes(), parameter.strides(), item.offset);
   } else {
-    // Fitting memory is kept: new memory costs a page fault every 4 KiB, and graphs write to the
-    // old.
+    // Keeps fitting memory: new memory costs a page fault every 4 KiB, and graphs write to the old
+    // memory.
     const bool dense = parameter.is_non_overlapping_and_dense();
     const bool fits = state.defined() && state.sizes() == parameter.sizes() &&
                       (dense ? same_strides(state, parameter) : state.is_contiguous()) &&
@@ -305,9 +305,8 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
     if (is_capturing(parameter.device())) {
       throw ConfigError(
           "optim",
-          "a parameter has moved since its last step, and a graph is being captured, so every "
-          "replay "
-          "would copy its present state; take a step before");
+          "a parameter has moved since its last step, so every replay of the captured graph would "
+          "copy its present state; take a step before the capture");
     }
     if (shaped && dense) {
       state = at::empty_strided(parameter.sizes(), parameter.strides(), options).copy_(state);

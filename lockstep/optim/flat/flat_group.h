@@ -21,22 +21,21 @@ namespace lockstep::optim {
 ///
 /// It moves a parameter's memory (`set_data`) and keeps its strides, invisible to holders of the
 /// tensor. Order and sizes are those of DataParallel's buckets, so that a bucket of gradients has
-/// the layout of its parameters. Some parameters are not moved: frozen and empty ones, those that
-/// share memory with another tensor (a view would be cut off), those with gaps in memory, and those
-/// that would be alone in their buffer.
+/// the layout of its parameters. Some parameters are not moved: frozen and empty ones, those with
+/// gaps in memory, and those that would be alone in their buffer. Neither are parameters that share
+/// memory with another tensor, since a view would lose its base.
 ///
 /// Shared buffers are in memory that several ranks map: a write of one is visible to all.
 ///
 /// Memory: during the layout one buffer (25 MiB, or the largest parameter) more than before. A
 /// buffer lives as long as this or any parameter in it. `torch::save` of one such parameter writes
-/// its full buffer, as of any view; of a module, each buffer once.
+/// its full buffer, as for any view; `torch::save` of a module writes each buffer once.
 class FlatGroup {
  public:
-  /// `fp32_state`: the state of fp16 and bf16 parameters is fp32; else of their dtype.
+  /// `fp32_state`: the state of fp16 and bf16 parameters is fp32; else it has their dtype.
   explicit FlatGroup(size_t field_count, bool fp32_state = false)
       : field_count_(field_count), fp32_state_(fp32_state) {}
 
-  /// Adds parameters.
   void add(const std::vector<at::Tensor>& parameters);
   /// Adds shard slices that are in `buffer` already, in order and without overlap. `file`: the
   /// buffer's file, if any.
@@ -48,12 +47,12 @@ class FlatGroup {
   /// `file` if given. Call it before there is any.
   void offload_state(size_t buffer, std::shared_ptr<offload::ScratchFile> file);
   /// Moves the buffers, and later ones, into memory that the ranks of `group` share. The values are
-  /// rank 0's. From then on a parameter with a gradient must keep its memory. ConfigError, on all
-  /// ranks, if they have no shared memory or a parameter cannot be moved. Collective, as are `add`
-  /// and `place_state` from then on.
+  /// rank 0's. From then on a parameter with a gradient must keep its memory. Throws ConfigError,
+  /// on all ranks, if they have no shared memory or a parameter cannot be moved. Collective, as are
+  /// `add` and `place_state` from then on.
   void share(const Group& group);
 
-  /// In memory order; those without a buffer last.
+  /// Returns the parameters in memory order; those without a buffer are last.
   std::vector<FlatParameter>& items() { return items_; }
   const std::vector<FlatParameter>& items() const { return items_; }
   size_t buffer_count() const { return buffers_.size(); }
@@ -68,27 +67,27 @@ class FlatGroup {
   }
   /// The parts of buffer `buffer` in files: parameters, and existing state.
   std::vector<offload::FileTensor*> files_of(size_t buffer) const;
-  /// Releases pages of these files that creating, saving or loading has touched. `buffer` may be
+  /// Releases pages of these files that creating, saving or loading has used. `buffer` may be
   /// FlatParameter::kLoose.
   void release_file_pages(size_t buffer) const;
 
   /// Allocates field `field` of `item`'s state, in its flat buffer if it has the parameter's shape.
   /// The caller must write the values.
   at::Tensor& place_state(FlatParameter& item, size_t field, StateShape shape);
-  /// Whether all parameters still use the flat buffers.
+  /// Returns whether all parameters still use the flat buffers.
   bool all_in_buffers() const;
-  /// Moves state to its parameter's new device, dtype or order of dimensions. ConfigError while
-  /// capturing.
+  /// Moves state to its parameter's new device, dtype or order of dimensions. Throws ConfigError
+  /// while capturing.
   void follow_parameter(FlatParameter& item);
 
-  /// Throws ConfigError if buffers are shared, and a parameter is not in one (any more).
+  /// Throws ConfigError if buffers are shared and `item` is not, or no longer, in one.
   void check_is_shared(const FlatParameter& item) const;
 
-  /// Whether items `a` to `b` of one buffer, their gradients and their state have equal distances,
-  /// so that they can be updated as one tensor. The caller must ensure that for those in between.
+  /// Returns whether items `a` to `b` of one buffer can be updated as one tensor. They can if
+  /// parameters, gradients and state have equal distances. The caller must ensure that for the
+  /// items in between.
   bool can_join(const FlatParameter& a, const FlatParameter& b) const;
-  /// Returns the range from item `a` to item `b`, including everything in between, as one tensor
-  /// each.
+  /// Returns the range from item `a` to item `b`, with all items in between, as one tensor.
   at::Tensor parameters_between(const FlatParameter& a, const FlatParameter& b) const;
   at::Tensor gradients_between(const FlatParameter& a, const FlatParameter& b) const;
   at::Tensor state_between(const FlatParameter& a, const FlatParameter& b, size_t field) const;
@@ -98,7 +97,7 @@ class FlatGroup {
     at::Tensor parameters;
     std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
     std::shared_ptr<offload::FileTensor> parameter_file = nullptr;
-    bool state_on_host = false;                               ///< Wherever the parameters are.
+    bool state_on_host = false;                               ///< Also if the parameters are not.
     std::shared_ptr<offload::ScratchFile> scratch = nullptr;  ///< The file of the state, if given.
     std::vector<std::shared_ptr<offload::FileTensor>> state_files = {};
   };

@@ -16,11 +16,11 @@ struct FlatParameter {
   static constexpr int64_t kNoHistory = -1;
 
   at::Tensor parameter;
-  std::vector<int64_t> sizes;       ///< The parameter's at construction: its state has them.
-  std::vector<int64_t> full_sizes;  ///< `sizes`, or those of the parameter that this is a slice of.
-  int64_t step = 0;                 ///< Not updated while `device_step` counts.
-  std::vector<at::Tensor> state;    ///< [field] Undefined until first needed.
-  std::vector<float> scalars = {};  ///< As in `traits().scalars`; empty before the first update.
+  std::vector<int64_t> sizes;        ///< The parameter's at construction: its state has them.
+  std::vector<int64_t> full_sizes;   ///< `sizes`; for a slice those of its full parameter.
+  int64_t step = 0;                  ///< Not updated while `device_step` counts.
+  std::vector<at::Tensor> state;     ///< [field] Undefined until first needed.
+  std::vector<float> scalars = {};   ///< As in `traits().scalars`; empty before the first update.
   std::vector<double> factors = {};  ///< Computed by `advance` for this update.
   at::Tensor device_step = {};       ///< 0-d, if updates are counted on the device.
   int64_t history = kNoHistory;      ///< See DeviceSteps.

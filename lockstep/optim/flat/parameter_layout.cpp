@@ -25,7 +25,7 @@ void check_parameter(const char* rule, const at::Tensor& parameter) {
     refuse("is an undefined tensor", "pass the module's parameters()");
   }
   if (!parameter.is_floating_point()) {
-    refuse("is not of a real floating type", "leave it out, or split it into real parts");
+    refuse("is not of a real floating type", "remove it, or split it into real parts");
   }
   if (!parameter.is_leaf()) {
     refuse("was computed from others", "pass a leaf, such as a module's parameters()");
@@ -111,7 +111,7 @@ std::vector<at::Tensor> ParameterLayout::added_parameters(size_t group) const {
     throw ConfigError(
         "optim",
         fmt::format(
-            "{}: parameters were taken out of group {}; build a new optimizer without them",
+            "{}: parameters were removed from group {}; build a new optimizer without them",
             rule_name(),
             group));
   }
@@ -140,7 +140,7 @@ void ParameterLayout::check_added(size_t group, const std::vector<at::Tensor>& a
         "optim",
         fmt::format(
             "{}: a parameter was added to a sharded optimizer, so each rank would update it in "
-            "full by its own gradient; pass it to the optimizer before prepare(), not frozen",
+            "full with its own gradient; pass it to the optimizer, unfrozen, before prepare()",
             rule_name()));
   }
   for (const at::Tensor& parameter : added) {
@@ -179,7 +179,9 @@ void ParameterLayout::share(const Group& ranks) {
   if (has_shard_slices_) {
     throw ConfigError(
         "optim",
-        fmt::format("{}: shard slices cannot be shared; expected full parameters", rule_name()));
+        fmt::format(
+            "{}: share() cannot be combined with update_shards(); expected full parameters",
+            rule_name()));
   }
   adopt();
   for (LaidOutGroup& group : groups_) {
@@ -198,8 +200,8 @@ void ParameterLayout::use_shard_slices(
         throw ConfigError(
             "optim",
             fmt::format(
-                "{} has state already; prepare it before its first step, and load checkpoints "
-                "after",
+                "{} already has state; prepare() it before its first step, and load checkpoints "
+                "afterwards",
                 rule_name()));
       }
     }
@@ -343,7 +345,10 @@ ParameterLayout::Position ParameterLayout::find(const at::Tensor& parameter) con
     }
   }
   throw ConfigError(
-      "optim", fmt::format("{}: asked for a parameter it does not have", rule_name()));
+      "optim",
+      fmt::format(
+          "{}: the parameter is not in this optimizer; expected one of its parameter groups",
+          rule_name()));
 }
 
 const std::vector<int64_t>& ParameterLayout::full_sizes(const at::Tensor& parameter) const {

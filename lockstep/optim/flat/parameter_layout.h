@@ -29,20 +29,20 @@ struct BufferSlices {
   at::Tensor buffer;
   std::vector<at::Tensor> tensors;                      ///< Views of the buffer, in order; leaves.
   std::shared_ptr<offload::FileTensor> file = nullptr;  ///< The buffer's file, if any.
-  /// The bounds of the parameters of these slices, and of those that only other ranks have slices
-  /// of, in order. The same on all ranks.
+  /// The bounds of the parameters that have slices in this buffer on any rank, in order. Equal on
+  /// all ranks.
   std::vector<flat::ShardBounds> full_parameters = {};
 };
 
-/// A parameter that an update may need in full, and ranks have slices of.
+/// A parameter that an update may need in full, while ranks own slices of it.
 struct FullParameter {
   flat::ShardBounds bounds;
-  at::TensorOptions options;   ///< Of the slices.
+  at::TensorOptions options;   ///< The slices'.
   std::optional<size_t> item;  ///< This rank's slice, if it has one.
 };
 
-/// Returns `groups` with each parameter once. ConfigError, naming `rule`, for a parameter in two
-/// groups, one that cannot be updated, and no parameters.
+/// Returns `groups` with each parameter once. Throws ConfigError, naming `rule`, for a parameter in
+/// two groups, a parameter that cannot be updated, and no parameters.
 std::vector<torch::optim::OptimizerParamGroup> checked_groups(
     const char* rule, std::vector<torch::optim::OptimizerParamGroup> groups);
 
@@ -55,7 +55,7 @@ class ParameterLayout {
       std::shared_ptr<const UpdateRule> rule,
       std::vector<torch::optim::OptimizerParamGroup>& groups)
       : rule_(std::move(rule)), param_groups_(&groups) {}
-  /// Uses `groups`, which must be the same, instead: they have moved with their optimizer.
+  /// Replaces `groups` by the same groups, which have moved with their optimizer.
   void set_param_groups(std::vector<torch::optim::OptimizerParamGroup>& groups) {
     param_groups_ = &groups;
   }
@@ -85,21 +85,21 @@ class ParameterLayout {
       const std::vector<std::vector<BufferSlices>>& slices,
       const std::optional<Group>& ranks,
       bool fp32_state);
-  /// [parameter] Those that ranks have slices of, the same on all ranks.
+  /// Returns the parameters that ranks have slices of, equally on all ranks.
   const std::vector<FullParameter>& full_parameters(size_t group) const {
     return groups_[group].full_parameters;
   }
 
-  /// Throws ConfigError if a parameter was resized, or any gradient does not fit.
+  /// Throws ConfigError if a parameter was resized, or a gradient does not fit.
   void check_gradients() const;
-  /// Returns whether `item` of `group` had missing state, which this creates. ConfigError while
-  /// capturing.
+  /// Creates missing state of `item` of `group`, and returns whether any was missing. Throws
+  /// ConfigError while capturing.
   bool create_missing_state(size_t group, FlatParameter& item);
   /// Creates the state of all parameters of rules that have it before the first step.
   void create_eager_state();
   /// Creates state that options enabled later need.
   void complete_state();
-  /// Returns copies of everything but tensors.
+  /// Returns the state; its tensors are not copied.
   ParameterState state_of(const at::Tensor& parameter) const;
   void set_state(const at::Tensor& parameter, const ParameterState& state);
   /// Returns the sizes of the parameter, or of the one that it is a slice of.
@@ -119,7 +119,8 @@ class ParameterLayout {
   void add_group(size_t group);
   /// Returns the parameters of a group that are not laid out yet.
   std::vector<at::Tensor> added_parameters(size_t group) const;
-  /// Throws ConfigError for a parameter that the group's rule cannot update (any more).
+  /// Throws ConfigError for an added parameter that the group's rule cannot, or can no longer,
+  /// update.
   void check_added(size_t group, const std::vector<at::Tensor>& added);
   void add_full_parameters(size_t group, const BufferSlices& slices, const Group& ranks);
   void check_sizes(const FlatParameter& item) const;

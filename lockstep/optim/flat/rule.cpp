@@ -99,11 +99,11 @@ void run_fused(const Batch& batch, const std::function<void(const Batch& padded)
     kernel(batch);
     return;
   }
-  Batch uncut = batch;
+  Batch unpadded = batch;
   Batch padded;
   padded.first = batch.first;
   padded.state.resize(batch.state.size());
-  const std::vector<std::vector<at::Tensor>*> from = lists_of(uncut);
+  const std::vector<std::vector<at::Tensor>*> from = lists_of(unpadded);
   const std::vector<std::vector<at::Tensor>*> to = lists_of(padded);
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // Place and copy of each rest.
   for (size_t i = 0; i < batch.parameters.size(); ++i) {

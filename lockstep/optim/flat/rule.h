@@ -24,9 +24,10 @@ struct Batch {
   /// [tensor] The result of the rule's `advance`, if any.
   std::vector<std::vector<double>> factors;
   bool first = false;  ///< The state was created for this call.
-  /// For an update in a graph: the learning rate, 0-d, and, if the rule counts them, the steps,
-  /// [tensor]: read them on the device instead of the host's numbers. Else undefined.
+  /// The learning rate of an update in a graph, 0-d, which the rule reads on the device instead of
+  /// the host's. Else undefined.
   at::Tensor device_lr = {};
+  /// [tensor] The steps of an update in a graph, if the rule counts them. Else empty.
   std::vector<at::Tensor> device_steps = {};
 };
 
@@ -38,8 +39,8 @@ enum class StateShape {
   kColumn,     ///< The parameter's, with last but one dimension 1.
 };
 
-/// Returns the sizes of a state field of `shape` for a parameter of `sizes`, which may be a slice
-/// of a parameter of `full_sizes`. Rows and columns are the full parameter's.
+/// Returns the sizes of a state field of `shape` for a parameter of `sizes`. The parameter may be a
+/// slice of one of `full_sizes`; rows and columns are the full parameter's.
 std::vector<int64_t> state_sizes(
     StateShape shape, at::IntArrayRef sizes, at::IntArrayRef full_sizes);
 
@@ -47,14 +48,14 @@ std::vector<int64_t> state_sizes(
 struct RuleTraits {
   const char* name;                 ///< As Python's class.
   std::vector<const char*> fields;  ///< State, named as in Python's state_dict.
-  /// State that is one float32 for a parameter, kept by the host as its steps are: such a rule has
-  /// an `advance`, and cannot be captured.
+  /// State of one float32 a parameter, which the host keeps, as it keeps steps. Such a rule has an
+  /// `advance`, and cannot be captured.
   std::vector<const char*> scalars = {};
   bool elementwise = true;   ///< Elements are independent: parameters may be joined.
   bool counts_steps = true;  ///< "step" is state; only equal ones may be joined.
   bool eager_state = false;  ///< State exists before the first step.
-  /// Those of `fields` with values for rows and columns: each rank with a slice of a parameter has
-  /// all of them.
+  /// The `fields` with values for rows and columns. Each rank with a slice of a parameter has all
+  /// values.
   std::vector<const char*> factors = {};
 };
 
@@ -90,9 +91,9 @@ void require_adam_like(const char* rule, const Options& options) {
 /// Returns the memory of a dense tensor as a 1-D tensor.
 at::Tensor memory_of(const at::Tensor& tensor);
 
-/// Calls `visit` with 1-D chunks of `batch`'s tensors: [0] parameter, [1] gradient, [2 ...] state
-/// fields (undefined if missing), and the tensor's index in `batch`. On the CPU chunks fit into the
-/// cache, for rules with several passes. For elementwise rules.
+/// Calls `visit` with 1-D chunks of `batch`'s tensors and the tensor's index in `batch`. A chunk
+/// has [0] parameter, [1] gradient, [2 ...] state fields (undefined if missing). On the CPU chunks
+/// fit into the cache, for rules with several passes. For elementwise rules.
 void for_each_chunk(
     const Batch& batch,
     const std::function<void(const std::vector<at::Tensor>& chunk, size_t index)>& visit);

@@ -94,8 +94,8 @@ class Round {
     }
   }
 
-  /// One all-to-all. `fill` writes what a rank is sent to `place(offset, length)`. Returns a row
-  /// from each rank.
+  /// Runs one all-to-all. `fill` writes the values for a rank to `place(offset, length)`. Returns a
+  /// row from each rank.
   template <typename Fill>
   at::Tensor exchange(const at::TensorOptions& options, const Fill& fill) {
     const int size = group_.size();

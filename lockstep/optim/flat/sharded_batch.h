@@ -13,15 +13,15 @@
 
 namespace lockstep::optim {
 
-/// The input of a rule that needs full parameters, while ranks own shard slices of them. It has all
-/// updated parameters, the same on every rank, and this rank's slices. Every rank calls the rule,
-/// including one without slices.
+/// The input of a rule that needs full parameters, while ranks own shard slices of them. It
+/// describes all updated parameters, equally on every rank, and has this rank's slices. Every rank
+/// calls the rule, including one without slices.
 struct ShardedBatch {
   Group ranks;
   std::vector<const flat::ShardBounds*> full_parameters;
   std::vector<size_t> full_index;  ///< [tensor of `slices`] Index of the full parameter, ascending.
   Batch slices;                    ///< 1-D; no tensors if this rank has none.
-  at::TensorOptions options;       ///< Of the slices, on every rank.
+  at::TensorOptions options;       ///< The slices', on every rank.
 
   const flat::ShardBounds& full_parameter(size_t slice) const {
     return *full_parameters[full_index[slice]];

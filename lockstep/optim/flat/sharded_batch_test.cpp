@@ -224,7 +224,7 @@ TEST(Sharded, AdafactorHasTheNumbersOfOneProcess) {
   expect_slices_equal_full<Adafactor>({kMatrices, kOthers}, {{}, {}}, at::kFloat, 1e-5);
 }
 
-TEST(Sharded, OwnersHaveEqualWorkAndKeepWhatIsTheirsAlready) {
+TEST(Sharded, OwnersHaveEqualWorkAndKeepTheirOwnMatrices) {
   const flat::ShardBounds first{.sizes = {10}, .bounds = {0, 10, 10, 10}};
   const flat::ShardBounds last{.sizes = {10}, .bounds = {0, 0, 0, 10}};
   EXPECT_THAT(owners_of({&last, &first, &last}, {1, 1, 1}, 3), ElementsAre(2, 0, 1));
@@ -232,7 +232,7 @@ TEST(Sharded, OwnersHaveEqualWorkAndKeepWhatIsTheirsAlready) {
       owners_of({&first, &first, &first, &first}, {1, 1, 5, 2}, 2), ElementsAre(1, 1, 0, 1));
 }
 
-TEST(Sharded, ManyMatricesComeInRounds) {
+TEST(Sharded, ManyMatricesAreGatheredInRounds) {
   constexpr int64_t kBig = 1500;  // 9 MB each, so that two ranks' 50 MiB are several rounds.
   ranks(2, [&](Group group) {
     const flat::ShardBounds bounds{
@@ -291,7 +291,7 @@ TEST(Sharded, GradientsOnSomeRanksAloneAreRefusedOnAll) {
   });
 }
 
-TEST(Sharded, WhatCannotBeBroughtTogetherIsRefused) {
+TEST(Sharded, UnsupportedShardedUpdatesAreRefused) {
   ranks(2, [](Group group) {
     const Slices slices({{40, 13}}, 0, group, at::kFloat);
     LAMB alone(full_parameters_of({{40, 13}}, 0, at::kFloat));

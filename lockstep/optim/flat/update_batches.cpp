@@ -30,7 +30,7 @@ void UpdateBatches::add(const FlatParameter& first, const FlatParameter& last, b
     batch.device_steps.push_back(first.device_step);
   }
   for (const FlatParameter* item = &first; item <= &last; ++item) {
-    // Autograd must notice that what it saved has changed, also where another rank does it.
+    // Autograd must notice that saved tensors have changed, also if another rank changes them.
     item->parameter.unsafeGetTensorImpl()->bump_version();
   }
   if (&first == &last) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kWideChunk = int64_t{1} << 20;  // Elements.
 
-/// Elements `begin` to `begin + length`, by their order in memory, of one tensor of a batch.
+/// Returns elements `begin` to `begin + length`, in memory order, of one tensor of a batch.
 Batch part_of(const Batch& batch, size_t index, int64_t begin, int64_t length) {
   const auto cut = [&](const at::Tensor& tensor) {
     return tensor.defined() ? memory_of(tensor).narrow(0, begin, length) : at::Tensor();

@@ -26,8 +26,8 @@ class WideCopies {
 };
 
 /// Calls `update` with fp32 copies of the fp16 or bf16 tensors of `batch`, and rounds the results
-/// once, unlike a kernel that rounds after each operation. A batch with wider parameters is passed
-/// unchanged. For elementwise rules: copies have four MiB at a time for each of parameter, gradient
+/// once. A kernel would round after each operation. A batch with wider parameters is passed
+/// unchanged. For elementwise rules: a copy has four MiB at a time for each of parameter, gradient
 /// and state fields.
 void update_in_fp32(const Batch& batch, const std::function<void(const Batch& wide)>& update);
 

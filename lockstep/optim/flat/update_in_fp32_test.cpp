@@ -48,7 +48,7 @@ struct ByHand {
   int64_t steps = 0;
 };
 
-TEST(UpdateInFp32, Rounds16BitPiecesAndTheirStateOnceAStep) {
+TEST(UpdateInFp32, Rounds16BitSlicesAndTheirStateOnceAStep) {
   const c10::AutoGradMode no_grad(false);
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const bool fp32_state : {false, true}) {
@@ -77,7 +77,7 @@ TEST(UpdateInFp32, Rounds16BitPiecesAndTheirStateOnceAStep) {
   }
 }
 
-TEST(UpdateInFp32, IsThatOfRulesThatNeedParametersWholeToo) {
+TEST(UpdateInFp32, WorksForRulesThatNeedFullParameters) {
   ranks(2, [](Group group) {
     const c10::AutoGradMode no_grad(false);
     const flat::ShardBounds bounds{.sizes = {kNumel}, .bounds = {0, 501, kNumel}};
@@ -103,7 +103,7 @@ TEST(UpdateInFp32, IsThatOfRulesThatNeedParametersWholeToo) {
   });
 }
 
-TEST(UpdateInFp32, GoesByStretchesAndLeavesWideOnesAlone) {
+TEST(UpdateInFp32, UpdatesInChunksAndLeavesFp32Unchanged) {
   const at::Tensor wide = at::ones({5});
   int calls = 0;
   const auto halve = [&](const Batch& batch) {

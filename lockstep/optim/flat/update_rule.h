@@ -26,16 +26,16 @@ class UpdateRule {
   UpdateRule& operator=(const UpdateRule&) = delete;
 
   const RuleTraits& traits() const { return traits_; }
-  /// Pointers into `options`, which must be this rule's.
+  /// Returns pointers into `options`, which must be this rule's.
   virtual NamedOptions named_options(Options& options) const = 0;
   /// Throws ConfigError unless `options` are this rule's, and valid.
   virtual void check(const Options& options) const = 0;
-  /// The shape of `field` for a parameter of `sizes` with `options`. Throws ConfigError for one
-  /// that the rule cannot update.
+  /// Returns the shape of `field` for a parameter of `sizes` with `options`. Throws ConfigError for
+  /// a parameter that the rule cannot update.
   virtual StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field) const = 0;
-  /// Whether an update with `options` needs full parameters.
+  /// Returns whether an update with `options` needs full parameters.
   virtual bool needs_full(const Options& options) const = 0;
-  /// The initial value of state field `field`.
+  /// Returns the initial value of state field `field`.
   virtual double initial(const Options& options, size_t field) const = 0;
   /// Advances a parameter's `scalars`, empty at first, to `step`. Returns the factors for its
   /// update.

@@ -24,9 +24,9 @@ int64_t slots_of(const OffloadOptimizer& options, int64_t fields, bool values_in
     throw ConfigError(
         "offload",
         fmt::format(
-            "a bucket's state needs a buffer for each field in a file{}; got "
-            "offload_optimizer.buffer_count={}, expected at least {}; {} let reading and writing "
-            "overlap the update",
+            "offload_optimizer.buffer_count is too small: a bucket needs one buffer for each state "
+            "field{}; got offload_optimizer.buffer_count={}, expected at least {}; use {} to "
+            "overlap reading and writing with the update",
             values_in_files ? ", and one for its parameters" : "",
             options.buffer_count,
             each,

@@ -15,17 +15,17 @@
 
 namespace lockstep::optim {
 
-/// Updates buckets with offloaded state or parameters on the host, one after the other. During an
-/// update the next bucket is copied to the host (gradients and parameters from the device, state
-/// from its file), and the last bucket is copied back.
+/// Updates buckets with offloaded state or parameters on the host, one after the other. An update
+/// overlaps with copying the next bucket to the host (gradients and parameters from the device,
+/// state from its file), and the last bucket back.
 ///
 /// The device's parameters are authoritative: the host has copies of one bucket and the next, so
 /// values that a program writes to its parameters are updated as usual. The kernels are the CPU's.
 /// Bit-exact with an update on the CPU; a GPU's own may differ in the last bits. CPU parameters and
 /// gradients are not copied.
 ///
-/// Host memory: twice a bucket's parameters and gradients, if they are on a device; as many buffers
-/// of state in files as OffloadOptimizer says. Not thread-safe.
+/// Host memory: twice a bucket's parameters and gradients, if they are on a device;
+/// OffloadOptimizer's number of buffers for state in files. Not thread-safe.
 class HostUpdate {
  public:
   /// `fields`: state fields of a bucket in files; `values_in_files`: some parameters are, too.
@@ -35,7 +35,7 @@ class HostUpdate {
   /// One buffer with gradients.
   struct Bucket {
     size_t group;
-    offload::TensorSwapper::Set files;  ///< Of its parameters and state, if any are in files.
+    offload::TensorSwapper::Set files;  ///< Those of its parameters and state, if any.
     UpdateBatches batches;
   };
   /// Calls `update` with each bucket's batches on the host, and stores the results.
@@ -43,15 +43,15 @@ class HostUpdate {
       const std::vector<Bucket>& buckets,
       const std::function<void(size_t group, const Batch& batch)>& update);
 
-  /// Whether any state or parameters are in files.
+  /// Returns whether any state or parameters are in files.
   bool uses_files() const { return swapper_.has_value(); }
-  /// Bytes of host memory for running transfers.
+  /// Returns the bytes of host memory for running transfers.
   int64_t memory_bytes() const;
   int64_t bytes_read() const { return swapper_ ? swapper_->bytes_read() : 0; }
   int64_t bytes_written() const { return swapper_ ? swapper_->bytes_written() : 0; }
 
  private:
-  /// The batches of one bucket, with parameters and gradients on the host.
+  /// Returns the batches of one bucket, with parameters and gradients on the host.
   std::vector<Batch> fetch(size_t slot, const Bucket& bucket);
 
   offload::HostStaging staging_;

@@ -189,18 +189,19 @@ TEST(HostUpdate, FewerBuffersThanFieldsAreRefused) {
   EXPECT_THAT(
       [&] { Sharded(making<AdamW>({}), offload); },
       ThrowsMessage<ConfigError>(
-          HasSubstr("got offload_optimizer.buffer_count=1, expected at least 2; 6 let reading")));
+          HasSubstr("got offload_optimizer.buffer_count=1, expected at least 2; use 6 to overlap "
+                    "reading")));
   offload.buffer_count = 2;
   EXPECT_THAT(
       [&] { Sharded(making<AdamW>({.amsgrad = true}), offload); },
       ThrowsMessage<ConfigError>(HasSubstr("expected at least 3")));
 }
 
-TEST(HostUpdate, WhatCannotBeOffloadedIsRefused) {
+TEST(HostUpdate, AnOptimizerThatCannotBeOffloadedIsRefused) {
   for (const double ratio : {0.0, -1.0, 1.5}) {
     EXPECT_THAT(
         [&] { Sharded(making<AdamW>({}), {.device = OffloadDevice::kCpu, .ratio = ratio}); },
-        ThrowsMessage<ConfigError>(HasSubstr("expected more than 0, at most 1")));
+        ThrowsMessage<ConfigError>(HasSubstr("expected above 0, at most 1")));
   }
   EXPECT_THAT(
       [] { Sharded(making<AdamW>({}), {.device = OffloadDevice::kNvme, .nvme_path = "/no/such"}); },
@@ -212,7 +213,7 @@ TEST(HostUpdate, WhatCannotBeOffloadedIsRefused) {
   }
 }
 
-TEST(HostUpdate, StateGoesFromFilesToMemoryAndBack) {
+TEST(HostUpdate, StateIsMovedFromFilesToMemoryAndBack) {
   const TestFolder folder;
   for (const auto& [name, make] : kRules) {
     Sharded unbroken(make, {});

@@ -24,8 +24,8 @@ namespace lockstep::optim {
 /// parameters; else it updates as usual. Bit-exact.
 ///
 /// Host memory: a second copy of state, parameters and gradients of these buckets. Not thread-safe;
-/// calls may come from several threads, one after the other. After: Lian et al., "SuperOffload",
-/// ASPLOS 2026, which updates in place, and rolls back.
+/// calls may come from several threads, one after the other. Modelled on Lian et al.,
+/// "SuperOffload", ASPLOS 2026, which updates in place and rolls back.
 class SpeculativeStep {
  public:
   explicit SpeculativeStep(bool pinned) : pinned_(pinned) {}
@@ -36,7 +36,7 @@ class SpeculativeStep {
   /// The inputs of a bucket's update.
   struct Source {
     at::Tensor parameters;          ///< The updated part of the bucket.
-    at::Tensor gradient;            ///< Of the parameters.
+    at::Tensor gradient;            ///< The parameters'.
     std::vector<at::Tensor> state;  ///< [field] The complete bucket's, on the host; or undefined.
     int64_t begin = 0;              ///< The offset of the parameters in it.
     int64_t step = 0;               ///< The number of the update.
@@ -46,16 +46,16 @@ class SpeculativeStep {
 
   /// Begins an update. `update` is called with the copies on another thread.
   void begin(const Key& key, Source source, std::function<void(const Batch& batch)> update);
-  /// The gradient of a begun update; null if there is none.
+  /// Returns the gradient of a begun update; null if none is begun.
   const at::Tensor* gradient(const Key& key) const;
   /// If an update was begun from `source`, stores its results in parameters and state and returns
   /// true. Throws the exception of `update`.
   bool take(const Key& key, const Source& source);
-  /// Drops a begun update; returns when nothing reads the gradient any more.
+  /// Drops a begun update. Blocks until no thread reads the gradient any more.
   void discard(const Key& key) noexcept;
   void discard() noexcept;
 
-  /// Number of used updates since construction.
+  /// Returns the number of used updates since construction.
   int64_t taken() const { return taken_; }
 
  private:

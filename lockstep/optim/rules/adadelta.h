@@ -15,9 +15,9 @@ struct AdadeltaOptions {
   bool capturable = false;  ///< See FlatOptimizer.
 };
 
-/// Scales the gradient by the root mean square of past updates over that of past gradients, so that
-/// a step has the parameter's unit. Without a fused kernel of libtorch: torch.optim's passes, over
-/// chunks that stay in the cache. After: Zeiler, arXiv:1212.5701.
+/// Scales the gradient by the root mean square of past updates over that of past gradients. So a
+/// step has the parameter's unit. Without a fused kernel of libtorch: torch.optim's passes, over
+/// chunks that stay in the cache. Modelled on Zeiler, arXiv:1212.5701.
 struct AdadeltaRule {
   using Options = AdadeltaOptions;
   static RuleTraits traits();

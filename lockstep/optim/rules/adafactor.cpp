@@ -99,8 +99,8 @@ void update_one(
   parameter.add_(update, -clipped(options, alpha, root_mean_square(update)));
 }
 
-/// The matrices of a parameter, and the complete rows that a slice of it touches. Of a stack of
-/// matrices these are all rows of each touched matrix.
+/// The matrices of a parameter, and the complete rows that overlap a slice of it. In a stack of
+/// matrices these are all rows of each overlapping matrix.
 struct RowsOfSlice {
   RowsOfSlice(const flat::ShardBounds& full, int rank)
       : rows(full.sizes[full.sizes.size() - 2]),
@@ -237,11 +237,11 @@ class ShardedUpdate {
     col_var.lerp_(columns_of(i, part).view(col_var.sizes()).div(part.rows), weight);
     const at::Tensor rows = row_var.view({part.stack, part.rows, 1});
     const int64_t matrix = part.first_matrix();
-    const at::Tensor touched = row_var.view({-1})
-                                   .narrow(0, part.first, part.count)
-                                   .view({part.matrices(), part.count / part.matrices(), 1});
+    const at::Tensor slice_rows = row_var.view({-1})
+                                      .narrow(0, part.first, part.count)
+                                      .view({part.matrices(), part.count / part.matrices(), 1});
     return factored(
-               touched,
+               slice_rows,
                col_var.view({part.stack, 1, part.columns}).narrow(0, matrix, part.matrices()),
                rows.narrow(0, matrix, part.matrices()).mean(1, /*keepdim=*/true),
                epsilon)

@@ -21,15 +21,15 @@ struct AdafactorOptions {
   bool maximize = false;
 };
 
-/// Factors the second moment of a matrix into one row and one column: n + m numbers of state, not
-/// n * m.
+/// Factors the second moment of a matrix into one row and one column. State: n + m numbers, not n *
+/// m.
 ///
 /// Tensors of more dimensions are stacks of matrices, their last two. It updates one parameter at a
 /// time, since each has its own norms; two of them are read back to the host. If ranks own slices,
-/// as under ZeRO, two all-reduces of all parameters together sum n + m + 1 numbers (squares of rows
-/// and columns, and a norm) and one number a parameter. Results equal those of one process but for
-/// the order of these sums. Each rank with a slice has the full row and column, and holds its
-/// slices' updates until the second all-reduce. After: Shazeer & Stern, "Adafactor", ICML
+/// as under ZeRO, two all-reduces of all parameters together sum n + m + 1 numbers and one number a
+/// parameter. These are squares of rows and columns, and norms. Results equal those of one process
+/// but for the order of these sums. Each rank with a slice has the full row and column, and holds
+/// its slices' updates until the second all-reduce. Modelled on Shazeer & Stern, "Adafactor", ICML
 /// 2018, in torch.optim's form, which keeps means where the paper keeps sums and applies eps[0]
 /// where it divides.
 struct AdafactorRule {

@@ -17,7 +17,7 @@ struct AdagradOptions {
 };
 
 /// Adagrad, one pass over memory by libtorch's fused kernel. State exists from the beginning, as in
-/// Python. After: Duchi, Hazan & Singer, JMLR 2011.
+/// Python. Modelled on Duchi, Hazan & Singer, JMLR 2011.
 struct AdagradRule {
   using Options = AdagradOptions;
   static RuleTraits traits();

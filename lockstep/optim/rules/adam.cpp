@@ -40,7 +40,8 @@ StateShape adam_shape(bool amsgrad, size_t field) {
   return field != kMaxExpAvgSq || amsgrad ? StateShape::kParameter : StateShape::kNone;
 }
 
-/// Steps after which beta^step is 0, and a correction exactly 1: the kernel has no other switch.
+/// Returns infinite steps, so that beta^step is 0 and a correction exactly 1: the kernel has no
+/// other switch.
 std::vector<at::Tensor> endless_steps(const Batch& batch) {
   const at::Tensor endless = at::full(
       {}, std::numeric_limits<double>::infinity(), batch.parameters[0].options().dtype(at::kFloat));

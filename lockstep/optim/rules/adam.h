@@ -31,8 +31,8 @@ struct AdamWOptions {
   bool capturable = false;      ///< See FlatOptimizer.
 };
 
-/// Adam, one pass over memory by libtorch's fused kernel. After: Kingma & Ba, "Adam", ICLR 2015;
-/// Reddi et al. (amsgrad), ICLR 2018.
+/// Adam, one pass over memory by libtorch's fused kernel. Modelled on Kingma & Ba, "Adam", ICLR
+/// 2015; Reddi et al. (amsgrad), ICLR 2018.
 struct AdamRule {
   using Options = AdamOptions;
   static RuleTraits traits();
@@ -42,7 +42,7 @@ struct AdamRule {
   static void update(const Options& options, const Batch& batch);
 };
 
-/// Adam with decoupled weight decay. After: Loshchilov & Hutter, "Decoupled Weight Decay
+/// Adam with decoupled weight decay. Modelled on Loshchilov & Hutter, "Decoupled Weight Decay
 /// Regularization", ICLR 2019.
 struct AdamWRule {
   using Options = AdamWOptions;

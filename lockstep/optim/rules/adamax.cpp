@@ -37,7 +37,7 @@ void AdamaxRule::update(const Options& options, const Batch& batch) {
     }
     exp_avg.lerp_(gradient, 1 - options.betas.first);
     scale_(exp_inf, options.betas.second);
-    // at::abs sizes its result when it runs, which what a graph records does not.
+    // at::abs sizes its result when it runs, which a recorded graph cannot.
     at::Tensor magnitude = at::empty_like(gradient);
     at::abs_out(magnitude, gradient);
     exp_inf.copy_(at::maximum(exp_inf, magnitude.add_(options.eps)));

@@ -18,7 +18,7 @@ struct AdamaxOptions {
 };
 
 /// Adam with the largest recent gradient in place of the root mean square. Without a fused kernel
-/// of libtorch: torch.optim's passes, over chunks that stay in the cache. After: Kingma & Ba,
+/// of libtorch: torch.optim's passes, over chunks that stay in the cache. Modelled on Kingma & Ba,
 /// "Adam", ICLR 2015, section 7.1.
 struct AdamaxRule {
   using Options = AdamaxOptions;

@@ -20,8 +20,8 @@ struct ASGDOptions {
 
 /// Stochastic gradient descent that averages the parameters in its state `ax`, for the program's
 /// use. A changed learning rate applies from the second step after, as in torch.optim. Not
-/// capturable, since the host computes the rate from lr. After: Polyak & Juditsky, "Acceleration of
-/// stochastic approximation by averaging", 1992.
+/// capturable, since the host computes the rate from lr. Modelled on Polyak & Juditsky,
+/// "Acceleration of stochastic approximation by averaging", 1992.
 struct ASGDRule {
   using Options = ASGDOptions;
   static RuleTraits traits();

@@ -16,8 +16,8 @@ struct LionOptions {
 };
 
 /// Moves every element by lr, in the direction of the sign of a momentum. State: one tensor a
-/// parameter, half of Adam's. After: Chen et al., "Symbolic Discovery of Optimization Algorithms",
-/// NeurIPS 2023, algorithm 2.
+/// parameter, half of Adam's. Modelled on Chen et al., "Symbolic Discovery of Optimization
+/// Algorithms", NeurIPS 2023, algorithm 2.
 struct LionRule {
   using Options = LionOptions;
   static RuleTraits traits();

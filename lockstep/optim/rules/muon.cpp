@@ -22,12 +22,12 @@ namespace {
 enum Field : size_t { kMomentumBuffer, kExpAvg, kExpAvgSq };
 
 constexpr int kIterations = 5;
-// Of the polynomial whose slope at 0 is the largest that still keeps singular values near 1.
+// The polynomial with the largest slope at 0 that still keeps singular values near 1.
 constexpr double kA = 3.4445;
 constexpr double kB = -4.7750;
 constexpr double kC = 2.0315;
 
-/// Iterates in bf16. The matrix has at most as many rows as columns.
+/// Orthogonalizes in bf16. The matrix has at most as many rows as columns.
 at::Tensor orthogonal(const at::Tensor& matrix, double eps) {
   at::Tensor x = matrix.to(at::kBFloat16);
   x = x.div(x.norm().clamp_min(eps));
@@ -75,14 +75,14 @@ at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
   return at::matmul(factor, x);
 }
 
-/// Returns the tensor that is made orthogonal. Elementwise.
+/// Returns the tensor to orthogonalize. Elementwise.
 at::Tensor direction(
     const MuonOptions& options, const at::Tensor& gradient, const at::Tensor& buffer) {
   buffer.lerp_(gradient, 1 - options.momentum);
   return options.nesterov ? gradient.lerp(buffer, options.momentum) : buffer;
 }
 
-/// A matrix of one row a filter, whatever the dimensions of `update`.
+/// Returns the orthogonalized matrix, with one row a filter if `update` has four dimensions.
 at::Tensor orthogonalized(const MuonOptions& options, const at::Tensor& update) {
   at::Tensor matrix = update.flatten(1);
   const bool tall = matrix.size(0) > matrix.size(1);
@@ -231,7 +231,7 @@ std::vector<Muon::Group> muon_groups(
   matrices.use_muon = true;
   others.use_muon = false;
   std::vector<Muon::Group> groups = {{{}, matrices}, {{}, others}};
-  std::map<const at::TensorImpl*, bool> hidden;  // Judged by all names of a parameter.
+  std::map<const at::TensorImpl*, bool> hidden;  // True if all names of the parameter qualify.
   for (const NamedTensor& item : parameters) {
     const bool here = is_matrix(item.tensor.sizes()) && !is_first_or_last_layer(item.name);
     const auto [found, fresh] = hidden.try_emplace(item.tensor.unsafeGetTensorImpl(), here);

@@ -17,8 +17,8 @@ struct MuonOptions {
   double momentum = 0.95;
   bool nesterov = true;
   double eps = 1e-7;  ///< Least norm that a matrix is divided by.
-  /// Steps of a matrix are as large as AdamW's (0.2 * sqrt(the larger dimension)), so that its lr
-  /// and weight_decay fit; false: sqrt(rows / columns) where that is more than 1, as first
+  /// Scales steps of a matrix to AdamW's size, 0.2 * sqrt(the larger dimension), so that AdamW's lr
+  /// and weight_decay fit. false: scales by sqrt(rows / columns) if that is above 1, as first
   /// published.
   bool match_rms_adamw = false;
   /// Iterates on the product of the matrix with itself, which is smaller, in fp16, or on the CPU in
@@ -40,15 +40,15 @@ struct MuonOptions {
 /// nothing back to the host. State: one number for each element of a matrix, two for others. If
 /// ranks own slices, as under ZeRO, each has the momentum of its slices. One rank gathers a
 /// matrix's updates, orthogonalizes them, and returns slices (update_on_owners). Bit-exact with one
-/// process, for row-major matrices. After: Keller Jordan et al., "Muon: An optimizer for hidden
-/// layers in neural networks", 2024, in torch.optim's form; Liu et al., "Muon is Scalable for LLM
-/// Training", 2025 (match_rms_adamw); DeepSpeed (gram, the second kind of group).
+/// process, for row-major matrices. Modelled on Keller Jordan et al., "Muon: An optimizer for
+/// hidden layers in neural networks", 2024, in torch.optim's form. match_rms_adamw: Liu et al.,
+/// "Muon is Scalable for LLM Training", 2025. gram, and the second kind of group: DeepSpeed.
 struct MuonRule {
   using Options = MuonOptions;
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  /// ConfigError in a group with use_muon for a parameter that is no matrix.
+  /// Throws ConfigError in a group with use_muon for a parameter that is not a matrix.
   static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static bool needs_full(const Options& options) { return options.use_muon; }
   static void update(const Options& options, const Batch& batch);
@@ -59,8 +59,8 @@ using Muon = RuleOptimizer<MuonRule>;
 
 /// Returns two groups as DeepSpeed does, or one if the other were empty. The first has parameters
 /// of two or four dimensions whose names contain neither "embed" nor "lm_head". The second has all
-/// others, with options `others` and use_muon false. A parameter of several names is in the first
-/// if all names qualify. Frozen parameters are left out.
+/// others, with options `others` and use_muon false. A parameter with several names is in the first
+/// if all names qualify. Frozen parameters are omitted.
 std::vector<Muon::Group> muon_groups(
     const NamedTensors& parameters, MuonOptions matrices, MuonOptions others);
 

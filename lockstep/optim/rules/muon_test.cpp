@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"TorchPlainMomentum", {.lr = 0.02, .nesterov = false}, false, 4e-3}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
-TEST(Muon, AStepIsNearlyOrthogonalHoweverLongAndWideTheGradient) {
+TEST(Muon, AStepIsNearlyOrthogonalForEveryShapeOfTheGradient) {
   for (const bool gram : {false, true}) {
     for (const auto& shape : {std::vector<int64_t>{40, 40}, {16, 90}, {90, 16}}) {
       const at::Tensor matrix = at::zeros(shape).requires_grad_();
@@ -134,7 +134,7 @@ TEST(Muon, TheKernelOfAConvolutionIsAMatrixOfOneRowAFilter) {
   }
 }
 
-TEST(Muon, RefusesWhatIsNoMatrixAndImpossibleOptionsWhenItIsMade) {
+TEST(Muon, RefusesOtherShapesAndInvalidOptionsAtConstruction) {
   const at::Tensor bias = at::zeros({3}).requires_grad_();
   const auto error_of = [](const auto& make) -> std::string {
     try {
@@ -153,7 +153,7 @@ TEST(Muon, RefusesWhatIsNoMatrixAndImpossibleOptionsWhenItIsMade) {
   EXPECT_THAT(error_of([&] { Muon({matrix}, {.eps = 0}); }), HasSubstr("eps"));
 }
 
-TEST(Muon, GroupsAreDividedByShapeAndName) {
+TEST(Muon, GroupsAreSplitByShapeAndName) {
   const auto trained = [](at::IntArrayRef shape) { return at::zeros(shape).requires_grad_(); };
   const NamedTensors model = {
       {"Embedding.weight", trained({10, 4})},

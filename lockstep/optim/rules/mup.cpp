@@ -25,7 +25,7 @@ namespace {
   throw ConfigError("mup", what);
 }
 
-/// A dimension that does not grow has no multiplier.
+/// Returns the multipliers of a parameter's dimensions; none for a dimension that does not grow.
 InfShape compared(
     const std::string& name,
     const std::vector<int64_t>& sizes,
@@ -33,8 +33,8 @@ InfShape compared(
     const std::vector<int64_t>& other) {
   if (sizes.size() != base.size() || sizes.size() != other.size()) {
     refuse(fmt::format(
-        "models of one kind are compared; got {} as [{}], and [{}] and [{}] in base and delta, "
-        "expected the same number of dimensions",
+        "parameter {} has shape [{}] in the model, [{}] in base and [{}] in delta; expected the "
+        "same number of dimensions; pass models that differ only in their width",
         name,
         fmt::join(sizes, ", "),
         fmt::join(base, ", "),
@@ -55,8 +55,8 @@ void check_names(const ParameterSizes& model, const ParameterSizes& other, const
     for (const std::string& name : std::views::keys(some)) {
       if (!all.contains(name)) {
         refuse(fmt::format(
-            "models of one kind are compared; {} has no parameter {}, expected the same names "
-            "in model and {}",
+            "{} has no parameter {}; expected the same names in the model and {}; pass models that "
+            "differ only in their width",
             where,
             name,
             other_name));
@@ -71,7 +71,7 @@ const InfShape& shape_of(const InfShapes& shapes, const std::string& name) {
   const auto found = shapes.find(name);
   if (found == shapes.end()) {
     refuse(fmt::format(
-        "parameter {} has no shape; expected those that set_base_shapes gives of the same "
+        "parameter {} has no shape; expected the shapes that set_base_shapes returned for the same "
         "model",
         name.empty() ? "without a name" : name));
   }
@@ -91,8 +91,8 @@ const InfShape& weight_shape(const InfShapes& shapes, const std::string& module)
 void check_linear(const InfShape& shape, const std::string& name) {
   if (!shape.multipliers[0] && shape.multipliers[1]) {
     refuse(fmt::format(
-        "{} leads from a dimension that grows with the width to one that does not; make it a "
-        "MuReadout, or let its output grow",
+        "{} is a Linear whose input grows with the width and whose output does not; replace it by "
+        "a MuReadout, or let its output grow",
         name.empty() ? "the model" : name));
   }
 }
@@ -173,8 +173,8 @@ InfShapes set_base_shapes(
     if (auto* readout = dynamic_cast<MuReadoutImpl*>(&module)) {
       if (rescale_params && readout->is_rescaled()) {
         refuse(
-            "a MuReadout has been rescaled before; call set_base_shapes once for a model, and with "
-            "rescale_params false afterwards");
+            "a MuReadout is already rescaled; call set_base_shapes once for a model, and "
+            "afterwards with rescale_params = false");
       }
       readouts.emplace_back(readout, weight_shape(shapes, name).width_mult());
       return;
@@ -235,9 +235,9 @@ std::vector<MupGroup> mup_groups(
     const InfShape& shape = shape_of(shapes, item.name);
     if (shape.ninf() > 2) {
       refuse(fmt::format(
-          "no rule is known for more than two dimensions that grow; got {} of {}",
-          shape.ninf(),
-          item.name));
+          "parameter {} has {} dimensions that grow with the width; muP supports at most two",
+          item.name,
+          shape.ninf()));
     }
     std::vector<MupGroup>& groups = shape.ninf() == 2 ? matrices : others;
     const double factor = lr_factor_of(shape, scaling);
@@ -278,7 +278,7 @@ void MuReadoutImpl::reset() {
 
 at::Tensor MuReadoutImpl::forward(const at::Tensor& input) {
   if (!width_mult_) {
-    refuse("MuReadout does not know how wide its model is; call optim::set_base_shapes first");
+    refuse("MuReadout has no width multiplier yet; call optim::set_base_shapes first");
   }
   const at::Tensor tuned = options_.output_mult == 1 ? input : input * options_.output_mult;
   return torch::nn::functional::linear(tuned / *width_mult_, weight, bias);

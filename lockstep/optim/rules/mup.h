@@ -57,8 +57,8 @@ ParameterSizes sizes_of(const torch::nn::Module& model);
 /// layers and convolutions times sqrt(fan-in's). Pass `rescale_params` false if a checkpoint will
 /// be loaded. Call it once for a model, before its optimizer is constructed.
 ///
-/// Throws ConfigError for models with different parameters, for a MuReadout rescaled before, and
-/// for a linear layer from a dimension that grows to one that does not, unless it is a MuReadout.
+/// Throws ConfigError for models with different parameters, for a MuReadout that is already
+/// rescaled, and for a linear layer whose input grows and whose output does not.
 InfShapes set_base_shapes(
     torch::nn::Module& model,
     const ParameterSizes& base,
@@ -73,7 +73,7 @@ InfShapes set_base_shapes(
 /// The scaling rule of an optimizer; m is the width multiplier.
 enum class MupScaling {
   kAdam,  ///< lr / m and weight decay * m for matrices. Also for Lion, Adagrad, RMSprop.
-  /// lr * m and weight decay / m for vectors; lr / r and weight decay * r for matrices, r being
+  /// lr * m and weight decay / m for vectors; lr / r and weight decay * r for matrices. r is
   /// fan-in's multiplier over fan-out's.
   kSgd
 };
@@ -86,8 +86,9 @@ struct MupGroup {
 };
 
 /// Returns groups with matrices first, in the order of their first parameters. Frozen parameters
-/// are left out, and one of several names counts once. `decoupled_wd` keeps weight decay unscaled.
-/// Throws ConfigError for a parameter without a shape, or with more than two dimensions that grow.
+/// are omitted, and a parameter with several names counts once. `decoupled_wd` keeps weight decay
+/// unscaled. Throws ConfigError for a parameter without a shape, or with more than two dimensions
+/// that grow.
 std::vector<MupGroup> mup_groups(
     const NamedTensors& parameters,
     const InfShapes& shapes,
@@ -113,13 +114,14 @@ struct MuReadoutOptions {
   double output_mult = 1;          ///< A factor of the input, tuned on the narrow model.
 };
 
-/// A linear layer from the width to a dimension that does not grow, such as logits: [..., in] to
-/// [..., out], of output_mult * input / width multiplier. Initialized as torch::nn::Linear is.
+/// A linear layer from the width to a dimension that does not grow, such as logits. Maps [..., in]
+/// to [..., out], after scaling the input by output_mult / width multiplier. Initialized as
+/// torch::nn::Linear is.
 class MuReadoutImpl : public torch::nn::Cloneable<MuReadoutImpl> {
  public:
   MuReadoutImpl(int64_t in_features, int64_t out_features, MuReadoutOptions options = {});
   void reset() override;
-  /// ConfigError before set_base_shapes.
+  /// Throws ConfigError before set_base_shapes.
   at::Tensor forward(const at::Tensor& input);
 
   bool is_rescaled() const { return rescaled_; }

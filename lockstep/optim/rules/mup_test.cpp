@@ -122,7 +122,7 @@ TEST(MupGolden, MuSGD) {
       "MuSGD", SGDOptions{.lr = 0.02, .momentum = 0.9, .weight_decay = 0.1}, MupScaling::kSgd);
 }
 
-TEST(Mup, WhatIsAWidthIsSaidByTheDimensionsThatDiffer) {
+TEST(Mup, DimensionsThatDifferAreWidths) {
   const ParameterSizes base = {{"matrix", {16, 8}}, {"input", {16, 7}}, {"bias", {16}}, {"x", {3}}};
   const ParameterSizes delta = {
       {"matrix", {32, 24}}, {"input", {32, 7}}, {"bias", {32}}, {"x", {3}}};
@@ -158,22 +158,24 @@ TEST(Mup, ModelsThatDoNotCompareAreErrorsThatSayWhy) {
   base.erase("out.bias");
   refused([&] { set_base_shapes(*net, base); }, "base has no parameter out.bias");
   base["out.bias"] = {3, 1};
-  refused([&] { set_base_shapes(*net, base); }, "got out.bias as [3], and [3, 1]");
+  refused(
+      [&] { set_base_shapes(*net, base); },
+      "parameter out.bias has shape [3] in the model, [3, 1] in base");
   torch::nn::Linear last(24, 3);
   refused(
       [&] { set_base_shapes(*last, *torch::nn::Linear(8, 3), *torch::nn::Linear(16, 3)); },
-      "make it a MuReadout");
+      "replace it by a MuReadout");
   const InfShapes shapes = set_base_shapes(*net, *GoldenNet(8), *GoldenNet(16));
   refused(
       [&] { set_base_shapes(*net, *GoldenNet(8), *GoldenNet(16)); },
-      "a MuReadout has been rescaled before");
+      "a MuReadout is already rescaled");
   set_base_shapes(*net, *GoldenNet(8), *GoldenNet(16), /*rescale_params=*/false);
   refused(
       [&] { mup_groups(named_of(*last), shapes, MupScaling::kAdam); },
       "parameter weight has no shape");
 }
 
-TEST(Mup, FrozenParametersAreLeftOutAndWeightDecayMayBeDecoupled) {
+TEST(Mup, FrozenParametersAreSkippedAndWeightDecayMayBeDecoupled) {
   GoldenNet net(24);
   const InfShapes shapes = set_base_shapes(*net, *GoldenNet(8), *GoldenNet(16));
   net->table->weight.set_requires_grad(false);

@@ -15,14 +15,14 @@ struct NAdamOptions {
   std::pair<double, double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0;              ///< Added to the gradient, or as the next says.
-  double momentum_decay = 4e-3;         ///< How fast the momentum rises to the first beta.
+  double momentum_decay = 4e-3;         ///< The speed at which momentum rises to the first beta.
   bool decoupled_weight_decay = false;  ///< Taken from the parameter, times lr, as AdamW's.
   bool maximize = false;
 };
 
 /// Adam with Nesterov's momentum. Without a fused kernel of libtorch: torch.optim's passes, over
 /// chunks that stay in the cache. Not capturable: the product of all momenta so far is the host's.
-/// After: Dozat, "Incorporating Nesterov Momentum into Adam", 2016.
+/// Modelled on Dozat, "Incorporating Nesterov Momentum into Adam", 2016.
 struct NAdamRule {
   using Options = NAdamOptions;
   static RuleTraits traits();

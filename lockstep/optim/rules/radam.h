@@ -18,10 +18,10 @@ struct RAdamOptions {
   bool capturable = false;  ///< See FlatOptimizer.
 };
 
-/// Adam with a built-in warm-up: momentum alone while the variance of the second moment is large,
-/// then a rate that grows as this variance falls. Without a fused kernel of libtorch: torch.optim's
-/// passes, over chunks that stay in the cache. After: Liu et al., "On the Variance of the Adaptive
-/// Learning Rate and Beyond", ICLR 2020.
+/// Adam with a built-in warm-up. It uses momentum alone while the variance of the second moment is
+/// large, then a rate that grows as this variance falls. Without a fused kernel of libtorch:
+/// torch.optim's passes, over chunks that stay in the cache. Modelled on Liu et al., "On the
+/// Variance of the Adaptive Learning Rate and Beyond", ICLR 2020.
 struct RAdamRule {
   using Options = RAdamOptions;
   static RuleTraits traits();

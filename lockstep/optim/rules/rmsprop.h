@@ -18,7 +18,7 @@ struct RMSpropOptions {
 };
 
 /// RMSprop, without a fused kernel of libtorch: torch.optim's passes, over chunks that stay in the
-/// cache. After: Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, arXiv:1308.0850.
+/// cache. Modelled on Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, arXiv:1308.0850.
 struct RMSpropRule {
   using Options = RMSpropOptions;
   static RuleTraits traits();

@@ -6,7 +6,7 @@
 namespace lockstep::optim {
 namespace {
 
-constexpr size_t kRpropStepSize = 1;  // Of its fields.
+constexpr size_t kRpropStepSize = 1;  // Index of the field.
 
 }  // namespace
 

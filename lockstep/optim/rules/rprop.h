@@ -17,11 +17,11 @@ struct RpropOptions {
   bool capturable = false;  ///< See FlatOptimizer.
 };
 
-/// Moves each element against its gradient's sign by a step of its own, which grows while the sign
+/// Moves each element against its gradient's sign by its own step. The step grows while the sign
 /// stays and shrinks when it changes. For gradients of the full data set: those of small batches
-/// change their signs too often. Only the first update reads lr, so a schedule of it has no
-/// effect. After: Riedmiller & Braun, "A direct adaptive method for faster backpropagation
-/// learning: the RPROP algorithm", 1993, without backtracking, in torch.optim's form.
+/// change their signs too often. Only the first update reads lr, so a schedule of it has no effect.
+/// Modelled on Riedmiller & Braun, "A direct adaptive method for faster backpropagation learning:
+/// the RPROP algorithm", 1993, without backtracking, in torch.optim's form.
 struct RpropRule {
   using Options = RpropOptions;
   static RuleTraits traits();

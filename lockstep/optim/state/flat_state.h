@@ -14,7 +14,7 @@ namespace lockstep::optim {
 NamedTensors flat_tensors(FlatOptimizer& optimizer, const ParameterName& name_of);
 
 /// Checks that `saved` fits the state of `optimizer` with these options, and takes the tensors.
-/// Returns a function that applies them. CheckpointError as check_optimizer.
+/// Returns a function that applies them. Throws CheckpointError as check_optimizer.
 std::function<void()> check_flat_state(
     FlatOptimizer& optimizer,
     const ParameterName& name_of,

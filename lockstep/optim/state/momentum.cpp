@@ -35,9 +35,8 @@ void set_momentum(
     if (option.name == std::string_view("capturable") && *std::get<bool*>(option.value)) {
       throw ConfigError(
           "scheduler",
-          "this schedule cycles momentum, which a capturable optimizer's graph does not read "
-          "again; "
-          "switch cycle_momentum off, or leave capturable out");
+          "this schedule cycles momentum, but the graph of a capturable optimizer keeps the "
+          "captured value; switch cycle_momentum off, or set capturable = false");
     }
   }
   for (const NamedOption& option : named) {
@@ -59,7 +58,7 @@ void set_momentum(
   }
   throw ConfigError(
       "scheduler",
-      "this schedule cycles momentum, and the optimizer has neither betas nor momentum; switch "
+      "this schedule cycles momentum, but the optimizer has neither betas nor momentum; switch "
       "cycle_momentum off");
 }
 

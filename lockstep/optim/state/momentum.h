@@ -10,9 +10,10 @@ class Optimizer;
 
 namespace lockstep::optim {
 
-/// Sets the momentum of one parameter group, for schedules that cycle it: the first of its betas
-/// (and the second, if given), else its momentum. Works on lockstep::optim's and torch::optim's.
-/// Throws ConfigError for an optimizer that has neither, and for a capturable one.
+/// Sets the momentum of one parameter group, for schedules that cycle it. Sets the first of its
+/// betas (and the second, if given), else its momentum. Works on lockstep::optim's and
+/// torch::optim's optimizers. Throws ConfigError for an optimizer without betas and momentum, and
+/// for a capturable one.
 void set_momentum(
     torch::optim::Optimizer& optimizer,
     size_t group,

@@ -21,8 +21,8 @@ NamedOptions torch_named_options(torch::optim::OptimizerOptions& options);
 /// `state_dict()["param_groups"]`.
 nlohmann::json options_to_json(const NamedOptions& options);
 
-/// Sets each option in `json`; others are unchanged. CheckpointError, naming `path`, for an unknown
-/// name or a value of another type; some may be set by then.
+/// Sets each option in `json`; others are unchanged. Throws CheckpointError, naming `path`, for an
+/// unknown name or a value of another type; some options may be set by then.
 void options_from_json(
     const NamedOptions& options, const nlohmann::json& json, const std::string& path);
 

@@ -42,8 +42,8 @@ optim::NamedOptions named_options(
   return named;
 }
 
-/// Whether a saved group may lack `option`: torch::optim has no maximize, and torch.optim none of
-/// DeepSpeed's own options.
+/// Returns whether a saved group may lack `option`: torch::optim has no maximize, and torch.optim
+/// none of DeepSpeed's own options.
 bool may_be_missing(std::string_view option) {
   return option == "maximize" || option == "bias_correction" || option == "eps_inside_sqrt";
 }
@@ -66,7 +66,7 @@ void check_group(
     try {
       flat->rule().check(options);
     } catch (const ConfigError& error) {
-      throw CheckpointError(path, fmt::format("holds impossible options: {}", error.what()));
+      throw CheckpointError(path, fmt::format("holds invalid options: {}", error.what()));
     }
   }
 }

@@ -20,10 +20,10 @@ namespace lockstep {
 /// Maps a parameter to its name in checkpoints.
 using ParameterName = std::function<std::string(const at::Tensor& parameter)>;
 
-/// Returns the state of an optimizer by parameter name, where torch's files use memory addresses,
-/// and by the field names of Python's state_dict: "fc.weight.exp_avg", "fc.weight.step", ... A
-/// parameter without state has no entries. For all of lockstep::optim, and torch::optim's SGD,
-/// Adam, AdamW, Adagrad and RMSprop; throws ConfigError for any other.
+/// Returns the state of an optimizer by parameter names and the field names of Python's state_dict:
+/// "fc.weight.exp_avg", "fc.weight.step", ... torch's own files use memory addresses instead. A
+/// parameter without state has no entries. Supports all of lockstep::optim, and torch::optim's SGD,
+/// Adam, AdamW, Adagrad and RMSprop. Throws ConfigError for any other.
 NamedTensors optimizer_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of);
 
 /// Returns whether optimizer_tensors supports it.
@@ -38,12 +38,12 @@ bool is_scalar_state(std::string_view name);
 /// program, not to the state.
 nlohmann::json optimizer_settings(torch::optim::Optimizer& optimizer);
 
-/// Checks that both fit `optimizer`, changes nothing, and returns a function that applies them:
-/// state and, as Python's load_state_dict does, the hyperparameters. A torch::optim optimizer's
-/// state fits ours of the same name. CheckpointError, naming `settings_path`, the source of
-/// `settings` (empty: `path`), for another type, another number of groups, an unknown, impossible
-/// or missing hyperparameter; naming `path` for an unknown parameter, a wrong shape, and a
-/// parameter with part of its state.
+/// Checks that `tensors` and `settings` fit `optimizer`, and returns a function that applies them.
+/// It applies state and, as Python's load_state_dict does, the hyperparameters. A torch::optim
+/// optimizer's state fits ours of the same name. Throws CheckpointError naming `settings_path`, the
+/// source of `settings` (empty: `path`), for another type, another number of groups, or an unknown,
+/// invalid or missing hyperparameter. Throws CheckpointError naming `path` for an unknown
+/// parameter, a wrong shape, and a parameter with part of its state.
 std::function<void()> check_optimizer(
     torch::optim::Optimizer& optimizer,
     const ParameterName& name_of,

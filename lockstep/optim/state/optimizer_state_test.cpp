@@ -101,7 +101,7 @@ ParameterName namer(const Parameters& parameters) {
   };
 }
 
-TEST_P(OptimizerStateTest, ARestoredOptimizerGoesOnToTheBit) {
+TEST_P(OptimizerStateTest, ARestoredOptimizerContinuesBitExactly) {
   const Parameters uninterrupted = make_parameters();
   const auto expected = GetParam().make(uninterrupted);
   train(*expected, uninterrupted, 0, 10);
@@ -138,7 +138,7 @@ TEST_P(OptimizerStateTest, NamesStateByParameter) {
   EXPECT_EQ(optimizer_settings(*optimizer)["type"], name.substr(name.rfind("Our", 0) == 0 ? 3 : 0));
 }
 
-TEST(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
+TEST(OptimizerState, RefusesMismatchedStateAndChangesNothing) {
   const Parameters parameters = make_parameters();
   torch_optim::Adam adam(parameters, torch_optim::AdamOptions(0.1));
   train(adam, parameters, 0, 2);
@@ -206,7 +206,7 @@ TEST(OptimizerState, RestoresEveryHyperparameter) {
   EXPECT_EQ(optimizer_settings(other), optimizer_settings(theirs));
 }
 
-TEST(OptimizerState, GoesFromTorchsOptimizerToOurs) {
+TEST(OptimizerState, LoadsFromTorchsOptimizerIntoOurs) {
   const Parameters parameters = make_parameters();
   torch_optim::AdamW theirs(parameters, torch_optim::AdamWOptions(0.1).weight_decay(0.3));
   train(theirs, parameters, 0, 3);
@@ -341,7 +341,7 @@ TEST(OptimizerState, KeepsNumbersOfAParameterAsTorchOptimDoes) {
   }
 }
 
-TEST(OptimizerState, NeedsWhatTheSavedOptionsNeed) {
+TEST(OptimizerState, NeedsTheStateThatTheSavedOptionsNeed) {
   const Parameters parameters = make_parameters();
   optim::AdamW saved(parameters, {.amsgrad = true});
   train(saved, parameters, 0, 1);
@@ -358,7 +358,7 @@ TEST(OptimizerState, NeedsWhatTheSavedOptionsNeed) {
   EXPECT_EQ(missing_in(theirs, parameters, tensors, settings), "weight.max_exp_avg_sq");
 }
 
-TEST(OptimizerState, IsWholeWhenAnOptionWasSwitchedOnAfterAStep) {
+TEST(OptimizerState, IsCompleteIfAnOptionIsEnabledAfterAStep) {
   const Parameters parameters = make_parameters();
   optim::AdamW optimizer(parameters);
   train(optimizer, parameters, 0, 1);
@@ -393,7 +393,7 @@ TEST(OptimizerState, RefusesImpossibleHyperparameters) {
   EXPECT_EQ(adamw.options().lr, 0.1);
 }
 
-TEST(OptimizerState, KnowsAGroupThatTorchsCallHasJustAdded) {
+TEST(OptimizerState, IncludesAGroupAddedByTorchsCall) {
   const Parameters parameters = make_parameters();
   optim::Adagrad optimizer({parameters[0]});
   optimizer.add_param_group(torch_optim::OptimizerParamGroup({parameters[1]}));

@@ -51,8 +51,7 @@ at::Tensor SavedParameter::take(const std::string& field, at::IntArrayRef sizes,
 
 bool SavedParameter::check_complete() const {
   if (any_ && !missing_.empty()) {
-    throw CheckpointError(
-        saved_.path(), "is missing, while other state of the parameter is there", missing_);
+    throw CheckpointError(saved_.path(), "is missing, but the parameter has other state", missing_);
   }
   return any_;
 }

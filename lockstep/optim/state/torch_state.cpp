@@ -61,7 +61,7 @@ TorchKind kind(const char* name) {
       }};
 }
 
-/// Whether an option exists and is neither 0 nor false.
+/// Returns whether an option exists and is neither 0 nor false.
 bool is_on(const NamedOptions& options, std::string_view name) {
   for (const NamedOption& option : options) {
     if (option.name == name) {
@@ -73,7 +73,7 @@ bool is_on(const NamedOptions& options, std::string_view name) {
   return false;
 }
 
-/// Whether torch's optimizers have state `field` after an update with `options`.
+/// Returns whether torch's optimizers have state `field` after an update with `options`.
 bool torch_wants(std::string_view field, const NamedOptions& options) {
   if (field == "max_exp_avg_sq") {
     return is_on(options, "amsgrad");
@@ -112,8 +112,8 @@ TorchKind torch_kind_of(torch::optim::Optimizer& optimizer) {
   throw ConfigError(
       "save_state",
       "this optimizer's state cannot be saved in a checkpoint; expected one of lockstep::optim's, "
-      "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or a class of your own with "
-      "state_dict() and load_state_dict(), passed to prepare as that class");
+      "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or your own class with state_dict() "
+      "and load_state_dict(), passed to prepare() with its own type");
 }
 
 NamedTensors torch_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of) {

@@ -28,16 +28,16 @@ struct TorchKind {
   TorchFields (*fields)(torch::optim::OptimizerParamState&);
 };
 
-/// Returns the kind of `optimizer`; none if its state is not known: LBFGS, and others' own.
+/// Returns the kind of `optimizer`; none if its state is not supported: LBFGS, and other classes.
 std::optional<TorchKind> find_torch_kind(torch::optim::Optimizer& optimizer);
-/// Does the same. Throws ConfigError if its state is not known.
+/// Does the same. Throws ConfigError if its state is not supported.
 TorchKind torch_kind_of(torch::optim::Optimizer& optimizer);
 
 /// Does what optimizer_tensors does, for torch::optim's optimizers.
 NamedTensors torch_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of);
 
 /// Checks that `saved` fits the state of `optimizer` with these options, and takes the tensors.
-/// Returns a function that applies them. CheckpointError as check_optimizer.
+/// Returns a function that applies them. Throws CheckpointError as check_optimizer.
 std::function<void()> check_torch_state(
     torch::optim::Optimizer& optimizer,
     const ParameterName& name_of,

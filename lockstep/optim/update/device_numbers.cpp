@@ -21,9 +21,9 @@ void refuse_to_capture(const char* rule) {
   throw ConfigError(
       "optim",
       fmt::format(
-          "{}: a graph is being captured, and would repeat this step's numbers in every replay; "
-          "construct the optimizer with .capturable = true (Adafactor, ASGD, Muon and NAdam "
-          "have no such option: use another)",
+          "{}: the graph being captured would repeat this step's count and learning rate in every "
+          "replay; construct the optimizer with .capturable = true (not supported by Adafactor, "
+          "ASGD, Muon and NAdam)",
           rule));
 }
 
@@ -105,8 +105,8 @@ void refuse_capture_on_host(const char* rule) {
   throw ConfigError(
       "offload",
       fmt::format(
-          "{}: an update on the host cannot be part of a graph; got capturable and "
-          "offload_optimizer; leave one of them out",
+          "{}: capturable cannot be combined with offload_optimizer, which updates on the host; "
+          "remove one of them",
           rule));
 }
 

@@ -21,15 +21,15 @@ void check_options(ParameterLayout& layout, const OffloadOptimizer& offload) {
     throw ConfigError(
         "offload",
         fmt::format(
-            "no part of the state can be offloaded; got offload_optimizer.ratio={}, expected more "
-            "than 0, at most 1; leave offload_optimizer out to offload nothing",
+            "offload_optimizer.ratio is out of range; got offload_optimizer.ratio={}, expected "
+            "above 0, at most 1; remove offload_optimizer to offload nothing",
             offload.ratio));
   }
   if (offload.super_offload && offload.device != OffloadDevice::kCpu) {
     throw ConfigError(
         "offload",
-        "speculative updates need state in memory; got offload_optimizer.super_offload and device "
-        "nvme, expected cpu; leave super_offload out");
+        "super_offload needs the optimizer's state in memory; got offload_optimizer.super_offload "
+        "and device nvme, expected cpu; remove super_offload");
   }
   for (size_t group = 0; group < layout.group_count(); ++group) {
     const auto* options = dynamic_cast<const CapturableOptions*>(&layout.options(group));
@@ -39,8 +39,8 @@ void check_options(ParameterLayout& layout, const OffloadOptimizer& offload) {
   }
 }
 
-/// Returns which flat buffers, [group][buffer], have their state offloaded: the first ones, until
-/// they have `ratio` of all elements.
+/// Returns, by [group][buffer], whether a flat buffer's state is offloaded. The first buffers are,
+/// until they have `ratio` of all elements.
 std::vector<std::vector<bool>> offloaded_buffers(const ParameterLayout& layout, double ratio) {
   double total = 0;
   for (size_t group = 0; group < layout.group_count(); ++group) {
@@ -71,8 +71,8 @@ int64_t field_count(ParameterLayout& layout, size_t group) {
   return count;
 }
 
-/// Returns a file in `folder` with room for `bytes` of state, on all `ranks` or, with an error, on
-/// none. Collective.
+/// Returns a file in `folder` with room for `bytes` of state. If it fails on one of `ranks`, all
+/// throw. Collective.
 std::shared_ptr<offload::ScratchFile> scratch_with_room(
     const std::filesystem::path& folder, int64_t bytes, std::optional<Group> ranks) {
   std::shared_ptr<offload::ScratchFile> scratch;
@@ -81,7 +81,7 @@ std::shared_ptr<offload::ScratchFile> scratch_with_room(
     scratch->reserve(bytes);
   };
   if (ranks) {
-    fail_together(*ranks, "offload", "the optimizer's state cannot go to files", make);
+    fail_together(*ranks, "offload", "the optimizer's state cannot be stored in files", make);
   } else {
     make();
   }

@@ -15,9 +15,9 @@
 
 namespace lockstep::optim {
 
-/// Updates this rank's shard slices bucket by bucket: those with offloaded state on the host (see
-/// HostUpdate), others on their device. fp16 and bf16 slices are updated in fp32 and rounded once.
-/// For elementwise rules.
+/// Updates this rank's shard slices bucket by bucket. Buckets with offloaded state are updated on
+/// the host (see HostUpdate), others on their device. Updates of fp16 and bf16 slices run in fp32,
+/// and are rounded once. For elementwise rules.
 class HostStrategy final : public UpdateStrategy {
  public:
   /// Offloads the state of `layout`, which must outlive this, and have no state yet. `ranks` own
@@ -26,8 +26,8 @@ class HostStrategy final : public UpdateStrategy {
   HostStrategy(
       ParameterLayout& layout, const OffloadOptimizer& offload, const std::optional<Group>& ranks);
 
-  /// Collective if any parameters or state are in files: a disk error on one rank is a ConfigError
-  /// on all.
+  /// Updates all buckets. Collective if any parameters or state are in files: a disk error on one
+  /// rank throws ConfigError on all.
   size_t step() override;
 
   const HostUpdate& host_update() const { return host_update_; }
@@ -35,7 +35,8 @@ class HostStrategy final : public UpdateStrategy {
   const std::shared_ptr<SpeculativeUpdates>& speculative() const { return speculative_; }
 
  private:
-  /// Adds each bucket with gradients to one of both, except those that `speculative_` updates.
+  /// Adds each bucket with gradients to `on_host` or `on_device`, except those that `speculative_`
+  /// updates.
   void gather_buckets(
       std::vector<HostUpdate::Bucket>& on_host, std::vector<HostUpdate::Bucket>& on_device);
 
@@ -45,7 +46,7 @@ class HostStrategy final : public UpdateStrategy {
   std::shared_ptr<SpeculativeUpdates> speculative_;
 };
 
-/// Whether any parameters of `layout` are in files.
+/// Returns whether any parameters of `layout` are in files.
 bool has_parameters_in_files(const ParameterLayout& layout);
 
 }  // namespace lockstep::optim

@@ -52,8 +52,8 @@ std::vector<size_t> ShardedStrategy::groups_with_full_updates() {
       throw ConfigError(
           "optim",
           fmt::format(
-              "{}: ranks gather full parameters in this update, which cannot be part of a graph; "
-              "step outside of the capture",
+              "{}: this update gathers full parameters from other ranks, which a graph cannot "
+              "contain; call step() outside of the capture",
               layout_.rule()->traits().name));
     }
   }

@@ -13,8 +13,8 @@
 
 namespace lockstep::optim {
 
-/// Updates this rank's shard slices, on their device. fp16 and bf16 slices are updated in fp32 and
-/// rounded once. A rule that needs full parameters gets all of them, see ShardedBatch.
+/// Updates this rank's shard slices on their device. Updates of fp16 and bf16 slices run in fp32,
+/// and are rounded once. A rule that needs full parameters gets all of them, see ShardedBatch.
 class ShardedStrategy final : public UpdateStrategy {
  public:
   /// `layout` and `numbers` must outlive this. `ranks` own the other slices; none: no rule needs
@@ -29,8 +29,9 @@ class ShardedStrategy final : public UpdateStrategy {
  private:
   /// Groups whose rule needs full parameters, in order.
   std::vector<size_t> groups_with_full_updates();
-  /// [group][full parameter] Whether it has a gradient; empty for a group whose rule does not need
-  /// full parameters. Collective if any does. Throws ConfigError if ranks disagree.
+  /// Returns, by [group][full parameter], whether it has a gradient. A group whose rule does not
+  /// need full parameters is empty. Collective if any rule does. Throws ConfigError if ranks
+  /// disagree.
   std::vector<std::vector<bool>> agree_on_gradients();
   /// Updates in one batch for each dtype, in the same order on all ranks. Returns the number of
   /// this rank's slices.

@@ -26,9 +26,9 @@ class SharedStrategy final : public UpdateStrategy {
 };
 
 /// Returns the part of `batch` that one of several ranks updates; together they update each element
-/// once. For an elementwise rule each gets an equal range of every tensor, in full cache lines and
-/// vectors, so that results are bit-exact with one update of all; for other rules complete tensors,
-/// as evenly as possible. May be empty.
+/// once. For an elementwise rule each rank gets an equal range of every tensor, in full cache lines
+/// and vectors, so that results are bit-exact with one rank's. For other rules it gets complete
+/// tensors, as evenly as possible. The part may be empty.
 Batch share_of(const Batch& batch, bool elementwise, int rank, int size);
 
 }  // namespace lockstep::optim

@@ -112,7 +112,7 @@ TEST(SharedParameters, HaveTheBitsOfOwnOnesOthers) {
   expect_shared_equals_own<Rprop>({.lr = 0.01});
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesByWholeParameters) {
+TEST(SharedParameters, AreBitExactWithPrivateOnesForRulesOfFullParameters) {
   expect_shared_equals_own<LAMB>({.lr = 0.01});
   expect_shared_equals_own<Adafactor>({});
 }
@@ -161,7 +161,7 @@ TEST(SharedParameters, HaveTheBitsOfOwnOnesMuon) {
   }
 }
 
-TEST(SharedParameters, MayBeSharedAfterStepsOfTheirOwn) {
+TEST(SharedParameters, MayBeSharedAfterPrivateSteps) {
   shm_ranks(2, [&](Group group) {
     const Parameters own = some_parameters(0, at::kFloat);
     const Parameters shared = some_parameters(0, at::kFloat);
@@ -248,10 +248,11 @@ TEST(SharedParameters, AddedLaterAreSharedToo) {
   });
 }
 
-TEST(SharedParameters, RefuseWhatCannotBeShared) {
+TEST(SharedParameters, RefuseUnsupportedTransportsAndParameters) {
   gloo_ranks(2, [](Group group) {
     AdamW optimizer(make_parameters(), {});
-    EXPECT_THAT(error_of([&] { optimizer.share(group); }), HasSubstr("these talk over gloo"));
+    EXPECT_THAT(
+        error_of([&] { optimizer.share(group); }), HasSubstr("got transport gloo, expected shm"));
   });
   shm_ranks(2, [](Group group) {
     const Parameters parameters = make_parameters();
@@ -259,7 +260,7 @@ TEST(SharedParameters, RefuseWhatCannotBeShared) {
     AdamW seen(parameters, {});
     EXPECT_THAT(
         error_of([&] { seen.share(group); }),
-        HasSubstr("a parameter of shape [3, 5] cannot be in memory that ranks share"));
+        HasSubstr("a parameter of shape [3, 5] cannot be moved to memory that ranks share"));
 
     Parameters moved = make_parameters();
     AdamW optimizer(moved, {});

@@ -52,7 +52,7 @@ std::pair<size_t, size_t> items_in(const std::vector<FlatParameter>& items, size
       static_cast<size_t>(std::distance(items.begin(), end))};
 }
 
-/// Whether the gradients of `items` are views of `gradient`, that of all of these.
+/// Returns whether the gradients of `items` are views of `gradient`, the gradient of all of them.
 bool use_gradient(std::span<const FlatParameter> items, const at::Tensor& gradient) {
   return std::ranges::all_of(items, [&](const FlatParameter& item) {
     const at::Tensor& own = item.parameter.grad();

@@ -26,14 +26,16 @@ class SpeculativeUpdates {
   /// Drops the update of a buffer. Call it before its gradient or a parameter is written to.
   void discard(size_t group, size_t buffer) noexcept { step_.discard({group, buffer}); }
   void discard() noexcept { step_.discard(); }
-  /// Stores the result for items `begin` to `end` of one buffer and counts the update, if one was
-  /// begun and its inputs are unchanged. Returns whether it did; if not, drops the update.
+  /// Stores the result for items `begin` to `end` of one buffer and counts the update. Does so only
+  /// if an update was begun and its inputs are unchanged; else drops it. Returns whether it stored
+  /// the result.
   bool take(size_t group, size_t begin, size_t end);
-  /// Number of used updates since construction.
+  /// Returns the number of used updates since construction.
   int64_t taken() const { return step_.taken(); }
 
  private:
-  /// Nothing if an input does not exist yet, or is not the same for all items.
+  /// Returns the inputs of an update; nothing if an input does not exist yet, or is not equal for
+  /// all items.
   std::optional<SpeculativeStep::Source> source_of(
       size_t group, size_t begin, size_t end, const at::Tensor& gradient);
   std::optional<SpeculativeStep::Source> source_of_gradients(

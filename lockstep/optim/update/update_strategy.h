@@ -5,8 +5,9 @@
 
 namespace lockstep::optim {
 
-/// A way in which an optimizer updates its parameters: all on this rank (PlainStrategy), this
-/// rank's share (SharedStrategy) or shard slices (ShardedStrategy), or on the host (HostStrategy).
+/// The way in which an optimizer updates its parameters. It updates all on this rank
+/// (PlainStrategy), this rank's share (SharedStrategy) or shard slices (ShardedStrategy), or
+/// updates on the host (HostStrategy).
 class UpdateStrategy {
  public:
   UpdateStrategy() = default;

@@ -65,13 +65,13 @@ CommitOrder commit_order(int64_t sequence, const fs::path& path) {
 
 /// Returns the manifest of a folder, or nothing and the reason in `why_not`. Throws if an existing
 /// manifest cannot be read because of an I/O error, since it may be the newest. A folder without
-/// permission belongs to another user. `of_newer`: called for a manifest of a newer Lockstep.
+/// permission belongs to another user. `on_newer`: called for a manifest of a newer Lockstep.
 std::optional<Manifest> manifest_of(
     const fs::path& folder,
     std::string& why_not,
-    const std::function<void(const CheckpointError&)>& of_newer) {
-  if (why_no_folder(folder)) {
-    why_not = no_checkpoint(folder).what();
+    const std::function<void(const CheckpointError&)>& on_newer) {
+  if (why_not_folder(folder)) {
+    why_not = not_a_checkpoint(folder).what();
     return std::nullopt;
   }
   const fs::path path = folder / kManifestName;
@@ -82,7 +82,7 @@ std::optional<Manifest> manifest_of(
     }
     why_not = errno == EACCES
                   ? CheckpointError(folder, "cannot be entered; this user has no permission").what()
-                  : no_checkpoint(folder).what();
+                  : not_a_checkpoint(folder).what();
     return std::nullopt;
   }
   std::string text;
@@ -99,7 +99,7 @@ std::optional<Manifest> manifest_of(
     return parse_manifest(path, text);
   } catch (const CheckpointError& invalid) {
     if (is_newer_manifest(path, text)) {
-      of_newer(invalid);
+      on_newer(invalid);
     }
     why_not = invalid.what();
     return std::nullopt;
@@ -154,8 +154,8 @@ std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
     Listed listed{.path = path, .manifest = std::nullopt, .why = ""};
     if (is_temporary_name(path.filename().native())) {
       listed.why = kUnfinished;
-    } else if (why_no_folder(path)) {
-      listed.why = no_checkpoint(path).what();
+    } else if (why_not_folder(path)) {
+      listed.why = not_a_checkpoint(path).what();
     } else {
       try {
         listed.manifest = read_manifest(path);

@@ -12,12 +12,12 @@
 namespace lockstep::storage {
 
 /// A skipped folder with the reason, for a warning. Also an entry named checkpoint_<number> that is
-/// no folder: a file, or a dangling symbolic link.
+/// not a folder: a file, or a dangling symbolic link.
 struct Skipped {
   std::filesystem::path path;
   std::string why;
-  /// It was a checkpoint: it has a manifest, valid or not, or is called checkpoint_<number>. Not
-  /// the remains of an unfinished save.
+  /// True if it has a manifest, valid or not, or is called checkpoint_<number>. False for the
+  /// remains of an unfinished save.
   bool was_checkpoint = false;
 };
 
@@ -37,30 +37,31 @@ Newest find_newest(const std::filesystem::path& folder, Verify verify = Verify::
 struct Listed {
   std::filesystem::path path;
   std::optional<Manifest> manifest;  ///< If there is a valid one.
-  std::string why;                   ///< Why it is no valid checkpoint; empty if it is.
+  std::string why;                   ///< Why it is not a valid checkpoint; empty if it is.
 };
 
-/// Lists all folders in `folder` that could be checkpoints, symbolic links to such, and other
-/// entries named checkpoint_<number>: first those with a manifest, in order of commit, then the
-/// others by path. The last one with a manifest and an empty `why` is the newest. A missing folder
-/// has none.
+/// Lists the entries of `folder` that could be checkpoints: folders, symbolic links to folders, and
+/// all entries named checkpoint_<number>. First come those with a manifest, in order of commit,
+/// then the others by path. The last one with a manifest and an empty `why` is the newest. A
+/// missing folder has none.
 std::vector<Listed> list_checkpoints(
     const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
-/// Returns the number of `checkpoint_<number>`, an Accelerator's name; nothing for another name,
-/// and for a number beyond its range.
+/// Returns the number of `checkpoint_<number>`, a name that an Accelerator gives. Returns nothing
+/// for another name, or if the number has more than 18 digits.
 std::optional<int64_t> checkpoint_number(const std::filesystem::path& path);
 
-/// Returns one more than the highest sequence number in `folder`, and than the highest
-/// checkpoint_number, since the sequence number in a damaged manifest is unknown; 1 if there is
-/// none. Throws CheckpointError if a manifest cannot be read.
+/// Returns one more than the highest sequence number or checkpoint_number in `folder`; 1 if it has
+/// none. The latter count because the sequence number in a damaged manifest is unknown. Throws
+/// CheckpointError if a manifest cannot be read.
 int64_t next_sequence(const std::filesystem::path& folder);
 
 /// Replaces `<folder>/latest`, a line of text for people and scripts, by `name`, atomically.
 /// find_newest does not use it.
 void write_latest(const std::filesystem::path& folder, const std::string& name);
 
-/// Reads it, nothing if it is missing. Throws CheckpointError if it is no plain name.
+/// Reads the name in `<folder>/latest`; nothing if that file is missing. Throws CheckpointError if
+/// the name is not a plain file name.
 std::optional<std::string> read_latest(const std::filesystem::path& folder);
 
 }  // namespace lockstep::storage

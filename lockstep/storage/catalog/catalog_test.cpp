@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 #include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep::storage {
@@ -24,16 +24,9 @@ using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-class Catalog : public testing::Test {
- protected:
-  fs::path save(const std::string& name) {
-    commit_checkpoint(folder_ / name, {{"name", name}});
-    return folder_ / name;
-  }
-  TestFolder folder_;
-};
+class Catalog : public CheckpointsTest {};
 
-TEST_F(Catalog, FindsTheLastOneCommittedWhateverTheClockAndTheNamesSay) {
+TEST_F(Catalog, FindsTheLastCommittedOneRegardlessOfClockAndNames) {
   const fs::path first = save("step_9");
   const fs::path second = save("step_10");
   const fs::path third = save("a_third");
@@ -81,7 +74,7 @@ void set_version(const fs::path& checkpoint, int version) {
   edit_manifest(checkpoint, [&](Json& manifest) { manifest["version"] = version; });
 }
 
-TEST_F(Catalog, DoesNotGoBackBehindWhatANewerLockstepWrote) {
+TEST_F(Catalog, RefusesToSkipCheckpointsOfANewerLockstep) {
   const fs::path old = save("checkpoint_1");
   const fs::path newer = save("checkpoint_2");
   set_version(newer, kFormatVersion + 8);
@@ -98,7 +91,7 @@ TEST_F(Catalog, DoesNotGoBackBehindWhatANewerLockstepWrote) {
   EXPECT_EQ(find_newest(folder_.path()).path, old);
 }
 
-TEST_F(Catalog, TellsWhatWasACheckpointFromWhatNeverWasOne) {
+TEST_F(Catalog, DistinguishesDamagedCheckpointsFromOtherFolders) {
   fs::remove(save("checkpoint_4") / kManifestName);
   flip_bit(save("flipped") / kManifestName, 100);
   fs::remove(save("truncated") / "state.json");
@@ -130,7 +123,7 @@ TEST_F(Catalog, FollowsASymbolicLinkToACheckpoint) {
   EXPECT_TRUE(newest.skipped[0].was_checkpoint);
 }
 
-TEST_F(Catalog, ACheckpointIsCalledByItsOwnNameThoughALinkLeadsToItToo) {
+TEST_F(Catalog, ACheckpointIsListedUnderItsOwnNameThoughALinkLeadsToIt) {
   const fs::path own = save("checkpoint_1");
   fs::create_directory_symlink(own, folder_ / "a_link");
   fs::create_directory_symlink(own, folder_ / "last");
@@ -138,7 +131,7 @@ TEST_F(Catalog, ACheckpointIsCalledByItsOwnNameThoughALinkLeadsToItToo) {
   EXPECT_EQ(list_checkpoints(folder_.path()).back().path, own);
 }
 
-TEST_F(Catalog, NamesWhateverIsCalledLikeACheckpointAndIsNone) {
+TEST_F(Catalog, NamesPathsWithACheckpointsNameThatAreNotCheckpoints) {
   fs::create_directory_symlink("/no/such/disk", folder_ / "checkpoint_4");
   fs::create_symlink(folder_ / "checkpoint_5", folder_ / "checkpoint_5");
   write_bytes(folder_ / "checkpoint_6", "a file");
@@ -206,7 +199,7 @@ TEST_F(Catalog, ListsCheckpointsInTheOrderOfTheirCommitsAndThenTheRest) {
   EXPECT_THAT(list_checkpoints(folder_ / "absent"), IsEmpty());
 }
 
-TEST_F(Catalog, LatestSaysWhatWasWrittenLast) {
+TEST_F(Catalog, LatestNamesTheLastWrittenCheckpoint) {
   EXPECT_EQ(read_latest(folder_.path()), std::nullopt);
   write_latest(folder_.path(), "step_1");
   write_latest(folder_.path(), "step_2");

@@ -22,21 +22,20 @@ struct PruneOptions {
   Verify verify = Verify::kFull;
   /// Names of folders that are known to be damaged.
   std::set<std::string> damaged = {};
-  /// Called for each checked one that is not counted.
+  /// Called for each checked checkpoint that is not counted.
   std::function<void(const Skipped&)> not_counted = [](const Skipped& /*unused*/) {};
 };
 
 /// Removes checkpoints from `folder` except the `keep` newest, by order of commit, and returns the
-/// removed ones, oldest first.
-/// Only folders with a valid manifest are removed: no other entries in `folder`, no symbolic links,
-/// no running saves. The target of a symbolic link is not counted. A damaged one is not counted, so
-/// that `keep` complete ones stay; if there are no more than that, nothing is removed. It is
-/// removed if it is older than all of them; a newer one stays, for inspection.
+/// removed ones, oldest first. Only folders with a valid manifest are removed: no other entries in
+/// `folder`, no symbolic links, no running saves. The target of a symbolic link is not counted. A
+/// damaged checkpoint is not counted, so that `keep` complete ones stay. It is removed if it is
+/// older than all of them, and otherwise stays for inspection.
 ///
 /// Each gets a temporary name first, so that an interruption leaves no partly removed checkpoint
-/// under its name, and remove_stale does the rest. One that another process removes, or replaces,
-/// meanwhile is skipped. Throws CheckpointError if one cannot be renamed or removed; throws
-/// ConfigError if `keep` is below 1.
+/// under its name; remove_stale removes the rest. A checkpoint that another process removes or
+/// replaces meanwhile is skipped. Throws CheckpointError if one cannot be renamed or removed.
+/// Throws ConfigError if `keep` is below 1.
 std::vector<std::filesystem::path> prune(
     const std::filesystem::path& folder, const PruneOptions& options);
 

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 #include "lockstep/storage/traced_child.h"
 #include "lockstep/storage/write/temp_folder.h"
 
@@ -22,15 +22,9 @@ using testing::IsEmpty;
 using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 
-class Retention : public testing::Test {
+class Retention : public CheckpointsTest {
  protected:
-  fs::path save(const std::string& name) {
-    commit_checkpoint(folder_ / name, {{"name", name}});
-    return folder_ / name;
-  }
   std::vector<fs::path> prune_to(int keep) { return prune(folder_.path(), {.keep = keep}); }
-
-  TestFolder folder_;
 };
 
 TEST_F(Retention, RemovesTheOldestByTheOrderOfCommits) {
@@ -49,7 +43,7 @@ TEST_F(Retention, RemovesTheOldestByTheOrderOfCommits) {
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("b_fifth"));
 }
 
-TEST_F(Retention, WhatALinkLeadsToNeitherGoesNorCounts) {
+TEST_F(Retention, TheTargetOfALinkIsNeitherRemovedNorCounted) {
   const TestFolder other_disk;
   save("one");
   for (const char* name : {"two", "four"}) {
@@ -69,7 +63,7 @@ TEST_F(Retention, ADryRunSaysTheSameAndRemovesNothing) {
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("one", "two"));
 }
 
-TEST_F(Retention, TouchesNothingButCheckpoints) {
+TEST_F(Retention, RemovesOnlyCheckpoints) {
   const fs::path bad_manifest = save("bad_manifest");
   flip_bit(bad_manifest / kManifestName, 100);
   fs::remove(save("no_manifest") / kManifestName);
@@ -99,18 +93,19 @@ TEST_F(Retention, ADamagedOneIsNotAmongThoseKept) {
   EXPECT_EQ(find_newest(folder_.path()).path, good);
 }
 
-TEST_F(Retention, TheOnlyWholeOneStaysWhateverIsNewer) {
+TEST_F(Retention, TheOnlyCompleteOneIsKept) {
   const fs::path good = save("good");
   const fs::path flipped = save("flipped");
   flip_bit(flipped / "state.json", 5);
-  std::vector<std::string> told;
+  std::vector<std::string> reported;
   const PruneOptions options{.keep = 1, .not_counted = [&](const Skipped& skipped) {
-                               told.push_back(skipped.path.filename().string() + skipped.why);
+                               reported.push_back(skipped.path.filename().string() + skipped.why);
                              }};
   EXPECT_THAT(prune(folder_.path(), options), IsEmpty());
   EXPECT_EQ(find_newest(folder_.path(), Verify::kFull).path, good);
   EXPECT_THAT(
-      told, ElementsAre(testing::AllOf(HasSubstr("flipped"), HasSubstr("state.json] is damaged"))));
+      reported,
+      ElementsAre(testing::AllOf(HasSubstr("flipped"), HasSubstr("state.json] is damaged"))));
   save("newest");
   EXPECT_THAT(prune_to(2), IsEmpty());
   EXPECT_THAT(prune_to(1), ElementsAre(good, flipped));
@@ -128,7 +123,7 @@ TEST_F(Retention, OneThatIsKnownToBeDamagedDoesNotCount) {
   EXPECT_THAT(prune(folder_.path(), options), ElementsAre(old)) << "sizes alone do not tell";
 }
 
-TEST_F(Retention, OneThatSomebodyElseIsAtIsPassedOver) {
+TEST_F(Retention, OneInUseByAnotherProcessIsSkipped) {
   save("one");
   save("two");
   const Descriptor mark = mark_as_in_use(folder_ / "one");
@@ -136,7 +131,7 @@ TEST_F(Retention, OneThatSomebodyElseIsAtIsPassedOver) {
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("one", "two"));
 }
 
-TEST_F(Retention, OnlyNumberedNeitherTouchesNorCountsTheNamesOfOthers) {
+TEST_F(Retention, OnlyNumberedIgnoresOtherNames) {
   save("best");
   save("checkpoint_2");
   save("checkpoint_10");
@@ -151,7 +146,7 @@ TEST_F(Retention, OnlyNumberedNeitherTouchesNorCountsTheNamesOfOthers) {
   EXPECT_EQ(prune_to(1).size(), 4U);
 }
 
-TEST_F(Retention, OneThatSomebodyElseRemovesMeanwhileIsPassedOver) {
+TEST_F(Retention, OneRemovedByAnotherProcessIsSkipped) {
   save("one");
   save("two");
   save("three");
@@ -178,7 +173,7 @@ TEST_F(Retention, AlwaysLeavesOne) {
   EXPECT_THAT(prune(folder_ / "absent", {.keep = 1}), IsEmpty());
 }
 
-TEST_F(Retention, KilledAnywhereLeavesWholeCheckpointsAndWhatCanBeCleanedUp) {
+TEST_F(Retention, AKillAtAnyCallLeavesCompleteCheckpointsAndRemovableFiles) {
   for (int kill_at = 0;; ++kill_at) {
     for (const char* name : {"one", "two", "three"}) {
       save(name);

@@ -25,7 +25,7 @@ TEST(CrcCombine, GivesTheChecksumOfBothPartsTogether) {
   }
 }
 
-TEST(CrcCombine, KnowsLengthsNoMemoryHolds) {
+TEST(CrcCombine, HandlesLengthsBeyondMemory) {
   // Appending 2^61 bytes twice is appending 2^62.
   const uint64_t half = uint64_t{1} << 61;
   const uint32_t start = 0x12345678;

@@ -103,7 +103,7 @@ void make_folders(const std::filesystem::path& folder) {
   const std::filesystem::path parent = folder.parent_path();
   make_folders(parent);
   if (mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-    throw_errno(folder, "cannot be made");
+    throw_errno(folder, "cannot be created");
   }
   if (!std::filesystem::is_directory(folder, error)) {
     throw CheckpointError(folder, "is not a folder; a checkpoint is saved in a folder");
@@ -122,7 +122,7 @@ bool name_exists(const std::filesystem::path& path) {
   return false;
 }
 
-std::optional<std::string> why_no_folder(const std::filesystem::path& path) {
+std::optional<std::string> why_not_folder(const std::filesystem::path& path) {
   struct stat named {};
   if (lstat(path.c_str(), &named) != 0) {
     return std::nullopt;

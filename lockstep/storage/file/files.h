@@ -31,7 +31,7 @@ class Descriptor {
 /// The treatment of symbolic links. A checkpoint contains none.
 enum class Links {
   kRefuse,
-  kFollow,  ///< To a regular file.
+  kFollow,  ///< Follows links to regular files.
 };
 
 /// Opens a regular file for reading, and returns its size. Throws CheckpointError for anything
@@ -39,12 +39,13 @@ enum class Links {
 std::pair<Descriptor, uint64_t> open_regular(
     const std::filesystem::path& path, Links links = Links::kRefuse);
 
-/// Reads a regular file. CheckpointError also if it is longer than `max_bytes`.
+/// Reads a regular file. Throws CheckpointError as open_regular, and if the file is longer than
+/// `max_bytes`.
 std::string read_file(
     const std::filesystem::path& path, uint64_t max_bytes, Links links = Links::kRefuse);
 
-/// Reads `size` bytes of an open file at `offset`. CheckpointError, naming `path` and `tensor`, for
-/// a disk error, or if the file is too short.
+/// Reads `size` bytes of an open file at `offset`. Throws CheckpointError, naming `path` and
+/// `tensor`, for a disk error, or if the file is too short.
 void read_at(
     const std::filesystem::path& path,
     const Descriptor& file,
@@ -62,8 +63,8 @@ void make_folders(const std::filesystem::path& folder);
 /// Returns whether the name exists, even as a dangling symbolic link.
 bool name_exists(const std::filesystem::path& path);
 
-/// Returns why `path` is no folder, as the rest of a sentence that begins with the path. Nothing
-/// for a folder, for a symbolic link to one, for a free name, and for a disk error.
-std::optional<std::string> why_no_folder(const std::filesystem::path& path);
+/// Returns why `path` is not a folder, as the rest of a sentence that begins with the path. Returns
+/// nothing for a folder, for a symbolic link to one, for a free name, and for a disk error.
+std::optional<std::string> why_not_folder(const std::filesystem::path& path);
 
 }  // namespace lockstep::storage

@@ -40,7 +40,7 @@ OutputFile::OutputFile(const std::filesystem::path& path)
     : path_(path),
       file_(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666)) {
   if (!file_) {
-    throw_errno(path_, "cannot be made");
+    throw_errno(path_, "cannot be created");
   }
   survive_size_limit();
   buffer_.reserve(kChunkBytes);

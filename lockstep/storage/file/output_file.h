@@ -11,14 +11,14 @@
 
 namespace lockstep::storage {
 
-/// A new file, written once from start to end, with a running checksum: each byte is read from
-/// memory once, and written early (small writes are collected, large ones are not), so that little
-/// is left for `finish`.
+/// A new file, written once from start to end, with a running checksum. Each byte is read from
+/// memory once and written early, so that little is left for `finish`; only small writes are
+/// collected.
 ///
 /// The name must be free: nothing is overwritten and no symbolic link followed. Throws
 /// CheckpointError for disk errors, including those at the very end, and for a file beyond the size
-/// limit: from the first instance on, SIGXFSZ is ignored unless the program handles it. Not
-/// thread-safe.
+/// limit. For that the first instance makes the process ignore SIGXFSZ unless the program handles
+/// it. Not thread-safe.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);
@@ -33,7 +33,7 @@ class OutputFile {
   /// Flushes everything to disk (fsync), and closes.
   void finish();
 
-  /// Of all bytes so far.
+  /// Return the number and the checksum of all bytes so far.
   uint64_t bytes() const { return bytes_; }
   uint32_t crc32c() const { return crc32c_; }
 

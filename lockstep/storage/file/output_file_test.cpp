@@ -24,14 +24,14 @@ std::string pattern(size_t size) {
   return bytes;
 }
 
-TEST(OutputFile, WritesSmallAndLargePiecesInOrderWithChecksums) {
+TEST(OutputFile, WritesSmallAndLargeChunksInOrderWithChecksums) {
   const TestFolder folder;
   std::string expected;
   OutputFile file(folder / "file");
   for (const size_t size : {3, 0, 300000, 1, 262144, 262143, 2, 1000000, 5}) {
-    const std::string piece = pattern(size);
-    EXPECT_EQ(file.append(piece), crc32c(piece));
-    expected += piece;
+    const std::string block = pattern(size);
+    EXPECT_EQ(file.append(block), crc32c(block));
+    expected += block;
   }
   file.finish();
   EXPECT_EQ(file.bytes(), expected.size());
@@ -41,18 +41,18 @@ TEST(OutputFile, WritesSmallAndLargePiecesInOrderWithChecksums) {
 
 TEST(OutputFile, WritesMoreThanTheDiskTakesInOneGo) {
   const TestFolder folder;
-  const std::string piece = pattern(23'000'001);
+  const std::string block = pattern(23'000'001);
   OutputFile file(folder / "file");
   for (int i = 0; i < 4; ++i) {
-    EXPECT_EQ(file.append(piece), crc32c(piece));
+    EXPECT_EQ(file.append(block), crc32c(block));
   }
   file.finish();
-  const std::string expected = piece + piece + piece + piece;
+  const std::string expected = block + block + block + block;
   EXPECT_EQ(file.crc32c(), crc32c(expected));
   EXPECT_TRUE(read_bytes(folder / "file") == expected);
 }
 
-TEST(OutputFile, IsGoneUnlessFinished) {
+TEST(OutputFile, IsRemovedUnlessFinished) {
   const TestFolder folder;
   OutputFile(folder / "file").append("half of it");
   EXPECT_THAT(names_in(folder.path()), IsEmpty());

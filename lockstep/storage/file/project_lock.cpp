@@ -84,8 +84,8 @@ bool is_taken(int error) {
       folder,
       fmt::format(
           "is in use by another job: {}; end that job or wait for it, or set another project_dir "
-          "(load_state(folder) reads a checkpoint without one); if that host does not exist any "
-          "more and its file server keeps the lock, remove {}",
+          "(load_state(folder) reads a checkpoint without one); if that host no longer exists and "
+          "its file server keeps the lock, remove {}",
           holder,
           (folder / kProjectLockName).native()));
 }

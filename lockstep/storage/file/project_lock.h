@@ -21,8 +21,8 @@ constexpr const char* kProjectLockName = ".lockstep_lock";
 /// Thread-safe.
 class ProjectLock {
  public:
-  /// Waits for another process with the lock, but at most for `patience`. CheckpointError, naming
-  /// that process, if it still has it then, or if the file cannot be created.
+  /// Waits at most `patience` while another process has the lock. Throws CheckpointError, naming
+  /// that process, if it still has the lock then, and if the file cannot be created.
   explicit ProjectLock(
       const std::filesystem::path& folder,
       std::chrono::milliseconds patience = std::chrono::milliseconds(0));
@@ -30,14 +30,14 @@ class ProjectLock {
   ProjectLock(const ProjectLock&) = delete;
   ProjectLock& operator=(const ProjectLock&) = delete;
 
-  /// False if the file system has no locks, or the file belongs to another user: then other
+  /// Returns false if the file system has no locks, or the file belongs to another user: then other
   /// processes are not excluded.
   bool is_held() const { return held_; }
 
  private:
   bool try_lock(const std::filesystem::path& file);
 
-  std::pair<dev_t, ino_t> id_{};  ///< Of the file.
+  std::pair<dev_t, ino_t> id_{};  ///< Device and inode of the file.
   bool held_ = false;
 };
 

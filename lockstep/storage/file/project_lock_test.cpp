@@ -64,7 +64,7 @@ class Child {
   pid_t pid_ = 0;
 };
 
-TEST(ProjectLock, NamesTheProcessThatHasItAndGoesWithIt) {
+TEST(ProjectLock, NamesItsHolderAndEndsWithIt) {
   const TestFolder folder;
   std::optional<ProjectLock> its;
   Child other([&] { its.emplace(folder.path()); });
@@ -114,7 +114,7 @@ TEST(ProjectLock, IsNotHadByAChildThatLivesLonger) {
   const Child another([&] { own.emplace(folder.path()); });
 }
 
-TEST(ProjectLock, OfAForkedChildIsItsOwnWhateverItInherited) {
+TEST(ProjectLock, OfAForkedChildIsIndependentOfItsParents) {
   const TestFolder folder;
   std::optional<ProjectLock> own(folder.path());
   std::thread ending([&] {
@@ -139,7 +139,7 @@ TEST(ProjectLock, IsWaitedFor) {
   ending.join();
 }
 
-TEST(ProjectLock, InAFolderThatIsNotThereIsAnError) {
+TEST(ProjectLock, InAMissingFolderIsAnError) {
   EXPECT_THAT(
       [] { const ProjectLock lock("/no/such/folder"); },
       ThrowsMessage<CheckpointError>(HasSubstr(".lockstep_lock] cannot be opened")));

@@ -28,7 +28,7 @@ TEST(ByteSize, NeedsNoUnit) {
   EXPECT_EQ(parse_bytes("limit", "12 B"), 12U);
 }
 
-TEST(ByteSize, RefusesWhatIsNoSize) {
+TEST(ByteSize, RefusesInvalidSizes) {
   for (const char* text :
        {"",
         "GB",

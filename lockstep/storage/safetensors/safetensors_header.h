@@ -10,8 +10,8 @@
 
 namespace lockstep::storage {
 
-/// The dtypes of a safetensors file, in the reference implementation's order: the last comes first
-/// in a file, so that all are aligned.
+/// The dtypes of a safetensors file, in the reference implementation's order. A file has the last
+/// ones first, so that all tensors are aligned.
 enum class Dtype : uint8_t {
   kBool,
   kU8,
@@ -34,7 +34,7 @@ enum class Dtype : uint8_t {
   kU64,
 };
 
-/// "BF16", the file's spelling.
+/// Returns the file's spelling, such as "BF16".
 const char* dtype_name(Dtype dtype);
 size_t dtype_bytes(Dtype dtype);
 
@@ -59,24 +59,24 @@ constexpr size_t kLengthBytes = 8;
 /// The reference implementation's limit of a header's length.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
-/// Parses the header of a complete file in memory. CheckpointError, naming `path` and if possible
-/// the tensor, unless every byte after the header belongs to exactly one tensor and each tensor's
-/// size matches its shape and dtype.
+/// Parses the header of a complete file in memory. Throws CheckpointError, naming `path` and if
+/// possible the tensor, unless every byte after the header belongs to exactly one tensor and each
+/// tensor's size matches its shape and dtype.
 ///
 /// Never accepts files that the reference implementation (PyPI safetensors 0.8) rejects. Also
 /// rejects: repeated names, unknown fields, a header that does not begin with `{`, more than 64
-/// dimensions, a shape that without its zeros has 2^60 bytes or more, sub-byte dtypes, and
-/// spellings that only that implementation's JSON library accepts (`["U8",[1],[0,1]]`,
-/// `{"U8":null}`). tests/fuzz/differential.py checks both. Allocates at most a small multiple of
-/// the header's real size. Thread-safe.
+/// dimensions, a shape that without its zeros has 2^60 bytes or more, and sub-byte dtypes. Rejects
+/// spellings that only that implementation's JSON library accepts: `["U8",[1],[0,1]]`,
+/// `{"U8":null}`. The test tests/fuzz/differential.py compares both implementations. Allocates at
+/// most a small multiple of the header's real size. Thread-safe.
 SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view file);
 
 /// Does the same for the beginning of a file of `file_bytes`, up to its data.
 SafetensorsHeader parse_safetensors_header(
     const std::string& path, std::string_view beginning, uint64_t file_bytes);
 
-/// Returns the length of that, from the first kLengthBytes of a file, or from all it has if that is
-/// less. Throws CheckpointError if it is too short or claims a header longer than the file or than
+/// Returns the length of the part before the data, read from the first kLengthBytes of a file.
+/// Throws CheckpointError if the file is shorter, or claims a header longer than the file or than
 /// the limit.
 uint64_t safetensors_header_bytes(
     const std::string& path, std::string_view beginning, uint64_t file_bytes);

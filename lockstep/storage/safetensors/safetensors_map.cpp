@@ -12,7 +12,7 @@ namespace lockstep::storage {
 namespace {
 
 // Long enough to make the call cheap, and short enough to stay in the cache.
-constexpr size_t kPieceBytes = size_t{4} << 20;
+constexpr size_t kChunkBytes = size_t{4} << 20;
 
 SafetensorsHeader header_of(const std::string& path, const PrivateMap& map) {
   const std::string_view file = map.bytes();
@@ -44,7 +44,9 @@ const TensorEntry& SafetensorsMap::entry(const std::string& name) const {
   const auto found = index_.find(name);
   if (found == index_.end()) {
     throw CheckpointError(
-        path_, fmt::format("has no such tensor; it has {}", index_.size()), in_quotes(name));
+        path_,
+        fmt::format("has no such tensor; the file has {} tensors", index_.size()),
+        in_quotes(name));
   }
   return header_.tensors[found->second];
 }
@@ -62,12 +64,12 @@ void SafetensorsMap::fetch(const TensorEntry& entry) const {
 }
 
 void SafetensorsMap::fetch(
-    const TensorEntry& entry, const std::function<void(std::string_view piece)>& visit) const {
+    const TensorEntry& entry, const std::function<void(std::string_view chunk)>& visit) const {
   const std::string_view all = bytes(entry);
-  for (size_t done = 0; done < all.size(); done += kPieceBytes) {
-    const std::string_view piece = all.substr(done, kPieceBytes);
-    map_->fetch(header_.data_begin + entry.begin + done, piece.size(), in_quotes(entry.name));
-    visit(piece);
+  for (size_t done = 0; done < all.size(); done += kChunkBytes) {
+    const std::string_view chunk = all.substr(done, kChunkBytes);
+    map_->fetch(header_.data_begin + entry.begin + done, chunk.size(), in_quotes(entry.name));
+    visit(chunk);
   }
 }
 

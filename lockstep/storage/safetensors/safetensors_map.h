@@ -21,9 +21,8 @@ class PrivateMap;
 ///
 /// Refuses the errors of parse_safetensors_header, symbolic links unless `links` allows them, and
 /// anything but regular files. Checks structure, not content: a StoredCheckpoint compares
-/// checksums, this does not. Accessing bytes of a tensor that were not fetched (see below) ends the
-/// process with SIGBUS if they cannot be read, and so does a file that shrinks afterwards: see
-/// PrivateMap.
+/// checksums, this does not. An access to bytes that were not fetched (see below) ends the process
+/// with SIGBUS if they cannot be read. So does a file that shrinks afterwards: see PrivateMap.
 ///
 /// Thread safety: immutable.
 class SafetensorsMap {
@@ -32,27 +31,28 @@ class SafetensorsMap {
 
   const std::string& path() const { return path_; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// Dtypes, shapes and offsets, in the order of the data.
+  /// Returns dtypes, shapes and offsets, in the order of the data.
   const std::vector<TensorEntry>& entries() const { return header_.tensors; }
-  /// In the order of the data.
+  /// Returns the names in the order of the data.
   std::vector<std::string> names() const;
   bool has(const std::string& name) const { return index_.contains(name); }
   /// Throws CheckpointError for an unknown name.
   const TensorEntry& entry(const std::string& name) const;
 
-  /// The complete file, its header, and the bytes of one tensor in it.
+  /// Return the bytes of the complete file, of its header, and of one tensor.
   std::string_view bytes() const;
   std::string_view header_bytes() const { return bytes().substr(0, header_.data_begin); }
   std::string_view bytes(const TensorEntry& entry) const;
-  /// Reads them into the page cache; CheckpointError, naming the tensor, for a disk error.
+  /// Reads a tensor's bytes into the page cache. Throws CheckpointError, naming the tensor, for a
+  /// disk error.
   void fetch(const TensorEntry& entry) const;
   /// Does the same in chunks, in order, and calls `visit` with each: one tensor may be longer than
   /// memory.
   void fetch(
-      const TensorEntry& entry, const std::function<void(std::string_view piece)>& visit) const;
-  /// Writable bytes; writes change neither the file nor other maps of it.
+      const TensorEntry& entry, const std::function<void(std::string_view chunk)>& visit) const;
+  /// Returns writable bytes of a tensor; writes change neither the file nor other maps of it.
   std::byte* private_bytes(const TensorEntry& entry) const;
-  /// Keeps the memory of all these alive.
+  /// Returns the map, which keeps the memory of all these bytes alive.
   const std::shared_ptr<const PrivateMap>& memory() const { return map_; }
 
  private:

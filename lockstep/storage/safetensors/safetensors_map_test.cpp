@@ -22,7 +22,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 
-constexpr size_t kBytes = size_t{9} << 20;  // Fetched in more than two pieces.
+constexpr size_t kBytes = size_t{9} << 20;  // Fetched in more than two chunks.
 
 /// A checkpoint of a tensor `short` before one that is `long`.
 class ReadErrors : public testing::Test {
@@ -56,9 +56,9 @@ class ReadErrors : public testing::Test {
 TEST_F(ReadErrors, AreNamedWhenATensorIsFetched) {
   const SafetensorsMap map(file_);
   size_t visited = 0;
-  const auto visit = [&](std::string_view piece) {
-    EXPECT_EQ(piece, std::string_view(long_).substr(visited, piece.size()));
-    visited += piece.size();
+  const auto visit = [&](std::string_view chunk) {
+    EXPECT_EQ(chunk, std::string_view(long_).substr(visited, chunk.size()));
+    visited += chunk.size();
   };
   map.fetch(map.entry("long"), visit);
   EXPECT_EQ(visited, kBytes);

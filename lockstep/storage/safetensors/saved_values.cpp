@@ -34,7 +34,7 @@ void SavedValues::refuse_value(
   throw CheckpointError(
       path_,
       fmt::format(
-          "has no valid saved state; got {} for {}, expected {}",
+          "holds an invalid saved state; got {} for {}, expected {}",
           in_quotes(got.dump(-1, ' ', false, kReplace)),
           place,
           expected));
@@ -48,7 +48,7 @@ const Json& SavedValues::any(const char* key) const {
   const auto found = object_->find(key);
   if (found == object_->end()) {
     throw CheckpointError(
-        path_, fmt::format("has no valid saved state; it lacks {}", place_of(key)));
+        path_, fmt::format("holds an invalid saved state; {} is missing", place_of(key)));
   }
   return *found;
 }

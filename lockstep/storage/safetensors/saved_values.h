@@ -11,8 +11,8 @@
 namespace lockstep::storage {
 
 /// Reads the values of a JSON object in a checkpoint, each with a required type and range. A
-/// checksum proves that they are unchanged, not that a valid program wrote them. CheckpointError,
-/// naming the file and the key, for invalid ones. Keeps a reference to the object.
+/// checksum proves that they are unchanged, not that a valid program wrote them. Throws
+/// CheckpointError, naming the file and the key, for invalid ones. Keeps a reference to the object.
 ///
 /// Thread safety: immutable.
 class SavedValues {
@@ -24,22 +24,22 @@ class SavedValues {
   bool flag(const char* key) const;
   std::string text(const char* key) const;
   double number(const char* key) const;
-  /// An integer.
+  /// Returns an integer from `least` to `most`.
   int64_t count(
       const char* key, int64_t least = 0, int64_t most = std::numeric_limits<int64_t>::max()) const;
   std::vector<int64_t> counts(
       const char* key, int64_t most = std::numeric_limits<int64_t>::max()) const;
   std::vector<double> numbers(const char* key) const;
-  /// A list, of `size` elements unless that is negative.
+  /// Returns a list of `size` elements; of any number if `size` is negative.
   const nlohmann::json& list(const char* key, int64_t size = -1) const;
   const nlohmann::json& any(const char* key) const;
-  /// A nested object.
+  /// Returns a nested object.
   SavedValues object(const char* key) const;
   /// Throws the error for a value that the caller found invalid.
   [[noreturn]] void refuse(const char* key, const std::string& expected) const;
 
   const std::string& path() const { return path_; }
-  /// "meta.processes".
+  /// Returns the position of a key in the file, such as "meta.processes".
   std::string place_of(const std::string& key) const;
 
  private:

@@ -103,7 +103,7 @@ std::vector<std::string> weights_in(const fs::path& folder) {
 
 /// Renames the files from `work` to `folder`, the index last. Files that are not in `work` are
 /// already renamed.
-void put_in_place(
+void rename_into_place(
     const fs::path& work, const fs::path& folder, const std::vector<std::string>& names) {
   const std::vector<std::string> old = weights_in(folder);
   const auto is_new = [&](const std::string& name) {
@@ -167,18 +167,18 @@ void finish_stale(const fs::path& work) {
   }
   const std::set<std::string> shards = shards_of(work / kModelIndex);
   std::vector<std::string> names(shards.begin(), shards.end());
-  const bool whole = std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+  const bool complete = std::all_of(names.begin(), names.end(), [&](const std::string& name) {
     return name_exists(work / name) || name_exists(folder / name);
   });
-  if (whole && !names.empty()) {
+  if (complete && !names.empty()) {
     names.emplace_back(kModelIndex);
-    put_in_place(work, folder, names);
+    rename_into_place(work, folder, names);
   }
 }
 
 /// Creates `folder` and removes the remains of killed saves. Returns the name of a temporary
 /// folder. Throws if `folder` is a checkpoint.
-fs::path ready_work_folder(const fs::path& folder) {
+fs::path prepare_folder(const fs::path& folder) {
   make_folders(folder);
   if (name_exists(folder / kManifestName)) {
     throw CheckpointError(
@@ -221,7 +221,7 @@ std::vector<std::string> write_model_files(
     sizes.push_back(output_bytes(folder, tensor));
     total_bytes += sizes.back();
   }
-  WorkFolder work(ready_work_folder(folder));
+  WorkFolder work(prepare_folder(folder));
   const std::vector<std::vector<size_t>> shards = split_into_shards(sizes, max_shard_bytes);
   std::vector<std::string> names;
   std::map<std::string, std::string> places;
@@ -242,7 +242,7 @@ std::vector<std::string> write_model_files(
     write_text(work.path() / kModelIndex, render_index(places, total_bytes));
   }
   try {
-    put_in_place(work.path(), folder, names);
+    rename_into_place(work.path(), folder, names);
   } catch (const CheckpointError&) {
     if (!has_weights(folder)) {
       work.keep();  // For finish_stale: these are the only weights.
@@ -254,7 +254,7 @@ std::vector<std::string> write_model_files(
 
 void write_model_file(
     const fs::path& folder, const std::string& name, const std::vector<OutputTensor>& tensors) {
-  const WorkFolder work(ready_work_folder(folder));
+  const WorkFolder work(prepare_folder(folder));
   write_safetensors_file(work.path() / name, tensors, {{"format", "pt"}});
   move_file(work.path() / name, folder / name);
   sync_folder(folder);

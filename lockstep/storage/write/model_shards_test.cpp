@@ -5,8 +5,6 @@
 #include <set>
 #include <string>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/storage/model_files.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 #include "lockstep/storage/traced_child.h"
 #include "lockstep/storage/write/temp_folder.h"
 
@@ -62,11 +60,11 @@ std::vector<OutputTensor> letters(char message, int count) {
   return tensors;
 }
 
-void expect_same_files(const fs::path& got, const fs::path& expected) {
-  ASSERT_THAT(names_in(got), ElementsAreArray(names_in(expected)));
-  for (const std::string& name : names_in(expected)) {
-    EXPECT_TRUE(read_bytes(got / name) == read_bytes(expected / name)) << name;
-  }
+/// A save that fails. It still completes a save that was killed before.
+void fail_to_save(const fs::path& folder, int count = 1) {
+  std::vector<OutputTensor> bad = letters('x', count);
+  bad.back().bytes = []() -> std::string_view { throw CheckpointError("disk", "is gone"); };
+  EXPECT_THROW(write_model_files(folder, bad, 10), CheckpointError);
 }
 
 TEST(ModelShards, AreSplitAsHuggingfaceHubSplitsThem) {
@@ -122,10 +120,8 @@ TEST(ModelShards, LeaveTheOldOnesIfTheNewOnesCannotBeWritten) {
   const TestFolder folder;
   write_model_files(folder.path(), letters('a', 2), 10);
   const auto before = names_in(folder.path());
+  fail_to_save(folder.path(), 3);
   std::vector<OutputTensor> bad = letters('b', 3);
-  bad[2].bytes = []() -> std::string_view { throw CheckpointError("disk", "is gone"); };
-  EXPECT_THROW(write_model_files(folder.path(), bad, 10), CheckpointError);
-  bad = letters('b', 3);
   bad[2].name = "t0";
   EXPECT_THROW(write_model_files(folder.path(), bad, 10), CheckpointError);
   EXPECT_EQ(names_in(folder.path()), before);
@@ -147,58 +143,45 @@ char message_in(const fs::path& folder) {
   return letters.size() == 1 ? *letters.begin() : '?';
 }
 
-/// What a save of `letter` that was killed before it put anything in place leaves, by a process
-/// that is gone.
+/// Makes the folder that a save of letters leaves if it is killed before its first rename.
 fs::path left_behind(const fs::path& folder, char message, int count) {
-  const pid_t child = fork();
-  if (child == 0) {
-    _exit(0);
-  }
-  waitpid(child, nullptr, 0);
-  std::string name = temporary_name(folder / "model").native();
-  const std::string own = "-" + std::to_string(getpid()) + "-";
-  name.replace(name.rfind(own), own.size(), "-" + std::to_string(child) + "-");
+  const fs::path name = with_pid(temporary_name(folder / "model"), dead_pid());
   write_model_files(name, letters(message, count), 10);
   return name;
 }
 
-TEST(ModelShards, LeftBehindAreFinishedOnlyIfWholeAndNothingElseIsThere) {
-  const auto save_nothing = [](const fs::path& folder) {
-    std::vector<OutputTensor> bad = letters('x', 1);
-    bad[0].bytes = []() -> std::string_view { throw CheckpointError("disk", "is gone"); };
-    EXPECT_THROW(write_model_files(folder, bad, 10), CheckpointError);
-  };
+TEST(ModelShards, LeftBehindArePublishedOnlyIfCompleteAndAlone) {
   const TestFolder folder;
-  const fs::path whole = folder / "whole";
-  fs::create_directory(whole);
-  left_behind(whole, 'b', 3);
-  save_nothing(whole);
-  EXPECT_EQ(message_in(whole), 'b');
-  EXPECT_EQ(names_in(whole).size(), 4U);
+  const fs::path complete = folder / "whole";
+  fs::create_directory(complete);
+  left_behind(complete, 'b', 3);
+  fail_to_save(complete);
+  EXPECT_EQ(message_in(complete), 'b');
+  EXPECT_EQ(names_in(complete).size(), 4U);
 
-  // What was saved since is newer.
-  left_behind(whole, 'o', 2);
-  save_nothing(whole);
-  EXPECT_EQ(message_in(whole), 'b');
-  EXPECT_EQ(names_in(whole).size(), 4U);
+  // The folder has newer weights since.
+  left_behind(complete, 'o', 2);
+  fail_to_save(complete);
+  EXPECT_EQ(message_in(complete), 'b');
+  EXPECT_EQ(names_in(complete).size(), 4U);
 
   for (const char* lost : {"model-00002-of-00003.safetensors", kModelIndex}) {
     const fs::path parts = folder / (std::string("without ") + lost);
     fs::create_directory(parts);
     fs::remove(left_behind(parts, 'p', 3) / lost);
-    save_nothing(parts);
+    fail_to_save(parts);
     EXPECT_THAT(names_in(parts), IsEmpty()) << lost;
   }
   const fs::path torn = folder / "torn index";
   fs::create_directory(torn);
   fs::resize_file(left_behind(torn, 't', 3) / kModelIndex, 100);
-  save_nothing(torn);
+  fail_to_save(torn);
   EXPECT_THAT(names_in(torn), IsEmpty());
   const fs::path forged = folder / "forged index";
   fs::create_directory(forged);
   write_bytes(
       left_behind(forged, 'f', 2) / kModelIndex, R"({"weight_map": {"t0": "../torn index"}})");
-  save_nothing(forged);
+  fail_to_save(forged);
   EXPECT_THAT(names_in(forged), IsEmpty());
 }
 
@@ -222,9 +205,7 @@ TEST(ModelShards, OfWhichOneCannotBeRenamedAreFinishedByTheNextSave) {
   }
   EXPECT_EQ(child.code, 5);
   EXPECT_EQ(message_in(folder.path()), ' ');
-  std::vector<OutputTensor> bad = letters('x', 1);
-  bad[0].bytes = []() -> std::string_view { throw CheckpointError("disk", "is gone"); };
-  EXPECT_THROW(write_model_files(folder.path(), bad, 10), CheckpointError);
+  fail_to_save(folder.path());
   EXPECT_EQ(message_in(folder.path()), 'b');
   EXPECT_EQ(names_in(folder.path()).size(), 4U);
 }
@@ -261,11 +242,9 @@ TEST_P(KilledModelSave, LeavesTheOldWeightsOrTheNewOnesNeverAMixture) {
       remove_stale(folder.path());
     }
     // The next save, even if it fails, finishes what was begun.
-    std::vector<OutputTensor> bad = letters('x', new_count);
-    bad.back().bytes = []() -> std::string_view { throw CheckpointError("disk", "is gone"); };
-    EXPECT_THROW(write_model_files(folder.path(), bad, 10), CheckpointError);
+    fail_to_save(folder.path(), new_count);
     EXPECT_EQ(message_in(folder.path()), left == ' ' ? 'b' : left) << "killed at call " << kill_at;
-    // One that does not is not disturbed by what is left, and cleans it up.
+    // A save that succeeds is not disturbed by the remains, and removes them.
     const auto written = write_model_files(folder.path(), letters('c', new_count), 10);
     EXPECT_EQ(names_in(folder.path()).size(), written.size()) << "killed at call " << kill_at;
     EXPECT_EQ(message_in(folder.path()), 'c');

@@ -26,8 +26,7 @@ void rename_to_free_name(const fs::path& from, const fs::path& to) {
   }
   // Plain rename refuses to replace a folder that is not empty.
   if (!not_supported(errno) || name_exists(to) || std::rename(from.c_str(), to.c_str()) != 0) {
-    throw_errno(
-        to, "cannot be renamed to its final name; the checkpoint was written to " + from.string());
+    throw_errno(to, "cannot be created by renaming the finished checkpoint " + from.string());
   }
 }
 

@@ -7,8 +7,8 @@ namespace lockstep::storage {
 
 /// Renames a finished folder to its final name, and flushes the rename to disk.
 ///
-/// `replace`: removes the folder that has the name, after the new one is in place. Otherwise an
-/// existing name is a CheckpointError. After an error the names are unchanged.
+/// `replace`: removes the folder that has the name, after the new one is in place. Otherwise throws
+/// CheckpointError if the name exists. After an error the names are unchanged.
 ///
 /// At every moment one of the two complete folders has the name. If the file system cannot exchange
 /// names in one step, there is a moment in which none has it and the old one has a set_aside_name,

@@ -39,7 +39,7 @@ TEST_F(Publish, GivesTheNewFolderItsName) {
   EXPECT_EQ(target_content(), "new");
 }
 
-TEST_F(Publish, LeavesATakenNameAlone) {
+TEST_F(Publish, DoesNotReplaceATakenName) {
   make_target();
   EXPECT_THAT(
       [&] { publish(folder_ / "new", folder_ / "target", false); },
@@ -62,7 +62,7 @@ TEST_F(Publish, ReplacesWhereNamesCannotBeExchanged) {
   EXPECT_EQ(read_bytes(old / "content"), "old");
 }
 
-TEST_F(Publish, IsNotDisturbedByOneWhoCleansUpBetweenTheTwoSteps) {
+TEST_F(Publish, IsNotDisturbedByACleanupBetweenTheTwoSteps) {
   make_target();
   const TracedChild child = run_traced(
       [&] {

@@ -24,16 +24,16 @@ struct OutputTensor {
   std::function<std::string_view()> bytes;
 };
 
-/// Returns its size in bytes. CheckpointError, naming `path`, if that is impossible.
+/// Returns the size in bytes. Throws CheckpointError, naming `path`, if that is impossible.
 uint64_t output_bytes(const std::string& path, const OutputTensor& tensor);
 
 /// Writes `tensors`, in any order, to a new file, byte for byte as the reference implementation
 /// (PyPI safetensors 0.8), and returns after fsync. With several keys the order of `metadata` is
 /// ours, sorted; the reference's is random.
 ///
-/// One pass: checksums are computed while writing. CheckpointError, without leaving a file, if the
-/// path exists (also a symbolic link), for a disk error, for a repeated name or "__metadata__", and
-/// for exceptions of `bytes`. Thread-safe.
+/// One pass: checksums are computed while writing. Throws CheckpointError, and leaves no file, if
+/// the path exists (also a symbolic link), for a disk error, for a repeated name or "__metadata__",
+/// and for exceptions of `bytes`. Thread-safe.
 FileSummary write_safetensors_file(
     const std::filesystem::path& path,
     const std::vector<OutputTensor>& tensors,

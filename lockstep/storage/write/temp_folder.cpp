@@ -173,7 +173,7 @@ bool is_named(const Descriptor& file, const fs::path& path) {
 
 Descriptor make_and_open(const fs::path& path) {
   if (mkdir(path.c_str(), 0700) != 0) {
-    throw_errno(path, "cannot be made");
+    throw_errno(path, "cannot be created");
   }
   Descriptor file(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!file && errno != ENOENT) {
@@ -190,7 +190,7 @@ bool may_be_only_weights(const fs::path& folder, const Owner& owner) {
   return !owner.aside && owner.target == "model" && fs::exists(folder / kModelIndex, error);
 }
 
-bool clear_away(const fs::path& folder, const Owner& owner) {
+bool restore_or_remove(const fs::path& folder, const Owner& owner) {
   std::error_code error;
   const fs::path target = folder.parent_path() / owner.target;
   if (owner.aside && fs::symlink_status(target, error).type() == fs::file_type::not_found) {
@@ -201,7 +201,7 @@ bool clear_away(const fs::path& folder, const Owner& owner) {
   return !error;
 }
 
-bool deal_with(
+bool clean_up(
     const fs::path& path, const Owner& owner, const std::function<void(const fs::path&)>& finish) {
   const Descriptor held = take_abandoned(path, owner);
   if (!held) {
@@ -217,7 +217,7 @@ bool deal_with(
       return false;
     }
   }
-  return clear_away(path, owner);
+  return restore_or_remove(path, owner);
 }
 
 }  // namespace
@@ -274,7 +274,7 @@ std::vector<fs::path> remove_stale(
     }
     for (const fs::path& path : found) {
       const std::optional<Owner> owner = owner_of(path.filename().native());
-      if (owner && deal_with(path, *owner, finish)) {
+      if (owner && clean_up(path, *owner, finish)) {
         done.push_back(path);
       }
     }

@@ -5,14 +5,13 @@
 #include <optional>
 #include <string>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/test_checkpoints.h"
 #include "lockstep/storage/traced_child.h"
 
 namespace lockstep::storage {
@@ -22,24 +21,12 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 namespace fs = std::filesystem;
 
-/// The number of a process that was and is no more.
-pid_t dead_pid() {
-  const pid_t child = fork();
-  if (child == 0) {
-    _exit(0);
-  }
-  waitpid(child, nullptr, 0);
-  return child;
-}
-
-/// A folder as a process of that number would have left it.
+/// Makes a folder as a process of that number would have left it.
 fs::path left_by(pid_t pid, const fs::path& name) {
-  std::string text = name.native();
-  const std::string own = "-" + std::to_string(getpid()) + "-";
-  text.replace(text.rfind(own), own.size(), "-" + std::to_string(pid) + "-");
-  fs::create_directory(text);
-  write_bytes(fs::path(text) / "model.safetensors", "half");
-  return text;
+  fs::path folder = with_pid(name, pid);
+  fs::create_directory(folder);
+  write_bytes(folder / "model.safetensors", "half");
+  return folder;
 }
 
 TEST(TempFolder, NamesAreUnlikeEachOtherAndRecognised) {
@@ -72,14 +59,14 @@ TEST(TempFolder, IsPrivateAndNew) {
   EXPECT_THROW(OwnedFolder(folder / "a"), CheckpointError);
 }
 
-TEST(TempFolder, WhatADeadProcessLeftIsRemoved) {
+TEST(TempFolder, LeftoversOfADeadProcessAreRemoved) {
   const TestFolder folder;
   const fs::path stale = left_by(dead_pid(), temporary_name(folder / "step_1"));
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(stale));
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
 
-TEST(TempFolder, WhatIsInUseStays) {
+TEST(TempFolder, AFolderInUseStays) {
   const TestFolder folder;
   const fs::path path = temporary_name(folder / "step_1");
   std::optional<OwnedFolder> owned(path);
@@ -88,7 +75,7 @@ TEST(TempFolder, WhatIsInUseStays) {
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(path));
 }
 
-TEST(TempFolder, WhatNobodyMarksIsRemovedThoughItsProcesssNumberIsAnothersNow) {
+TEST(TempFolder, AnUnmarkedFolderIsRemovedThoughItsPidIsReused) {
   const TestFolder folder;
   const fs::path left = left_by(getppid(), temporary_name(folder / "step_1"));
   const fs::path marked = left_by(getppid(), temporary_name(folder / "step_2"));
@@ -100,7 +87,7 @@ TEST(TempFolder, WhatNobodyMarksIsRemovedThoughItsProcesssNumberIsAnothersNow) {
   EXPECT_FALSE(mark_as_in_use(marked)) << "it is gone";
 }
 
-/// As if nothing had been written to it for so long.
+/// Sets the time of the last change to `hours` ago.
 void age(const fs::path& folder, std::chrono::hours hours) {
   const auto then = fs::file_time_type::clock::now() - hours;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -109,7 +96,7 @@ void age(const fs::path& folder, std::chrono::hours hours) {
   fs::last_write_time(folder, then);
 }
 
-TEST(TempFolder, WhatAnotherHostLeftIsRemovedADayAfterTheLastWriting) {
+TEST(TempFolder, LeftoversOfAnotherHostAreRemovedADayAfterTheLastWrite) {
   const TestFolder folder;
   const fs::path left = folder / "step_1.tmp-elsewhere-1-0123456789abcdef";
   fs::create_directory(left);
@@ -128,7 +115,7 @@ TEST(TempFolder, WhatAnotherHostLeftIsRemovedADayAfterTheLastWriting) {
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(left));
 }
 
-TEST(TempFolder, AFileIsRemovedOnceItsProcessIsGoneOrADayHasPassed) {
+TEST(TempFolder, AFileIsRemovedOnceItsProcessHasEndedOrADayHasPassed) {
   const TestFolder folder;
   const fs::path file = write_bytes(temporary_name(folder / "latest"), "step_1");
   EXPECT_THAT(remove_stale(folder.path()), IsEmpty());
@@ -136,7 +123,7 @@ TEST(TempFolder, AFileIsRemovedOnceItsProcessIsGoneOrADayHasPassed) {
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(file));
 }
 
-TEST(TempFolder, IsMadeAgainIfOneWhoCleansUpComesBetweenItsMakingAndItsMarking) {
+TEST(TempFolder, IsCreatedAgainIfACleanupRunsBeforeItIsMarked) {
   for (const long moment : {SYS_openat, SYS_flock}) {
     const TestFolder folder;
     const fs::path path = temporary_name(folder / "step_1");
@@ -158,7 +145,7 @@ TEST(TempFolder, IsMadeAgainIfOneWhoCleansUpComesBetweenItsMakingAndItsMarking) 
   }
 }
 
-TEST(TempFolder, WhatIsFreshOfAnotherHostOrBelongsToNobodyStays) {
+TEST(TempFolder, FreshFoldersOfOtherHostsAndUnownedOnesStay) {
   const TestFolder folder;
   fs::create_directory(folder / "step_1.tmp-elsewhere-1-0123456789abcdef");
   fs::create_directory(folder / "step_1.tmp-notes");

@@ -175,15 +175,15 @@ void check_options(const CommHookOptions& options) {
   const PowerSgdOptions& power = options.power_sgd;
   if (options.wrapper != CommHookType::kNone && !is_power_sgd(options.type)) {
     refuse(fmt::format(
-        "a wrapper casts PowerSGD's messages; got wrapper {} with type {}, expected type "
-        "power_sgd; set type to {} instead, or to power_sgd",
+        "wrapper needs type power_sgd, whose messages it casts; got wrapper {} with type {}, "
+        "expected type power_sgd; set type to {} instead, or to power_sgd",
         name_of(options.wrapper),
         name_of(options.type),
         is_cast(options.wrapper) ? name_of(options.wrapper) : "fp16 or bf16"));
   }
   if (is_power_sgd(options.wrapper)) {
     refuse(fmt::format(
-        "a wrapper is a cast; got {}, expected fp16, bf16 or none", name_of(options.wrapper)));
+        "invalid wrapper; got {}, expected fp16, bf16 or none", name_of(options.wrapper)));
   }
   if (options.type == CommHookType::kNone && options.use_error_feedback) {
     refuse(
@@ -193,7 +193,7 @@ void check_options(const CommHookOptions& options) {
   if (!is_power_sgd(options.type)) {
     if (power != PowerSgdOptions{}) {
       refuse(fmt::format(
-          "options of PowerSGD have no effect on {}; set type to power_sgd, or leave them out",
+          "options of PowerSGD have no effect on {}; set type to power_sgd, or remove them",
           name_of(options.type)));
     }
     return;

@@ -127,7 +127,7 @@ TEST(CommHook, ErrorFeedbackDeliversWhat16BitsCannotHold) {
   }
 }
 
-TEST(CommHook, Fp16DividesBeforeItSums) {
+TEST(CommHook, Fp16ScalesBeforeItSums) {
   for (const std::string transport : {"thread", "gloo"}) {
     runner(transport)(3, [](Group group) {
       const at::Tensor mean =
@@ -137,7 +137,7 @@ TEST(CommHook, Fp16DividesBeforeItSums) {
   }
 }
 
-TEST(CommHook, WhatFloat16CannotHoldIsInfEverywhereAndLeavesTheErrorFinite) {
+TEST(CommHook, ValuesBeyondFloat16AreInfEverywhereAndLeaveTheErrorFinite) {
   ranks(2, [](Group group) {
     const at::Tensor weight = at::zeros({4}).requires_grad_();
     DataParallel parallel(
@@ -182,7 +182,7 @@ TEST(CommHook, AnUnspentErrorWaitsForAParameterThatTakesNoPart) {
   });
 }
 
-TEST(CommHook, SixteenBitGradientsTravelAsTheyAre) {
+TEST(CommHook, SixteenBitGradientsAreSentUnchanged) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     ranks(2, [&](Group group) {
       const at::Tensor weight = at::zeros({4}, dtype).requires_grad_();
@@ -198,7 +198,7 @@ TEST(CommHook, SixteenBitGradientsTravelAsTheyAre) {
   }
 }
 
-TEST(CommHook, IsNotNeededForSomeParametersToTravelIn16Bits) {
+TEST(CommHook, IsNotNeededToSendSomeParametersIn16Bits) {
   const auto log = std::make_shared<CommsLog>(CommsLogOptions{.with_shapes = true});
   ranks(2, [&](Group group) {
     const Mlp net;
@@ -224,7 +224,7 @@ TEST(CommHook, IsNotNeededForSomeParametersToTravelIn16Bits) {
   EXPECT_EQ(bytes["all_reduce(avg) of float[50]"], 4 * (32 + 16 + 2));
 }
 
-TEST(CommHook, GoesForAllParametersOrForNone) {
+TEST(CommHook, AppliesToAllParametersOrToNone) {
   ranks(2, [](Group group) {
     const Mlp net;
     const flat::CommDtypes narrow{.parameters = {net.w1.unsafeGetTensorImpl()}};
@@ -234,7 +234,7 @@ TEST(CommHook, GoesForAllParametersOrForNone) {
               net.named(), {}, group, {.comm_hook = {.type = CommHookType::kFp16}}, narrow);
         },
         ThrowsMessage<ConfigError>(
-            HasSubstr("communication dtype BFloat16, too; leave one of them out")));
+            HasSubstr("communication dtype BFloat16, too; remove one of them")));
   });
 }
 
@@ -247,7 +247,7 @@ TEST(CommHook, RefusesOptionsThatDoNotGoTogether) {
   const std::vector<Case> cases = {
       {{.type = kFp16, .wrapper = kBf16}, "wrapper"},
       {{.type = kNone, .wrapper = kFp16}, "wrapper"},
-      {{.type = kPowerSgd, .wrapper = kPowerSgd}, "a wrapper is a cast"},
+      {{.type = kPowerSgd, .wrapper = kPowerSgd}, "invalid wrapper"},
       {{.type = kNone, .use_error_feedback = true}, "no error to feed back"},
       {{.type = kBf16, .power_sgd = {.seed = 1}}, "no effect on bf16"},
       {{.type = kPowerSgd, .power_sgd = {.matrix_approximation_rank = 0}}, "rank of at least 1"},
@@ -319,7 +319,7 @@ TEST(CommHook, CheckingAStateChangesNothing) {
   }
 }
 
-TEST(CommHook, WithoutCompressionThereIsNothingToRemember) {
+TEST(CommHook, WithoutCompressionHasNoState) {
   for (const int size : {1, 2}) {
     ranks(size, [](Group group) {
       const Mlp net;

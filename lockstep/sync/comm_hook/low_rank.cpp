@@ -31,7 +31,7 @@ void orthonormalize(const at::Tensor& matrix, double epsilon) {
       };
       const at::Tensor once = project_out();
       norm = project_out();
-      // Shrinking again means that nothing but rounding was left. What is not finite stays so.
+      // A column that shrinks again consists of rounding errors. Non-finite values stay non-finite.
       column.mul_(norm.ge(once.mul(0.5)));
     }
     norm.add_(norm.eq(0));  // A zero column stays zero.

@@ -7,11 +7,11 @@
 
 namespace lockstep {
 
-/// Makes the columns of `matrix` (n, r), r <= n, orthonormal in place, keeping the direction of the
-/// first one; `epsilon` is added to each norm. Columns that depend on earlier ones become
-/// orthogonal unit vectors, or zero; they never affect the others. Gram-Schmidt, done twice: Giraud
-/// et al., "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005. No
-/// device synchronisation.
+/// Makes the columns of `matrix` (n, r), r <= n, orthonormal in place. The first keeps its
+/// direction; `epsilon` is added to each norm. Columns that depend on earlier ones become
+/// orthogonal unit vectors, or zero, and never affect the others. By Gram-Schmidt, done twice:
+/// Giraud et al., "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005.
+/// No device synchronisation.
 void orthonormalize(const at::Tensor& matrix, double epsilon);
 
 /// Fills `matrix` with normal random numbers that depend only on (seed, step, index); torch's

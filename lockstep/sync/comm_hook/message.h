@@ -23,10 +23,10 @@ class Message {
   const at::Tensor& wire() const { return wire_; }
   bool is_cast() const { return !wire_.is_same(values_); }
 
-  /// Fills the sent tensor; one of 16 bits with values / ranks, so that the sum fits.
+  /// Fills the sent tensor. A 16-bit one gets values / ranks, so that the sum does not overflow.
   void pack(const Group& group);
   void send(Group& group);
-  /// Returns when `values` are the averages. Throws CommError.
+  /// Blocks until `values` are the averages. Throws CommError.
   void finish();
   /// Drops a started operation; with `wait`, after it has finished.
   void abandon(bool wait) noexcept;

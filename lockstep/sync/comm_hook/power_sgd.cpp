@@ -62,44 +62,46 @@ PowerSgdHook::PowerSgdHook(
   }
 }
 
-bool PowerSgdHook::worth_it(const Matrix& matrix) const {
+bool PowerSgdHook::saves_bytes(const Matrix& matrix) const {
   const auto sent = static_cast<double>((matrix.rows + matrix.cols) * matrix.rank);
   return sent * options_.min_compression_rate < static_cast<double>(matrix.gradient.numel());
 }
 
 PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     size_t index,
-    const flat::GradBucket& home,
+    const flat::GradBucket& grad_bucket,
     const NamedTensors& parameters,
     at::ScalarType wire) {
-  Bucket bucket{.home = &home, .full = Message(home.buffer(), wire)};
-  Matrix square{.name = fmt::format("bucket{}", index), .gradient = home.gradients()};
-  square.rows = std::llround(std::ceil(std::sqrt(static_cast<double>(home.gradients().numel()))));
+  Bucket bucket{.grad_bucket = &grad_bucket, .full = Message(grad_bucket.buffer(), wire)};
+  Matrix square{.name = fmt::format("bucket{}", index), .gradient = grad_bucket.gradients()};
+  square.rows =
+      std::llround(std::ceil(std::sqrt(static_cast<double>(grad_bucket.gradients().numel()))));
   square.cols = square.rows;
   square.rank = std::min(square.rows, options_.matrix_approximation_rank);
   int64_t end = 0;
-  for (size_t entry = 0; entry < home.entries().size(); ++entry) {
-    const flat::BucketEntry& place = home.entries()[entry];
+  for (size_t entry = 0; entry < grad_bucket.entries().size(); ++entry) {
+    const flat::BucketEntry& place = grad_bucket.entries()[entry];
     if (place.offset > end) {
-      bucket.gaps.push_back(home.gradients().narrow(0, end, place.offset - end));
+      bucket.gaps.push_back(grad_bucket.gradients().narrow(0, end, place.offset - end));
     }
     end = place.offset + place.numel;
     square.entries.push_back(entry);
     const NamedTensor& parameter = parameters[static_cast<size_t>(place.parameter)];
-    Matrix matrix{.name = parameter.name, .gradient = home.flat(entry), .entries = {entry}};
+    Matrix matrix{.name = parameter.name, .gradient = grad_bucket.flat(entry), .entries = {entry}};
     matrix.rows = rows_of(parameter.tensor);
     matrix.cols = place.numel / matrix.rows;
     matrix.rank = std::min({matrix.rows, matrix.cols, options_.matrix_approximation_rank});
-    if (!batched_ && worth_it(matrix)) {
+    if (!batched_ && saves_bytes(matrix)) {
       bucket.matrices.push_back(std::move(matrix));
     } else {
       bucket.plain.push_back(entry);
     }
   }
-  if (end < home.gradients().numel()) {
-    bucket.gaps.push_back(home.gradients().narrow(0, end, home.gradients().numel() - end));
+  if (end < grad_bucket.gradients().numel()) {
+    bucket.gaps.push_back(
+        grad_bucket.gradients().narrow(0, end, grad_bucket.gradients().numel() - end));
   }
-  if (batched_ && worth_it(square)) {
+  if (batched_ && saves_bytes(square)) {
     bucket.matrices.push_back(std::move(square));
     bucket.plain.clear();
   }
@@ -110,12 +112,12 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
 }
 
 void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType wire) {
-  const at::Tensor& buffer = bucket.home->buffer();
+  const at::Tensor& buffer = bucket.grad_bucket->buffer();
   const at::ScalarType type = compute_type(buffer.scalar_type());
-  auto first = static_cast<int64_t>(bucket.home->entries().size());  // The flags.
+  auto first = static_cast<int64_t>(bucket.grad_bucket->entries().size());  // The flags.
   int64_t second = 0;
   for (size_t entry : bucket.plain) {
-    first += bucket.home->entries()[entry].numel;
+    first += bucket.grad_bucket->entries()[entry].numel;
   }
   int64_t at = first;
   for (const Matrix& matrix : bucket.matrices) {
@@ -155,11 +157,11 @@ void PowerSgdHook::start(size_t index) {
 
 void PowerSgdHook::start_low_rank(Bucket& bucket) {
   const at::Tensor& values = bucket.stages[0].values();
-  const int64_t flags = bucket.home->flag_values().numel();
-  values.narrow(0, 0, flags).copy_(bucket.home->flag_values());
+  const int64_t flags = bucket.grad_bucket->flag_values().numel();
+  values.narrow(0, 0, flags).copy_(bucket.grad_bucket->flag_values());
   int64_t at = flags;
   for (size_t entry : bucket.plain) {
-    const at::Tensor gradient = bucket.home->flat(entry);
+    const at::Tensor gradient = bucket.grad_bucket->flat(entry);
     values.narrow(0, at, gradient.numel()).copy_(gradient);
     at += gradient.numel();
   }
@@ -192,15 +194,15 @@ void PowerSgdHook::send_qs(Bucket& bucket) {
 void PowerSgdHook::take_average(Bucket& bucket) {
   bucket.stages[1].finish();
   const at::Tensor& values = bucket.stages[0].values();
-  const int64_t flags = bucket.home->flag_values().numel();
-  bucket.home->flag_values().copy_(values.narrow(0, 0, flags));
+  const int64_t flags = bucket.grad_bucket->flag_values().numel();
+  bucket.grad_bucket->flag_values().copy_(values.narrow(0, 0, flags));
   int64_t at = flags;
   for (size_t entry : bucket.plain) {
-    const at::Tensor gradient = bucket.home->flat(entry);
+    const at::Tensor gradient = bucket.grad_bucket->flat(entry);
     gradient.copy_(values.narrow(0, at, gradient.numel()));
     at += gradient.numel();
   }
-  const std::vector<bool> present = bucket.home->flags();
+  const std::vector<bool> present = bucket.grad_bucket->flags();
   for (Matrix& matrix : bucket.matrices) {
     decompress(matrix, bucket, present);
   }
@@ -237,7 +239,7 @@ void PowerSgdHook::decompress(
   // Parameters without a gradient on any rank get none.
   for (size_t entry : matrix.entries) {
     if (!present[entry]) {
-      bucket.home->flat(entry).zero_();
+      bucket.grad_bucket->flat(entry).zero_();
     }
   }
   if (!finite) {
@@ -301,9 +303,9 @@ NamedTensors PowerSgdHook::memory(bool all) const {
   NamedTensors tensors;
   for (const Bucket& bucket : buckets_) {
     for (const Matrix& matrix : bucket.matrices) {
-      const int64_t begin = batched_ ? 0 : bucket.home->entries()[matrix.entries[0]].offset;
+      const int64_t begin = batched_ ? 0 : bucket.grad_bucket->entries()[matrix.entries[0]].offset;
       for (size_t index : matrix.entries) {
-        const flat::BucketEntry& entry = bucket.home->entries()[index];
+        const flat::BucketEntry& entry = bucket.grad_bucket->entries()[index];
         if (feedback_) {
           tensors.push_back(
               {"error/" + names_[static_cast<size_t>(entry.parameter)],

@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// PowerSGD: a matrix M of gradients is sent as P = MQ and Q' = M^T P^ (P^ is P averaged, made
-/// orthonormal), and each rank uses P^ Q'^T, Q' averaged, as the average of M. Plain: a matrix is
-/// one parameter; batched: a full bucket, reshaped to a square.
+/// PowerSGD sends a matrix M of gradients as P = MQ and Q' = M^T P^. P^ is the average of P, made
+/// orthonormal. Each rank uses P^ Q'^T, with the average of Q', as the average of M. Plain: a
+/// matrix is one parameter; batched: a full bucket, reshaped to a square.
 ///
 /// The first message of a bucket holds its flags, the uncompressed parameters and the Ps; the
 /// second the Qs. Arithmetic is in float32 at least, whatever the communication dtype.
@@ -50,7 +50,7 @@ class PowerSgdHook final : public CommHook {
     at::Tensor used_work() const { return work.narrow(0, 0, gradient.numel()); }
   };
   struct Bucket {
-    const flat::GradBucket* home = nullptr;
+    const flat::GradBucket* grad_bucket = nullptr;
     Message full;                       ///< The complete bucket, uncompressed.
     std::vector<size_t> plain = {};     ///< Uncompressed entries.
     std::vector<at::Tensor> gaps = {};  ///< Ranges that a batched matrix would leave unset.
@@ -61,10 +61,10 @@ class PowerSgdHook final : public CommHook {
 
   Bucket make_bucket(
       size_t index,
-      const flat::GradBucket& home,
+      const flat::GradBucket& grad_bucket,
       const NamedTensors& parameters,
       at::ScalarType wire);
-  bool worth_it(const Matrix& matrix) const;
+  bool saves_bytes(const Matrix& matrix) const;
   void lay_out(Bucket& bucket, at::ScalarType wire);
   void start_low_rank(Bucket& bucket);
   void send_qs(Bucket& bucket);

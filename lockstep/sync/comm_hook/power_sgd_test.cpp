@@ -259,7 +259,7 @@ TEST(PowerSgd, ErrorFeedbackDeliversEverythingInTheEnd) {
   }
 }
 
-TEST(PowerSgd, AParameterThatTakesPartNowhereKeepsNoGradientAndItsError) {
+TEST(PowerSgd, AParameterUnusedOnAllRanksKeepsNoGradientAndItsError) {
   for (const bool batched : {false, true}) {
     ranks(2, [&](Group group) {
       const Given model({{16, 40}, {16, 40}});

@@ -50,7 +50,7 @@ LocalSgdCore::LocalSgdCore(
         "local_sgd",
         fmt::format(
             "local SGD sends no gradients for comm hook {} to compress; got local_sgd_steps={}, "
-            "warmup_steps=0; leave the hook out, or set warmup_steps",
+            "warmup_steps=0; remove the hook, or set warmup_steps",
             name_of(model_->comm_hook()),
             options_.local_sgd_steps));
   }
@@ -89,7 +89,7 @@ bool LocalSgdCore::average() {
   std::vector<at::Tensor> floating = floating_;
   std::vector<at::Tensor> others = others_;
   if (also_average_) {
-    sort_in(tensors_of(held_everywhere(group_, also_average_())), floating, others);
+    sort_in(tensors_of(tensors_on_all_ranks(group_, also_average_())), floating, others);
   }
   flat::all_reduce_coalesced(group_, floating, ReduceOp::kAvg);
   flat::broadcast_coalesced(group_, others);

@@ -19,29 +19,29 @@ struct LocalSgdOptions {
   bool enabled = true;
   /// Applied steps of plain data parallel at the start (post-local SGD, Lin et al. 2018).
   int64_t warmup_steps = 0;
-  /// Whether floating-point buffers are averaged, and others broadcast from rank 0. False: each
-  /// rank keeps its own, as in Accelerate.
+  /// Averages floating-point buffers, and broadcasts others from rank 0. False: each rank keeps its
+  /// own, as in Accelerate.
   bool average_buffers = true;
 };
 
-/// Lets every rank step by its own gradients, and averages parameters periodically.
+/// Lets every rank step with its own gradients, and averages parameters periodically.
 ///
 /// Gradients of `model` stay local, regardless of set_sync. The parameters are averaged after every
 /// `local_sgd_steps` applied steps and by `finish()`; frozen ones are skipped, one under two names
 /// is averaged once, float16 and bfloat16 are averaged in float32. All ranks must take the same
 /// number of steps.
 ///
-/// With a period of 1 the existing data parallel averages gradients instead: for plain SGD from
-/// equal parameters, the mean of p - lr*g_i is p - lr*mean(g_i), but only the latter is bit-exact
-/// with data parallel, overlaps with backward, and keeps other optimizers' states equal.
+/// With a period of 1 data parallel averages gradients instead. For plain SGD from equal parameters
+/// the mean of p - lr*g_i is p - lr*mean(g_i). But only averaged gradients are bit-exact with data
+/// parallel, overlap with backward, and keep other optimizers' states equal.
 ///
 /// Sends 2(N-1)/N * parameter bytes a period and rank (ring), in a few flat messages. Memory: one
 /// bucket of 25 MiB while averaging. The destructor and `abandon()` never communicate: after an
-/// exception ranks keep their own parameters. Not thread-safe. After: Stich, "Local SGD Converges
-/// Fast and Communicates Little", ICLR 2019.
+/// exception ranks keep their own parameters. Not thread-safe. Modelled on Stich, "Local SGD
+/// Converges Fast and Communicates Little", ICLR 2019.
 class LocalSgdCore {
  public:
-  /// `model`: of `parameters` and `buffers`; kept alive. `also_average`: further tensors to
+  /// Keeps `model`, which has `parameters` and `buffers`, alive. `also_average`: further tensors to
   /// average, such as momenta, each name once; integers are broadcast from rank 0. Ranks may have
   /// different ones (a parameter used on one rank only has no momentum elsewhere): a tensor that
   /// some rank lacks is not averaged. Throws ConfigError for a count out of range, and for a model

@@ -42,7 +42,7 @@ TEST(LocalSgd, AveragesFloatBuffersAndTakesOthersFromRank0) {
   }
 }
 
-TEST(LocalSgd, AveragesWhatItIsHandedAlong) {
+TEST(LocalSgd, AveragesThePassedModel) {
   ranks(2, [](Group group) {
     const LocalNet net;
     const auto parallel = data_parallel(net, group);
@@ -60,7 +60,7 @@ TEST(LocalSgd, AveragesWhatItIsHandedAlong) {
   });
 }
 
-TEST(LocalSgd, AveragesByNameWhatEveryRankHandsAlong) {
+TEST(LocalSgd, AveragesByNameTheModelsThatEveryRankPasses) {
   ranks(3, [](Group group) {
     const LocalNet net;
     const auto parallel = data_parallel(net, group);
@@ -131,7 +131,7 @@ struct AdamW {
   }
 };
 
-TEST(LocalSgd, AParameterThatTookPartOnceIsLeftAloneAfterwardsAsInOneProcess) {
+TEST(LocalSgd, AParameterUsedOnceIsNotUpdatedAfterwardsAsInOneProcess) {
   const auto parameters = [] {
     return std::vector<at::Tensor>{
         at::linspace(-1, 1, 8).requires_grad_(), at::linspace(0.3, 2, 8).requires_grad_()};

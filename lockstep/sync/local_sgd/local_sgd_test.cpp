@@ -154,7 +154,7 @@ TEST(LocalSgd, WithAPeriodOfOneIsDataParallelBitForBit) {
   }
 }
 
-TEST(LocalSgd, GradientsStayLocalWhateverSetSyncSaysAndAccumulate) {
+TEST(LocalSgd, GradientsStayLocalForBothValuesOfSyncAndAccumulate) {
   ranks(2, [](Group group) {
     const LocalNet alone;
     alone.loss(group.rank(), 0).backward();
@@ -174,7 +174,7 @@ TEST(LocalSgd, GradientsStayLocalWhateverSetSyncSaysAndAccumulate) {
   });
 }
 
-TEST(LocalSgd, KeepsTheModelThatItsOwnerLetsGo) {
+TEST(LocalSgd, KeepsTheModelThatItsOwnerReleases) {
   ranks(2, [](Group group) {
     const LocalNet net;
     auto parallel = data_parallel(net, group);
@@ -246,7 +246,7 @@ TEST(LocalSgd, AnExceptionEndsItWithoutCommunication) {
   });
 }
 
-TEST(LocalSgd, GoesOnInTheMiddleOfAPeriod) {
+TEST(LocalSgd, ResumesInTheMiddleOfAPeriod) {
   ranks(2, [](Group group) {
     std::vector<at::Tensor> ends;
     for (const bool resume : {false, true}) {

@@ -72,7 +72,7 @@ class ComputationContext {
   bool cache_ = true;
 };
 
-/// As it was on the way in, on the way out.
+/// RAII scope: its end restores the ComputationContext of its begin.
 class RestoreOnExit {
  public:
   explicit RestoreOnExit(std::optional<at::Device> device) : before_(device) {
@@ -96,12 +96,12 @@ struct Call {
   size_t inputs = 0;
   std::vector<at::Tensor> parameters;
   std::optional<at::Device> device;
-  std::optional<ComputationContext> surroundings;
-  std::shared_ptr<ActivationCheckpointing> settings;  ///< Null: inputs are kept as they are.
+  std::optional<ComputationContext> computation;
+  std::shared_ptr<ActivationCheckpointing> settings;  ///< Null: inputs are kept unchanged.
   KeptInputs kept;
 };
 
-/// As the settings have it, if there are any.
+/// Runs `work` with the settings' waits and measurements, if the call has settings.
 variable_list run_part(
     const Call& call,
     ActivationCheckpointing::Part part,
@@ -123,7 +123,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (c10::GradMode::is_enabled()) {
-      // Its second gradient would miss what goes through the inputs and parameters of `forward`.
+      // Gradients of gradients would lack the paths through inputs and parameters of `forward`.
       throw ConfigError(
           "activation_checkpoint",
           "activation_checkpoint does not support gradients of gradients; got a backward with "
@@ -152,16 +152,16 @@ struct Recompute : torch::autograd::Function<Recompute> {
     {
       const RestoreOnExit restore(call.device);
       const ActivationCheckpointing::Scope plain(nullptr);
-      call.surroundings->restore();
+      call.computation->restore();
       const c10::AutoGradMode grad(true);
       outputs = call.forward(inputs);
     }
     variable_list roots;
-    variable_list of_roots;
+    variable_list root_gradients;
     for (size_t i = 0; i < outputs.size() && i < gradients.size(); ++i) {
       if (gradients[i].defined() && outputs[i].requires_grad()) {
         roots.push_back(outputs[i]);
-        of_roots.push_back(gradients[i]);
+        root_gradients.push_back(gradients[i]);
       }
     }
     variable_list found(wanted.size());
@@ -169,7 +169,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       found = torch::autograd::grad(
           roots,
           wanted,
-          of_roots,
+          root_gradients,
           /*retain_graph=*/std::nullopt,
           /*create_graph=*/false,
           /*allow_unused=*/true);
@@ -180,7 +180,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       result.push_back(input.defined() && input.requires_grad() ? found[next++] : at::Tensor());
     }
     result.insert(result.end(), found.begin() + static_cast<ptrdiff_t>(wanted_inputs), found.end());
-    result.emplace_back();  // Of `call`.
+    result.emplace_back();  // `call` has no gradient.
     return result;
   }
 
@@ -214,7 +214,7 @@ std::vector<at::Tensor> activation_checkpoint(
       call->device = tensor.device();
     }
   }
-  call->surroundings.emplace(call->device);
+  call->computation.emplace(call->device);
   call->settings = ActivationCheckpointing::current();
   return Recompute::apply(at::TensorList(all), call);
 }

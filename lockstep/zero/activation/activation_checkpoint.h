@@ -13,15 +13,15 @@ namespace lockstep {
 using CheckpointedForward =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
-/// Runs `forward` without keeping its intermediate results, and runs it again when backward needs
-/// them. It saves the memory of all activations but the inputs, at the cost of one more forward.
+/// Runs `forward` without keeping its intermediate results, and again when backward needs them. It
+/// saves the memory of all activations but the inputs, at the cost of one more forward.
 ///
 /// `parameters` are all trained tensors that `forward` uses; other tensors that it captures get no
 /// gradient. Their gradients arrive in the outer backward, so averaging over ranks, accumulation
-/// and every ZeRO stage work unchanged. Random numbers (dropout) and autocast's settings are those
-/// of the first run. Bit-exact with an ordinary forward if `forward` is a function of its inputs,
-/// parameters and random numbers. `forward` must be callable until backward is done. A backward
-/// with create_graph throws ConfigError: gradients of gradients would be incomplete.
+/// and every ZeRO stage work unchanged. The second run uses the random numbers (dropout) and
+/// autocast settings of the first. Bit-exact with an ordinary forward if `forward` is a function of
+/// its inputs, parameters and random numbers. `forward` must be callable until backward is done. A
+/// backward with create_graph throws ConfigError: gradients of gradients would be incomplete.
 /// ActivationCheckpointing::Scope, which an engine's forward opens for its ds_config.json, decides
 /// where the inputs are kept.
 ///

@@ -18,8 +18,8 @@ namespace {
 
 thread_local std::shared_ptr<ActivationCheckpointing> t_checkpointing;
 
-/// All memory from the first to the last element, in one dimension: strides survive it, and with
-/// them the order in which kernels add, and so the bits.
+/// Returns all memory from the first to the last element as a 1-D tensor. Copying it keeps strides,
+/// and so the order in which kernels add: results stay bit-exact.
 at::Tensor extent_of(const at::Tensor& tensor) {
   int64_t extent = 1;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -49,8 +49,8 @@ std::vector<at::Tensor> KeptInputs::restored(const std::vector<at::Tensor>& save
     const Moved& moved = *moved_[i];
     at::Tensor flat = saved[i];
     if (flat.device() != moved.device) {
-      if (moved.there) {
-        moved.there->block(
+      if (moved.copied) {
+        moved.copied->block(
             c10::impl::VirtualGuardImpl(moved.device.type()).getStream(moved.device));
       }
       flat = flat.to(moved.device, /*non_blocking=*/true);
@@ -92,7 +92,7 @@ bool ActivationCheckpointing::moves(const at::Tensor& input) const {
   return options_.contiguous_memory_optimization || (options_.cpu_checkpointing && !input.is_cpu());
 }
 
-at::Tensor ActivationCheckpointing::place_for(size_t index, const at::Tensor& flat, bool to_host) {
+at::Tensor ActivationCheckpointing::buffer_for(size_t index, const at::Tensor& flat, bool to_host) {
   const at::Device device = to_host ? at::Device(at::kCPU) : flat.device();
   const bool pinned = to_host && flat.is_cuda();
   if (!options_.contiguous_memory_optimization) {
@@ -113,23 +113,23 @@ at::Tensor ActivationCheckpointing::place_for(size_t index, const at::Tensor& fl
 c10::Event ActivationCheckpointing::copy_to_host(const at::Tensor& flat, const at::Tensor& host) {
   const at::Device device = flat.device();
   const c10::impl::VirtualGuardImpl guard(device.type());
-  c10::Stream beside = guard.getStream(device);
+  c10::Stream copy_stream = guard.getStream(device);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stream_ || stream_->device() != device) {
       stream_.emplace(guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false));
     }
-    beside = *stream_;
+    copy_stream = *stream_;
   }
   c10::Event ready(device.type());
   ready.record(guard.getStream(device));
-  ready.block(beside);
-  const c10::StreamGuard within(beside);
+  ready.block(copy_stream);
+  const c10::StreamGuard within(copy_stream);
   host.copy_(flat, /*non_blocking=*/true);
-  guard.recordDataPtrOnStream(flat.storage().data_ptr(), beside);
-  c10::Event there(device.type());
-  there.record(beside);
-  return there;
+  guard.recordDataPtrOnStream(flat.storage().data_ptr(), copy_stream);
+  c10::Event copied(device.type());
+  copied.record(copy_stream);
+  return copied;
 }
 
 std::vector<at::Tensor> ActivationCheckpointing::keep(
@@ -144,10 +144,10 @@ std::vector<at::Tensor> ActivationCheckpointing::keep(
     }
     const at::Tensor flat = extent_of(input);
     const bool to_host = options_.cpu_checkpointing && !input.is_cpu();
-    saved[i] = place_for(i, flat, to_host);
-    std::optional<c10::Event> there;
+    saved[i] = buffer_for(i, flat, to_host);
+    std::optional<c10::Event> copied;
     if (to_host) {
-      there = copy_to_host(flat, saved[i]);
+      copied = copy_to_host(flat, saved[i]);
     } else {
       saved[i].copy_(flat);
     }
@@ -156,7 +156,7 @@ std::vector<at::Tensor> ActivationCheckpointing::keep(
         .sizes = input.sizes().vec(),
         .strides = input.strides().vec(),
         .requires_grad = input.requires_grad(),
-        .there = std::move(there)};
+        .copied = std::move(copied)};
   }
   return saved;
 }

@@ -20,8 +20,8 @@
 
 namespace lockstep {
 
-/// Options of DeepSpeed's section of this name, without partition_activations, which shards inputs
-/// that several ranks have in common; data-parallel ranks have none.
+/// Options of DeepSpeed's section activation_checkpointing, without partition_activations. That
+/// option shards inputs that several ranks have in common; data-parallel ranks have none.
 struct ActivationCheckpointingOptions {
   /// Keeps the inputs of checkpoints in host memory until backward, pinned if the device is CUDA.
   bool cpu_checkpointing = false;
@@ -55,19 +55,19 @@ class KeptInputs {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     bool requires_grad;
-    std::optional<c10::Event> there;  ///< Recorded after the copy to the host, if there is one.
+    std::optional<c10::Event> copied;  ///< Recorded after the copy to the host, if any.
   };
-  std::vector<std::optional<Moved>> moved_;  ///< [input] None: saved as it is.
+  std::vector<std::optional<Moved>> moved_;  ///< [input] None: saved unchanged.
 };
 
-/// Decides where the inputs of activation_checkpoint are kept between forward and backward; see the
-/// options. An engine has one for its ds_config.json; other programs open a Scope around their
-/// forward. Results are bit-exact with every option.
+/// Stores the inputs of activation_checkpoint between forward and backward, as its options say. An
+/// engine has one for its ds_config.json; other programs open a Scope around their forward. Results
+/// are bit-exact with every option.
 ///
 /// Only floating-point tensors are moved, except leaves that require gradients, which the program
-/// holds anyway. The device's memory is free after the program has released the tensor, too. A
-/// checkpoint within another is kept unmoved while the outer one is recomputed. Copies to the host
-/// run on their own stream, in parallel with the forward; copies back start when backward reaches
+/// holds anyway. Device memory is freed only after the program has released the tensor, too. A
+/// checkpoint within another is not moved while the outer one is recomputed. Copies to the host run
+/// on a separate stream, in parallel with the forward. Copies back start when backward reaches
 /// them.
 ///
 /// Thread-safe.
@@ -88,7 +88,7 @@ class ActivationCheckpointing {
    private:
     std::shared_ptr<ActivationCheckpointing> outer_;
   };
-  /// Null outside of every Scope.
+  /// Returns the innermost Scope's instance; null outside of every Scope.
   static std::shared_ptr<ActivationCheckpointing> current();
 
   /// Returns the tensors that autograd is to keep for `inputs`; `kept` gets the information to
@@ -107,7 +107,7 @@ class ActivationCheckpointing {
 
  private:
   bool moves(const at::Tensor& input) const;
-  at::Tensor place_for(size_t index, const at::Tensor& flat, bool to_host);
+  at::Tensor buffer_for(size_t index, const at::Tensor& flat, bool to_host);
   /// Starts a copy; later work on the returned tensor waits for it.
   c10::Event copy_to_host(const at::Tensor& flat, const at::Tensor& host);
 
@@ -115,7 +115,7 @@ class ActivationCheckpointing {
   std::mutex mutex_;
   CheckpointTimes times_;
   std::optional<c10::Stream> stream_;
-  /// By argument, and by its original device.
+  /// By argument and its original device.
   std::map<std::tuple<size_t, at::DeviceType, at::DeviceIndex>, std::shared_ptr<ContiguousBuffers>>
       slots_;
 };

@@ -104,7 +104,7 @@ std::vector<at::Tensor> on_the_cpu() {
   return gradients_of(layers);
 }
 
-TEST(DeviceCheckpointing, KeepsInputsOnTheDeviceUnlessToldOtherwise) {
+TEST(DeviceCheckpointing, KeepsInputsOnTheDeviceByDefault) {
   const auto expected = on_the_cpu();
   const Step plain = step_with(nullptr);
   EXPECT_GE(plain.bytes_between, kLayers * kBytes);

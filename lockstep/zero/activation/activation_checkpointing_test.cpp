@@ -79,7 +79,7 @@ std::shared_ptr<ActivationCheckpointing> contiguous(int64_t count) {
       .contiguous_memory_optimization = true, .number_checkpoints = count});
 }
 
-TEST(ActivationCheckpointing, ChangesNoBitWhateverItsOptions) {
+TEST(ActivationCheckpointing, IsBitExactWithEveryOption) {
   const auto expected = plain_gradients();
   for (const bool host : {false, true}) {
     for (const bool in_one_piece : {false, true}) {
@@ -145,7 +145,7 @@ TEST(ActivationCheckpointing, OneCheckpointTooManyIsAnErrorThatNamesTheNumber) {
   forward(three, batch()).backward();
 }
 
-TEST(ActivationCheckpointing, APlaceIsFreeOnceItsBackwardIsOverOrItsGraphIsGone) {
+TEST(ActivationCheckpointing, ABufferIsReusedAfterItsBackwardOrWithoutItsGraph) {
   const auto layers = layers_of_tanh();
   const ActivationCheckpointing::Scope scope(contiguous(2 * kLayers));
   {
@@ -195,7 +195,7 @@ TEST(ActivationCheckpointing, ContiguousMemoryWithoutANumberIsAnError) {
       ThrowsMessage<ConfigError>(HasSubstr("needs number_checkpoints")));
 }
 
-TEST(ActivationCheckpointing, EndsWithItsScopeAndLeavesACheckpointWithinAnotherAlone) {
+TEST(ActivationCheckpointing, EndsWithItsScopeAndIgnoresNestedCheckpoints) {
   const auto settings = contiguous(1);
   const at::Tensor x = at::rand({8}).requires_grad_();
   const auto square = [](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {

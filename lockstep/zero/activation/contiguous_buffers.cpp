@@ -72,7 +72,7 @@ at::Tensor ContiguousBuffers::take(int64_t numel, at::ScalarType dtype) {
   const auto entry = static_cast<size_t>(free - taken_.begin());
   auto* const begin =
       static_cast<std::byte*>(memory_.data_ptr()) + static_cast<ptrdiff_t>(entry) * slot_bytes_;
-  lock.unlock();  // What fails from here on gives the place back.
+  lock.unlock();  // The deleter gives the buffer back, also if from_blob fails.
   return at::from_blob(
       begin,
       {numel},

@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-/// Equal buffers for tensors in one contiguous allocation, which is made with the first tensor and
-/// kept. A buffer is free again after the last reference to its tensor.
+/// Equal buffers for tensors in one contiguous allocation. The first tensor allocates it. A buffer
+/// is free again after the last reference to its tensor.
 ///
 /// Memory: `count` times the first tensor's bytes, rounded up to 64. Thread-safe. Work on a tensor
 /// and on the next one in the same buffer must be on one stream, or on streams that wait.

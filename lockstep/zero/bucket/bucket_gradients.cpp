@@ -63,7 +63,7 @@ void BucketGradients::take(size_t entry, const at::Tensor& held) {
 }
 
 void BucketGradients::start_reduce() {
-  int64_t end = 0;  // Of the previous entry; gaps between entries are sent, too.
+  int64_t end = 0;  // The previous entry's; gaps between entries are sent, too.
   for (size_t entry = 0; entry < layout_.entries.size(); ++entry) {
     const flat::BucketEntry& place = layout_.entries[entry];
     const at::Tensor gradient = full_gradient(entry);

@@ -16,8 +16,8 @@
 
 namespace lockstep::zero {
 
-/// The gradients of one bucket: full ones until the end of the reduce-scatter, then this rank's
-/// shard, to which averages are added.
+/// The gradients of one bucket: full until the reduce-scatter ends, then this rank's shard, which
+/// accumulates averages.
 ///
 /// Memory: a shard in the update dtype; a full bucket in the communication dtype during reduction.
 /// Not thread-safe.
@@ -32,25 +32,25 @@ class BucketGradients {
       const at::TensorOptions& options,
       const LowPrecisionPolicy& low_precision_policy);
 
-  /// Takes the gradient of an entry's parameter, which is undefined afterwards, and `held`, if
-  /// defined, of earlier backwards. At least one of them exists.
+  /// Moves the gradient of an entry's parameter to the full buffer, and adds `held`, if defined, of
+  /// earlier backwards. At least one of them exists.
   void take(size_t entry, const at::Tensor& held);
   /// Starts the averaging: entries without a gradient count as zero. Collective.
   void start_reduce();
-  /// With two hops, starts the second one if the first is done, or after waiting for it if `wait`.
-  /// Returns whether everything has been started. In the order of buckets.
+  /// Starts the second of two hops if the first is done; with `wait`, waits for the first. Returns
+  /// whether everything has started. Call it in the order of buckets.
   bool advance(bool wait) { return !quantized_ || quantized_->advance(wait); }
   /// Returns whether `wait` would return at once.
   bool is_reduced() const {
     return quantized_ ? quantized_->done() : !pending_ || pending_->done();
   }
-  /// Returns when the average is available; frees the full gradients. Throws CommError.
+  /// Blocks until the average is available, and frees the full gradients. Throws CommError.
   void wait();
   /// Adds the average of a finished reduction to the shard's gradient, and returns it. If backward
   /// may still fail, the previous value is kept until it has ended.
   const at::Tensor& add_average(bool may_be_abandoned = false);
-  /// Does that if it has not been done, and sets the gradient of the shard slices of entries with a
-  /// gradient on any rank. Throws CommError.
+  /// Calls `add_average`, then sets the gradients of slices whose entry has a gradient on any rank.
+  /// Throws CommError.
   void finish(const std::vector<bool>& anywhere);
   /// Drops started operations; with `wait`, after none is running any more.
   void abandon(bool wait) noexcept;
@@ -72,7 +72,7 @@ class BucketGradients {
   BucketWire& wire_;
   at::Tensor shard_;
   at::TensorOptions options_;
-  at::TensorOptions comm_options_;  ///< Of full gradients.
+  at::TensorOptions comm_options_;  ///< The options of full gradients.
   bool rounds_sums_;
   at::Tensor full_gradients_;  ///< Undefined most of the time.
   std::vector<bool> taken_;    ///< [entry] Since the last reduction.

@@ -4,7 +4,7 @@
 namespace lockstep::zero {
 namespace {
 
-// A shard begins on a cache line, and is made of whole vectors of any dtype.
+// A shard begins on a cache line, and consists of full vectors of any dtype.
 constexpr int64_t kGrain = 64;
 
 int64_t shard_length(int64_t numel, int size) {

@@ -26,11 +26,11 @@ struct ShardSlice {
 
 /// The positions of parameters, and of this rank's shard, in one flat buffer.
 struct BucketLayout {
-  /// All ranks of `group` own equally many elements. Parameters and slices are added later.
+  /// Divides the bucket evenly among the ranks of `group`. Parameters and slices are added later.
   BucketLayout(const flat::BucketPlan& plan, const Group& group);
 
-  /// Returns the range of an entry's elements in this rank's shard, as offsets in the bucket; it is
-  /// empty if the begin is not less than the end.
+  /// Returns the range of an entry's elements in this rank's shard, as offsets in the bucket. The
+  /// range is empty if begin >= end.
   std::pair<int64_t, int64_t> own_range(size_t entry) const {
     const flat::BucketEntry& place = entries[entry];
     return {
@@ -44,7 +44,7 @@ struct BucketLayout {
   std::vector<at::Tensor> parameters;  ///< [entry]
   int64_t shard_numel;
   int64_t shard_begin;  ///< The first element of this rank's shard.
-  int64_t numel;        ///< Of the bucket, including the padding of shards.
+  int64_t numel;        ///< Elements of the bucket, including the padding of shards.
   std::vector<ShardSlice> slices;
   std::vector<size_t> entry_of_slice;
 };

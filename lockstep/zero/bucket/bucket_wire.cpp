@@ -13,7 +13,7 @@ namespace lockstep::zero {
 BucketWire::BucketWire(
     BucketComm comm, const flat::BucketPlan& plan, const at::TensorOptions& options, int64_t numel)
     : comm_(std::move(comm)), options_(options), numel_(numel) {
-  if (comm_.parameters.size() > 1 && !comm_.kept_in_8_bits) {
+  if (comm_.parameters.size() > 1 && !comm_.quantized_storage) {
     gradient_dtype_ = plan.comm_dtype;
   }
   if (!comm_.comm_dtype_for_gradients_only) {
@@ -40,8 +40,8 @@ at::Tensor BucketWire::decode(const at::Tensor& encoded) const {
 }
 
 Pending BucketWire::gather_secondary(const at::Tensor& full) {
-  Group& close = comm_.plus_plus.close;
-  return dtype_ ? close.all_gather(secondary_) : close.all_gather_into(full, secondary_);
+  Group& hpz = comm_.plus_plus.hpz;
+  return dtype_ ? hpz.all_gather(secondary_) : hpz.all_gather_into(full, secondary_);
 }
 
 void BucketWire::finish_gather(const at::Tensor& received, const at::Tensor& full) {
@@ -56,9 +56,9 @@ void BucketWire::finish_gather(const at::Tensor& received, const at::Tensor& ful
     }
   }
   if (source_ == Source::kShards && keeps_secondary()) {
-    const Group& close = comm_.plus_plus.close;
-    const int64_t part = numel_ / close.size();
-    const at::Tensor own = full.narrow(0, close.rank() * part, part);
+    const Group& hpz = comm_.plus_plus.hpz;
+    const int64_t part = numel_ / hpz.size();
+    const at::Tensor own = full.narrow(0, hpz.rank() * part, part);
     secondary_ = dtype_ ? encode(own) : own.clone();
   }
 }

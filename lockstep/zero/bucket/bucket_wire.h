@@ -19,7 +19,7 @@ struct BucketComm {
   Group gradients;   ///< The same ranks.
   bool quantized_weights = false;
   bool quantized_gradients = false;  ///< With the groups below.
-  bool kept_in_8_bits = false;       ///< For sharded, frozen parameters only.
+  bool quantized_storage = false;    ///< Shards are stored in 8 bits: frozen parameters only.
   /// The plan's 16-bit communication dtype is for gradients only.
   bool comm_dtype_for_gradients_only = false;
   PlusPlusGroups plus_plus = {};
@@ -28,11 +28,11 @@ struct BucketComm {
 /// The wire format of one bucket: parameters are sent in full width, in 16 bits or in 8 bits.
 ///
 /// Gradients are sent in full width or in 16 bits here, and in 4 bits by QuantizedReduction. It
-/// keeps the secondary shard (hpZ), which is a part of the gathered values, equal for each nearby
-/// rank. Not thread-safe.
+/// keeps the secondary shard (hpZ): this rank's equal part of the gathered values among nearby
+/// ranks. Not thread-safe.
 class BucketWire {
  public:
-  /// `plan`: its communication dtype. `options`: those of the full values, of `numel` elements.
+  /// `plan` has the communication dtype. `options`: those of the full values, of `numel` elements.
   BucketWire(
       BucketComm comm,
       const flat::BucketPlan& plan,
@@ -42,8 +42,8 @@ class BucketWire {
   const BucketComm& comm() const { return comm_; }
   /// The 16-bit communication dtype of gradients; none: full width.
   std::optional<at::ScalarType> gradient_dtype() const { return gradient_dtype_; }
-  /// Returns whether gathers of Source::kShards give rounded values of exact shards.
-  bool rounds() const { return (comm_.quantized_weights || dtype_) && !comm_.kept_in_8_bits; }
+  /// Returns whether all-gathers of Source::kShards round exact shards.
+  bool rounds() const { return (comm_.quantized_weights || dtype_) && !comm_.quantized_storage; }
 
   /// Converts a shard to the wire format, (1, bytes) for 8 bits, else 16-bit elements; and back.
   at::Tensor encode(const at::Tensor& shard) const;
@@ -53,10 +53,9 @@ class BucketWire {
   void set_source(Source source) { source_ = source; }
   /// Returns whether the values of that all-gather are rounded.
   bool is_rounded() const {
-    return comm_.kept_in_8_bits || (rounds() && source_ != Source::kExact);
+    return comm_.quantized_storage || (rounds() && source_ != Source::kExact);
   }
-  /// Start an all-gather into `full`, of secondary shards, encoded shards, or exact shards.
-  /// Collective.
+  /// Starts an all-gather into `full` of secondary, encoded or exact shards. Collective.
   Pending gather_secondary(const at::Tensor& full);
   Pending gather_encoded(const at::Tensor& encoded) { return comm_.parameters.all_gather(encoded); }
   Pending gather_exact(const at::Tensor& full, const at::Tensor& shard) {
@@ -69,7 +68,7 @@ class BucketWire {
     return comm_.gradients.reduce_scatter_into(average, gradients, ReduceOp::kAvg);
   }
 
-  bool keeps_secondary() const { return comm_.plus_plus.close.size() > 1; }
+  bool keeps_secondary() const { return comm_.plus_plus.hpz.size() > 1; }
   /// The secondary shard; undefined if none is stored.
   const at::Tensor& secondary() const { return secondary_; }
   void drop_secondary() { secondary_.reset(); }

@@ -27,7 +27,7 @@ struct LowPrecisionPolicy {
   bool rounded_sums = false;
 };
 
-/// Returns whether it is a trained parameter of fp16 or bf16.
+/// Returns whether `parameter` is trained and fp16 or bf16.
 bool is_trained_in_16_bits(const at::Tensor& parameter);
 /// Returns the dtype of a parameter's update: fp32 with masters, else its own dtype.
 at::ScalarType update_dtype(
@@ -35,15 +35,15 @@ at::ScalarType update_dtype(
 
 /// Chooses the memory of offloaded shards, in the order of their creation.
 ///
-/// With OffloadParam's kNvme they are in one file of this rank, except the first ones, up to
-/// max_in_cpu elements. The choice is fixed: buckets are used in turn, so a cache would evict each
-/// shard before its next use.
+/// With OffloadParam's kNvme the shards are in one file of this rank, except the first ones, up to
+/// max_in_cpu elements. The choice is fixed: a cache would evict each shard before its next use,
+/// since buckets are used in turn.
 class ShardPlaces {
  public:
   /// `copies_stay`: see Place. Throws ConfigError if the folder does not exist.
   explicit ShardPlaces(const OffloadParam& options, bool copies_stay = false);
-  /// Reserves space for this rank's shards of `parameters`, in their update dtype, all at once, so
-  /// that a lack of space is found early. Throws ConfigError if there is too little.
+  /// Reserves space for this rank's shards of `parameters`, in their update dtype. One reservation
+  /// for all finds a lack of space early. Throws ConfigError if space is too small.
   void reserve(
       const NamedTensors& parameters, int ranks, const LowPrecisionPolicy& low_precision_policy);
 
@@ -64,8 +64,8 @@ class ShardPlaces {
   int64_t in_memory_ = 0;  ///< Elements.
 };
 
-/// Stores this rank's shard of a bucket: with the bucket, in the host's memory, or in a file; in
-/// the bucket's dtype, or in fp32 for an fp16 or bf16 bucket.
+/// Stores this rank's shard of a bucket with the bucket, in host memory or in a file. The dtype is
+/// the bucket's, or fp32 for an fp16 or bf16 bucket.
 ///
 /// The fp32 values are masters: the bucket has the rounded values. Storing a value that equals the
 /// rounded master changes nothing, so only values that a program wrote replace the lost precision.
@@ -84,17 +84,17 @@ class ShardStore {
       at::ScalarType dtype,
       const ShardPlaces::Place& place);
 
-  /// The full shard, 1-D; it may be on the host while the bucket is not, or in a file.
+  /// Returns the full shard, 1-D. It may be on the host while the bucket is not, or in a file.
   const at::Tensor& values() const { return values_; }
   bool are_masters() const { return are_masters_; }
   /// Returns whether the stored values themselves have the bucket's dtype and device.
   bool is_on_device() const { return !are_masters_ && !is_elsewhere(); }
-  /// Returns the shard in the bucket's dtype and on its device: the stored values, the rounded
-  /// copy, or `buffer`, into which they are copied; undefined: new memory.
+  /// Returns the shard in the bucket's dtype and on its device. The result is the stored values,
+  /// the rounded copy, or a copy in `buffer` (undefined: in new memory).
   at::Tensor on_device(const at::Tensor& buffer = {});
   /// Replaces the shard by `from`, a tensor on the bucket's device.
   void store(const at::Tensor& from);
-  /// Reports that other code has changed the values, for instance an update.
+  /// Must be called after other code, for instance an update, has changed the values.
   void mark_changed() { rounded_is_current_ = false; }
   /// Null unless the shard is in a file.
   const std::shared_ptr<offload::FileTensor>& file() const { return file_; }
@@ -110,7 +110,7 @@ class ShardStore {
   at::Tensor in_memory() const;
   void store_written(const at::Tensor& from);
 
-  at::TensorOptions options_;  ///< Of the bucket.
+  at::TensorOptions options_;  ///< The bucket's.
   bool are_masters_;
   at::Tensor values_;
   std::shared_ptr<offload::FileTensor> file_;

@@ -14,18 +14,17 @@ namespace lockstep::zero {
 namespace {
 
 constexpr const char* kFreedMessage =
-    "[zero] this parameter's values are not in memory: under ZeRO stage 3 each rank has a part of "
-    "them, and operations gather them, but its memory was read without an operation (data_ptr, "
-    "accessor, serialisation); read it within Accelerator::with_gathered_parameters, or save with "
-    "save_model or save_state";
+    "[zero] this parameter's values are not in memory: ZeRO stage 3 shards them, and only torch "
+    "operations gather them; its memory was read directly (data_ptr, accessor, serialization); "
+    "read it within Accelerator::with_gathered_parameters, or save with save_model or save_state";
 
 }  // namespace
 
-void PackedShard::write(int64_t begin, const at::Tensor& values) {
-  // Parameters share blocks. If each were rounded with values that are to be overwritten, it would
-  // be on the grid of those.
+void QuantizedShard::write(int64_t begin, const at::Tensor& values) {
+  // Parameters share blocks. Rounding each write separately would use the scale of values that the
+  // next write replaces.
   if (!exact_.defined()) {
-    exact_ = unpack();
+    exact_ = dequantize();
   }
   const at::Tensor place = exact_.narrow(0, begin, values.numel());
   // Values that were rounded already stay bit-exact.
@@ -54,8 +53,8 @@ ShardedBucket::ShardedBucket(
   if (shard_file()) {
     shard_file()->release_pages();
   }
-  if (is_packed()) {
-    packed_.emplace(wire_, std::exchange(shard_, {}));
+  if (is_quantized()) {
+    quantized_.emplace(wire_, std::exchange(shard_, {}));
   } else if (first.requires_grad()) {
     gradients_ =
         std::make_unique<BucketGradients>(layout_, wire_, shard_, options_, low_precision_policy);
@@ -74,8 +73,8 @@ void ShardedBucket::create_storage(
     values_ = group.empty({layout_.numel}, options_).zero_();
   }
   const at::ScalarType updated_in = update_dtype(parameter, low_precision_policy);
-  if (is_packed()) {
-    shard_ = at::zeros({layout_.shard_numel}, options_);  // Until it is packed.
+  if (is_quantized()) {
+    shard_ = at::zeros({layout_.shard_numel}, options_);  // Until it is quantized.
   } else if (full_ || updated_in != parameter.scalar_type()) {
     ShardPlaces::Place place =
         places != nullptr ? places->next(layout_.shard_numel) : ShardPlaces::Place();
@@ -88,7 +87,7 @@ void ShardedBucket::create_storage(
 }
 
 void ShardedBucket::add_parameter(const at::Tensor& parameter) {
-  // Ranks that own nothing of it take part in gathering a parameter created by zero_init, too.
+  // All ranks gather a parameter created by zero_init, also those that own none of it.
   const Gathered gathered({parameter}, /*writes=*/false);
   const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);
   const size_t index = layout_.parameters.size();
@@ -98,7 +97,7 @@ void ShardedBucket::add_parameter(const at::Tensor& parameter) {
   if (begin < end) {
     own = shard_.narrow(0, begin - layout_.shard_begin, end - begin);
   }
-  if ((store_ || is_packed()) && own.defined()) {
+  if ((store_ || is_quantized()) && own.defined()) {
     own.copy_(parameter.reshape({-1}).narrow(0, begin - entry.offset, end - begin));
   }
   if (full_) {
@@ -109,7 +108,7 @@ void ShardedBucket::add_parameter(const at::Tensor& parameter) {
     parameter.set_data(place);
   }
   layout_.parameters.push_back(parameter);
-  if (own.defined() && !is_packed()) {
+  if (own.defined() && !is_quantized()) {
     // A separate leaf: views of a tensor that requires gradients could not be updated.
     const at::Tensor values = own.variable_data();
     values.set_requires_grad(parameter.requires_grad());
@@ -118,12 +117,12 @@ void ShardedBucket::add_parameter(const at::Tensor& parameter) {
   }
 }
 
-std::vector<ShardSlice> ShardedBucket::unpacked() const {
+std::vector<ShardSlice> ShardedBucket::dequantized() const {
   std::vector<ShardSlice> copies;
-  if (!packed_) {
+  if (!quantized_) {
     return copies;
   }
-  const at::Tensor all = packed_->unpack();
+  const at::Tensor all = quantized_->dequantize();
   for (size_t i = 0; i < layout_.entries.size(); ++i) {
     const auto [begin, end] = layout_.own_range(i);
     if (begin < end) {
@@ -136,10 +135,10 @@ std::vector<ShardSlice> ShardedBucket::unpacked() const {
   return copies;
 }
 
-void ShardedBucket::pack(const ShardSlice& copy) {
+void ShardedBucket::store_quantized(const ShardSlice& copy) {
   for (size_t i = 0; i < layout_.entries.size(); ++i) {
     if (layout_.parameters[i].is_same(copy.parameter)) {
-      packed_->write(layout_.own_range(i).first - layout_.shard_begin, copy.values);
+      quantized_->write(layout_.own_range(i).first - layout_.shard_begin, copy.values);
     }
   }
 }
@@ -166,8 +165,8 @@ void ShardedBucket::add_memory(
   if (store_ && !store_->file()) {
     add(has_masters() ? masters : parameters, shard_);
   }
-  if (packed_) {
-    add(parameters, packed_->bytes());
+  if (quantized_) {
+    add(parameters, quantized_->bytes());
   }
   if (store_) {
     add(parameters, store_->rounded());
@@ -186,14 +185,14 @@ void ShardedBucket::bump_versions() {
 
 Pending ShardedBucket::start_gather(Source source) {
   wire_.set_source(source);
-  if (packed_) {
-    packed_->end_writes();
+  if (quantized_) {
+    quantized_->end_writes();
   }
   if (source == Source::kSecondary) {
     return wire_.gather_secondary(values());
   }
-  if (packed_) {
-    return wire_.gather_encoded(packed_->bytes());
+  if (quantized_) {
+    return wire_.gather_encoded(quantized_->bytes());
   }
   if (wire_.is_rounded()) {
     return wire_.gather_encoded(wire_.encode(store_->on_device()));
@@ -215,12 +214,12 @@ void ShardedBucket::write_back() {
   at::Tensor own = own_part();
   if (wire_.is_rounded()) {
     const at::Tensor received =
-        packed_ ? packed_->unpack() : wire_.decode(wire_.encode(store_->on_device()));
+        quantized_ ? quantized_->dequantize() : wire_.decode(wire_.encode(store_->on_device()));
     const at::Tensor unwritten =
         own.eq(received).logical_or_(own.isnan().logical_and_(received.isnan()));
-    if (packed_) {
+    if (quantized_) {
       if (!unwritten.all().item<bool>()) {
-        packed_->store(own);
+        quantized_->store(own);
       }
       return;
     }

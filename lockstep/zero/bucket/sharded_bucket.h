@@ -18,25 +18,25 @@
 
 namespace lockstep::zero {
 
-/// Whether each rank keeps the full parameters or only its shard (ZeRO stage 3).
+/// The storage of parameters between their uses: in full, or only a shard (ZeRO stage 3).
 enum class ParamPlacement {
   kReplicated,  ///< Every rank always has the full values.
   kSharded      ///< Stage 3: unsharded when an operation uses them, and freed afterwards.
 };
 
 /// This rank's shard of frozen parameters, stored in 8 bits. Not thread-safe.
-class PackedShard {
+class QuantizedShard {
  public:
   /// `wire`: must outlive this.
-  PackedShard(const BucketWire& wire, const at::Tensor& values)
+  QuantizedShard(const BucketWire& wire, const at::Tensor& values)
       : wire_(wire), bytes_(wire.encode(values)) {}
 
   const at::Tensor& bytes() const { return bytes_; }
-  at::Tensor unpack() const { return wire_.decode(bytes_); }
+  at::Tensor dequantize() const { return wire_.decode(bytes_); }
   /// Replaces all values.
   void store(const at::Tensor& values) { bytes_ = wire_.encode(values); }
-  /// Replaces the values from element `begin` on. Values of several calls are rounded together: all
-  /// stay exact until `end_writes`.
+  /// Replaces the values from element `begin` on. All values stay exact until `end_writes`, so that
+  /// values of several calls are rounded together.
   void write(int64_t begin, const at::Tensor& values);
   void end_writes() { exact_.reset(); }
 
@@ -46,7 +46,7 @@ class PackedShard {
   at::Tensor exact_;  ///< Undefined unless values were written.
 };
 
-/// Parameters in one flat buffer, of which each rank owns an equal part, its shard.
+/// Parameters in one flat buffer. Each rank owns an equal part, its shard.
 ///
 /// The constructor copies the parameters into one contiguous, row-major buffer. Parameters created
 /// by zero_init are gathered one at a time, so the peak is the largest parameter.
@@ -55,19 +55,19 @@ class PackedShard {
 /// dequantized values. The shard stays exact: write-back takes only values that differ from the
 /// rounded ones.
 ///
-/// Trained fp16 or bf16 parameters have fp32 masters, which are the shard then, and an fp32 shard
-/// of gradients. Averages are sent in the parameters' dtype, and accumulate in fp32, unless
-/// LowPrecisionPolicy says otherwise.
+/// Trained fp16 or bf16 parameters have an fp32 shard of masters and an fp32 shard of gradients.
+/// Averages are sent in the parameters' dtype and accumulate in fp32, unless LowPrecisionPolicy
+/// says otherwise.
 ///
 /// A plan may select 16-bit communication for a wider bucket: its gradients are rounded, and so are
 /// sharded parameters, with the properties of ZeRO++ above. Replicated parameters are gathered
 /// exactly after an update.
 ///
-/// Frozen parameters may be stored in 8 bits: they are rounded once. This rank then has copies of
-/// its shard slices (`unpacked`) instead of views.
+/// Frozen parameters may be stored in 8 bits, rounded once. This rank then has copies of its shard
+/// slices (`dequantized`) instead of views.
 ///
-/// Memory: the parameters, or, if sharded, their shard and the full buffer while unsharded; with
-/// masters their shard in the update dtype; BucketGradients. Not thread-safe.
+/// Memory: the parameters; if sharded, their shard, and the full buffer while unsharded. Also the
+/// shard of masters in the update dtype, and BucketGradients. Not thread-safe.
 class ShardedBucket final : public ShardedUnit {
  public:
   /// `plan`: for `parameters`, from flat::plan_buckets. Frozen parameters have no gradients.
@@ -91,17 +91,18 @@ class ShardedBucket final : public ShardedUnit {
   std::vector<flat::ShardBounds> shard_bounds() const { return layout_.bounds(); }
   bool is_sharded_param() const { return full_ != nullptr; }
   bool has_masters() const { return store_ && store_->are_masters(); }
-  bool is_kept_in_8_bits() const { return packed_.has_value(); }
+  /// Returns whether the shard is stored in 8 bits.
+  bool is_quantized() const { return wire_.comm().quantized_storage; }
   /// The values of this rank's shard; see ShardStore for their storage.
   const at::Tensor& shard() const { return shard_; }
   /// Null unless the shard is in a file.
   std::shared_ptr<offload::FileTensor> shard_file() const {
     return store_ ? store_->file() : nullptr;
   }
-  /// Returns copies of this rank's shard slices if stored in 8 bits; else nothing.
-  std::vector<ShardSlice> unpacked() const;
-  /// Replaces the stored values by those of such a copy.
-  void pack(const ShardSlice& copy);
+  /// Returns copies of this rank's shard slices if the bucket is stored in 8 bits; else nothing.
+  std::vector<ShardSlice> dequantized() const;
+  /// Replaces the stored values by those of a copy from `dequantized`.
+  void store_quantized(const ShardSlice& copy);
 
   /// Only for trained parameters.
   BucketGradients& gradients() { return *gradients_; }
@@ -121,9 +122,11 @@ class ShardedBucket final : public ShardedUnit {
   }
   bool comm_is_rounded() const override { return wire_.rounds(); }
   bool keeps_secondary() const override { return wire_.keeps_secondary(); }
-  /// Also recomputes rounded masters: whatever makes secondary shards stale changes masters, too.
+  /// Also recomputes rounded masters, since a change that makes secondary shards stale changes
+  /// masters, too.
   void drop_secondary() override;
-  /// If sharded, or with masters: copies values written to the parameters to the shard.
+  /// Copies values written to the parameters to the shard. Call it if the bucket is sharded or has
+  /// masters.
   void write_back() override;
   /// Only for a sharded bucket.
   FlatParamBuffer& buffer() override { return *full_; }
@@ -142,15 +145,14 @@ class ShardedBucket final : public ShardedUnit {
   at::Tensor own_part() const {
     return values().narrow(0, layout_.shard_begin, layout_.shard_numel);
   }
-  bool is_packed() const { return wire_.comm().kept_in_8_bits; }
 
   BucketLayout layout_;
-  at::TensorOptions options_;  ///< Of the full values, wherever the shard is stored.
+  at::TensorOptions options_;  ///< The full values'.
   BucketWire wire_;
-  std::unique_ptr<FlatParamBuffer> full_;  ///< If sharded.
-  at::Tensor values_;                      ///< Unless sharded.
-  std::unique_ptr<ShardStore> store_;      ///< If sharded, or with masters.
-  std::optional<PackedShard> packed_;      ///< Replaces both if stored in 8 bits.
+  std::unique_ptr<FlatParamBuffer> full_;    ///< If sharded.
+  at::Tensor values_;                        ///< Unless sharded.
+  std::unique_ptr<ShardStore> store_;        ///< If sharded, or with masters.
+  std::optional<QuantizedShard> quantized_;  ///< Replaces both if stored in 8 bits.
   at::Tensor shard_;
   std::unique_ptr<BucketGradients> gradients_;
 };

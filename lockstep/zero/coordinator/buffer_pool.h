@@ -12,8 +12,7 @@ namespace lockstep::zero {
 /// and fragmentation. Not thread-safe.
 class BufferPool {
  public:
-  /// Returns the smallest buffer that is large enough, and not much too large; null if there is
-  /// none.
+  /// Returns the smallest buffer of at least `bytes` and at most twice as many; null if none fits.
   at::DataPtr find(size_t bytes);
   /// Keeps the buffer if the pool has room, else frees it.
   void keep(at::DataPtr memory, size_t bytes);

@@ -75,7 +75,7 @@ FlatParamBuffer::FlatParamBuffer(
 FlatParamBuffer::~FlatParamBuffer() {
   c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
   registry().remove(storage);
-  // In both cases: whether the buffer has memory differs between ranks and parameters.
+  // With and without memory, which differs between ranks and parameters.
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kDestroyedMessage);
 }
 

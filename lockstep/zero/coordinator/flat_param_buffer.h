@@ -13,7 +13,7 @@ namespace lockstep::zero {
 
 class ParamCast;
 
-/// A callback before an operation uses the tensors of a FlatParamBuffer.
+/// Called before and after an operation uses the tensors of a FlatParamBuffer.
 class AccessHandler {
  public:
   AccessHandler() = default;
@@ -21,32 +21,32 @@ class AccessHandler {
   AccessHandler(const AccessHandler&) = delete;
   AccessHandler& operator=(const AccessHandler&) = delete;
 
-  /// Returns when the values are available, and keeps them until `unpin`. `writes`: the operation
+  /// Blocks until the values are available, and keeps them until `unpin`. `writes`: the operation
   /// will change them. An exception propagates out of the operation.
   virtual void pin(bool writes) = 0;
   virtual void unpin(bool writes) noexcept = 0;
 };
 
-/// A flat tensor whose memory is allocated while its unit is unsharded and freed afterwards. Views
-/// of it stay valid tensors: the parameters of unmodified modules.
+/// A flat tensor whose memory exists only while its unit is unsharded. Its views, the parameters of
+/// unmodified modules, always stay valid tensors.
 ///
 /// `view` returns tensors with a dispatch key that no part of torch uses. Before an operation on
-/// one of them, or on a view of one, forward or backward, the handler is called and makes the
-/// values available. Operations that only make a view or read sizes are exempt; operations from
-/// outside torch count as using all their arguments. Reading the memory without an operation
-/// (`data_ptr` and functions built on it) while it is freed throws an error that says what to do.
-/// Tensors that autocast casts from a view are freed and restored with it (ParamCast).
+/// one of them or on its view, in forward or backward, the handler makes the values available.
+/// Operations that only make a view or read sizes are exempt; operations from outside torch count
+/// as using all their arguments. Reading freed memory without an operation (`data_ptr` and
+/// functions built on it) throws an error that names the remedy. Tensors that autocast casts from a
+/// view are freed and restored with it (ParamCast).
 ///
 /// Only this folder and comm/tensor/sharded_param.h use the key. Cost: 1 to 4 us an operation on
-/// such a tensor, none on others. Thread safety: registration is thread-safe; the rest is up to its
-/// owner. Modelled on torchdistx's deferred initialisation, which used the key first.
+/// such a tensor, none on others. Registration is thread-safe; the rest is not. Modelled on
+/// torchdistx's deferred initialisation, which used the key first.
 class FlatParamBuffer {
  public:
   /// Starts without memory. `freed_message`: the error for reading it while it is freed. Throws
   /// ConfigError if other code in this process uses the key.
   FlatParamBuffer(int64_t numel, const at::TensorOptions& options, std::string freed_message);
-  /// After destruction reading a view throws an error. Existing memory is freed with the last view,
-  /// since a transfer into it may still run.
+  /// Makes later reads of views throw an error. Existing memory is freed with the last view, since
+  /// a transfer into it may still run.
   ~FlatParamBuffer();
   FlatParamBuffer(const FlatParamBuffer&) = delete;
   FlatParamBuffer& operator=(const FlatParamBuffer&) = delete;
@@ -59,8 +59,8 @@ class FlatParamBuffer {
   at::Tensor view(int64_t offset, at::IntArrayRef sizes) const;
   /// Does the same from the first element on.
   at::Tensor view(at::IntArrayRef sizes, at::IntArrayRef strides) const;
-  /// The complete buffer, 1-D, for its owner: no handler is called. Use it only while it has
-  /// memory.
+  /// Returns the complete buffer, 1-D, for its owner: no handler is called. Use it only while it
+  /// has memory.
   const at::Tensor& values() const { return values_; }
   int64_t numel() const { return values_.numel(); }
 
@@ -71,7 +71,7 @@ class FlatParamBuffer {
   /// Allocates uninitialized memory: `given`, of at least as many bytes, or new memory on the
   /// current stream of a device.
   void make_memory(at::DataPtr given = {});
-  /// Returns the memory and leaves the buffer without. Casts lose theirs, too.
+  /// Returns the memory and leaves the buffer without memory. Frees the memory of its casts, too.
   at::DataPtr take_memory();
   /// Keeps `cast` while a view exists.
   void keep(std::unique_ptr<ParamCast> cast);
@@ -104,9 +104,9 @@ class InitInterceptor {
   virtual at::Tensor take(const at::Tensor& created, bool has_values) = 0;
 };
 
-/// RAII scope: `interceptor` sees every tensor that operations of this thread create without
-/// inputs, and the result of every operation that the program calls directly. Nested operations are
-/// not seen.
+/// RAII scope: `interceptor` sees tensors that operations of this thread create. These are all
+/// tensors created without inputs, and the results of operations that the program calls directly.
+/// Results of nested operations with inputs are not seen.
 class InitInterceptScope {
  public:
   explicit InitInterceptScope(InitInterceptor& interceptor);
@@ -115,8 +115,8 @@ class InitInterceptScope {
   InitInterceptScope& operator=(const InitInterceptScope&) = delete;
 };
 
-/// RAII scope: keeps the values of sharded tensors available; others need nothing. Collective, in
-/// the order of `tensors`.
+/// RAII scope: keeps the values of sharded tensors available. Collective, in the order of
+/// `tensors`.
 class Gathered {
  public:
   /// `writes`: the values will be changed, possibly through pointers.

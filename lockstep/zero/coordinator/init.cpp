@@ -27,9 +27,9 @@ class Init::Unit final : public ShardedUnit {
         buffer_(
             length_ * group_.size(),
             options,
-            "[zero] this tensor was created sharded (zero_init), and its memory was read without "
-            "an operation; prepare its model first, or read it within "
-            "Accelerator::with_gathered_parameters") {
+            "[zero] this tensor was created sharded (zero_init), and only torch operations gather "
+            "it; its memory was read directly (data_ptr, accessor); prepare its model first, or "
+            "read it within Accelerator::with_gathered_parameters") {
     buffer_.make_memory();
   }
 
@@ -43,7 +43,7 @@ class Init::Unit final : public ShardedUnit {
   /// Frees the shard of a tensor that no rank uses. The coordinator keeps the unit, as on all
   /// ranks.
   void free_shard() { shard_.reset(); }
-  /// From now on all ranks write equal values.
+  /// Ends the broadcasts: from now on all ranks write equal values.
   void release() { released_ = true; }
   const std::string& name() const { return name_; }
   Pending start_gather(Source /*source*/) override {
@@ -123,7 +123,7 @@ void Init::shard(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-/// Returns, by unit, whether any rank uses it: such a rank may unshard it, which needs all shards.
+/// Returns, by unit, whether any rank uses it. Such a rank may unshard it, which needs all shards.
 std::vector<bool> Init::used_anywhere() {
   at::Tensor used = at::empty({static_cast<int64_t>(units_.size())}, at::kByte);
   std::transform(

@@ -12,33 +12,33 @@
 
 namespace lockstep::zero {
 
-/// Builds a model that no rank ever holds in full: a large tensor is full only during its
-/// initialisation. When the next tensor is created, the previous one is sharded, and each rank
-/// keeps its shard of rank 0's values.
+/// Builds a model that no rank ever holds in full. A large tensor is full only during its
+/// initialisation: the next tensor's creation shards it, and each rank keeps its shard of rank 0's
+/// values.
 ///
-/// It shards floating-point tensors, such as a module's parameters, that operations create without
-/// inputs (`torch::empty`, `torch::randn`) or from other tensors (`torch::randn(...) * 0.02`)
-/// within an InitInterceptScope of this object. Tensors created in another way (operations with
-/// several results, from_blob) stay full until `shard`. All ranks must build the same model.
-/// Sharding replaces the shards of the parameters that it shards. Other tensors (a second model,
-/// buffers) are unsharded on all ranks when an operation uses them, while this object or its
-/// successor from `release` lives; `make_full` unshards tensors permanently.
+/// Within an InitInterceptScope of this object, it shards floating-point tensors that operations
+/// create without inputs (`torch::empty`) or from other tensors (`torch::randn(...) * 0.02`).
+/// Tensors created in another way (operations with several results, from_blob) stay full until
+/// `shard`. All ranks must build the same model. Sharding replaces the shards of the parameters
+/// that it shards. Other tensors (a second model, buffers) are unsharded on all ranks when an
+/// operation uses them, while this object or its successor from `release` lives; `make_full`
+/// unshards tensors permanently.
 ///
 /// Memory: 1/N of the model and its largest tensor, with the inputs of its computation. Each rank
-/// sends 2 (N-1)/N of the model if a tensor is initialised before the next is created and Sharding
-/// takes it over: a broadcast here, an all-gather there; as much again whenever values are changed
-/// later. Not thread-safe. Modelled on DeepSpeed's zero.Init.
+/// sends 2 (N-1)/N of the model: a broadcast here, and an all-gather when Sharding takes it over.
+/// Later changes of initial values send as much again. Not thread-safe. Modelled on DeepSpeed's
+/// zero.Init.
 class Init final : public InitInterceptor {
  public:
-  /// Tensors are moved to `device`, including uninitialized ones: these must not be filled through
-  /// pointers unless the device is the CPU. Tensors of less than `min_elements` stay full, on their
-  /// device.
+  /// Creates tensors on `device`. Uninitialized tensors are moved, too, so they must not be filled
+  /// through pointers unless the device is the CPU. Tensors of less than `min_elements` stay full,
+  /// on their device.
   Init(Group group, at::Device device, int64_t min_elements);
   ~Init() override;
 
   at::Tensor take(const at::Tensor& created, bool has_values) override;
   /// Shards those of `tensors` that are full and that `take` accepts, unless two share memory. They
-  /// remain the same tensors. On all ranks alike; collective.
+  /// remain the same tensors. Collective.
   void shard(const std::vector<at::Tensor>& tensors);
   /// Shards the last created tensor, too, and drops shards of tensors that no rank references.
   /// Collective.
@@ -53,11 +53,11 @@ class Init final : public InitInterceptor {
     std::unique_ptr<ShardedUnit> unit;
     std::string name;
   };
-  /// Finishes, and returns the shards of all tensors that any rank references: a second
-  /// ParamCoordinator in parallel with training's would wait for ranks that serve training's. This
+  /// Finishes, and returns the shards of all tensors that any rank references. They move to
+  /// training's ParamCoordinator: ranks that serve one coordinator would never answer another. This
   /// object is empty afterwards and builds nothing more. Collective.
   std::vector<ReleasedUnit> release();
-  /// The largest number of elements that were unsharded at a time.
+  /// Returns the largest number of elements that were unsharded at a time.
   int64_t max_live_elements_seen() const { return coordinator_->max_live_elements_seen(); }
 
  private:

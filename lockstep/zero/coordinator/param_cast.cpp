@@ -33,7 +33,7 @@ ParamCast::ParamCast(const FlatParamBuffer& from, const at::Tensor& source, cons
           cast.numel(),
           cast.options(),
           "[zero] autocast cast this tensor from a parameter that ZeRO stage 3 shards, and its "
-          "memory was read without an operation; clone() it first") {
+          "memory was read directly (data_ptr, accessor); clone() it first") {
   buffer_.set_owner(this);
   buffer_.make_memory(cast.storage().set_data_ptr(at::DataPtr(nullptr, cast.device())));
 }
@@ -82,8 +82,8 @@ void ParamCast::cast_again() {
     throw ConfigError(
         "zero",
         fmt::format(
-            "a parameter was written to, or updated, since autocast cast it, and ZeRO stage 3 does "
-            "not keep the old values; got version {}, expected {}; call backward() before, and end "
+            "a parameter has changed since autocast cast it, and ZeRO stage 3 does not keep the "
+            "old values; got version {}, expected {}; call backward() before the change, and end "
             "the autocast scope before optimizer.step()",
             version_counter_.current_version(),
             version_));

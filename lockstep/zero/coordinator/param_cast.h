@@ -10,10 +10,10 @@
 
 namespace lockstep::zero {
 
-/// A tensor that autocast has cast from a sharded parameter. Autograd keeps it for backward, and
-/// autocast until its scope ends, so without this class 16-bit copies of the full model would stay.
-/// Its memory is freed with that of the parameter. A later use unshards the parameter and casts it
-/// again, bit-exact. Throws ConfigError if the parameter was written to in between.
+/// A tensor that autocast has cast from a sharded parameter. Its memory is freed with the
+/// parameter's. A later use unshards the parameter and casts it again, bit-exact, and throws
+/// ConfigError if the parameter was written to in between. Without this class 16-bit copies of the
+/// full model would stay: autograd keeps them for backward, and autocast until its scope ends.
 ///
 /// Thread safety: that of the parameter's buffer.
 class ParamCast final : public AccessHandler {
@@ -24,7 +24,8 @@ class ParamCast final : public AccessHandler {
   /// `cast`.
   ParamCast(const FlatParamBuffer& from, const at::Tensor& source, const at::Tensor& cast);
 
-  /// Returns the tensor to use in place of `cast`: itself if it has a grad_fn, else another one.
+  /// Returns the tensor to use in place of `cast`: `cast` itself if it has a grad_fn, else another
+  /// one.
   at::Tensor replacement_for(at::Tensor cast) const;
   /// Returns whether any tensor uses it.
   bool is_used() const { return buffer_.is_used(); }
@@ -39,7 +40,7 @@ class ParamCast final : public AccessHandler {
 
   const FlatParamBuffer* from_;
   std::vector<int64_t> sizes_;
-  std::vector<int64_t> strides_;  ///< Of the source.
+  std::vector<int64_t> strides_;  ///< The source's.
   int64_t offset_;
   c10::VariableVersion version_counter_;
   uint32_t version_;

@@ -87,7 +87,7 @@ std::vector<at::Tensor> weights_after_steps(Group& group, ParamPlacement placeme
   return values;
 }
 
-TEST(ParamCast, TrainingUnderAutocastIsThatOfStage2ToTheBit) {
+TEST(ParamCast, TrainingUnderAutocastIsBitExactWithStage2) {
   for (const bool frozen : {false, true}) {
     ranks(2, [&](Group group) {
       const auto expected = weights_after_steps(group, ParamPlacement::kReplicated, frozen);
@@ -160,7 +160,7 @@ TEST(ParamCast, AParameterThatWasWrittenToBeforeBackwardIsNotCastAgain) {
   });
 }
 
-TEST(ParamCast, WhatAProgramCastsItselfIsATensorLikeAnyOther) {
+TEST(ParamCast, AParameterThatTheProgramCastsIsAnOrdinaryTensor) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = divide(net, group);

@@ -24,7 +24,7 @@ ParamCoordinator::ParamCoordinator(Group group, const ParamCoordinatorOptions& o
 ParamCoordinator::~ParamCoordinator() {
   for (const auto& unit : units_) {
     if (unit->pending) {
-      // All ranks have started it, and it ends by itself. The model may outlive this.
+      // All ranks have started this gather, so it ends. The model may outlive this.
       try {
         unit->sharded->finish_gather(unit->pending->wait(std::chrono::seconds(1)));
       } catch (const std::exception&) {
@@ -42,7 +42,7 @@ void ParamCoordinator::add(ShardedUnit& sharded_unit, std::string name) {
   sharded_unit.buffer().set_owner(&unit);
   if (unit.has_memory()) {
     unit.live = true;
-    unit.touched = ++clock_;
+    unit.last_use = ++clock_;
     live_elements_ += unit.elements();
     unsharded_elements_ += unit.elements();
     counters_.max_unsharded_elements =
@@ -68,7 +68,7 @@ int64_t ParamCoordinator::element_limit() const {
 void ParamCoordinator::pin(Unit& unit, bool writes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  record_touch(unit.index);
+  record_use(unit.index);
   ++unit.pins;
   unit.held_exact = unit.held_exact || exact_;
   try {
@@ -88,19 +88,19 @@ void ParamCoordinator::pin(Unit& unit, bool writes) {
       throw CommError(
           "zero",
           fmt::format(
-              "an operation touched {}, of which each rank has a part under ZeRO stage 3, and the "
-              "other ranks did not; touch parameters on all ranks alike, or hold them with "
+              "an operation used {}, which ZeRO stage 3 gathers from all ranks, and the gather "
+              "failed; use the same parameters on all ranks, or hold them with "
               "Accelerator::with_gathered_parameters; {}",
               unit.name,
               error.what()));
     }
   }
-  // Only now: ranks that still wait must not consider the unit written to.
+  // Counted only after the wait: ranks that still wait must not consider the unit written to.
   unit.writers += writes ? 1 : 0;
   stale_ = stale_ || writes;
 }
 
-/// Another rank that held a unit exact may have released it and requested it rounded since.
+/// Another rank may have released an exactly gathered unit and requested it rounded since.
 void ParamCoordinator::unshard_exact() {
   if (!exact_) {
     return;
@@ -118,7 +118,7 @@ void ParamCoordinator::unpin(Unit& unit, bool writes) noexcept {
   --unit.pins;
   unit.held_exact = unit.held_exact && unit.pins > 0;
   if (writes) {
-    // Only now: an exchange during the operation may have written back older values.
+    // Marked only after the operation: an exchange during it may have written back older values.
     --unit.writers;
     unit.written = true;
     stale_ = true;
@@ -135,12 +135,13 @@ void ParamCoordinator::unpin(Unit& unit, bool writes) noexcept {
   }
 }
 
-void ParamCoordinator::record_touch(Index index) {
-  touches_.erase(std::remove(touches_.begin(), touches_.end(), index), touches_.end());
-  if (touches_.size() == kTouches) {
-    touches_.erase(touches_.begin());
+void ParamCoordinator::record_use(Index index) {
+  recent_uses_.erase(
+      std::remove(recent_uses_.begin(), recent_uses_.end(), index), recent_uses_.end());
+  if (recent_uses_.size() == kRecentUses) {
+    recent_uses_.erase(recent_uses_.begin());
   }
-  touches_.push_back(index);
+  recent_uses_.push_back(index);
 }
 
 /// Returns whether the values are rounded and this rank needs exact ones, or the reverse: training
@@ -149,7 +150,7 @@ bool ParamCoordinator::has_wrong_values(const Unit& unit) const {
   return unit.exact != exact_ && unit.sharded->comm_is_rounded();
 }
 
-/// A gather that some rank waits for, unlike a prefetch, already had its exchange.
+/// A pending gather that was requested, unlike a prefetch, already had its exchange.
 bool ParamCoordinator::needs_exchange(const Unit& unit) const {
   return !unit.has_memory() || (unit.pending && unit.prefetched) || has_wrong_values(unit);
 }
@@ -196,7 +197,7 @@ void ParamCoordinator::start(Unit& unit, bool exact) {
     unit.live = true;
     live_elements_ += unit.elements();
   }
-  unit.touched = ++clock_;
+  unit.last_use = ++clock_;
   unit.exact = exact || !unit.sharded->comm_is_rounded();
   ++counters_.gathers;
 }
@@ -257,7 +258,7 @@ void ParamCoordinator::free_for(int64_t elements, Index keep) {
     Unit* oldest = nullptr;
     for (const auto& unit : units_) {
       if (unit->live && unit->index != keep &&
-          (oldest == nullptr || unit->touched < oldest->touched)) {
+          (oldest == nullptr || unit->last_use < oldest->last_use)) {
         oldest = unit.get();
       }
     }

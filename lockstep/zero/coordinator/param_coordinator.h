@@ -15,6 +15,13 @@
 #include "lockstep/zero/coordinator/flat_param_buffer.h"
 #include "lockstep/zero/coordinator/prefetch_trace.h"
 
+/// Stage 3: all-gathers parameters before an operation uses them.
+///
+/// - *Unsharded*: the unit's full values are in this rank's memory.
+/// - *Live*: all ranks consider the unit unsharded. Liveness depends only on exchanges.
+/// - *Pinned*: an operation of this rank uses the unit, so its memory stays.
+/// - *Exchange*: an all-gather of one small message a rank, after which all ranks all-gather the
+///   units that any of them requested.
 namespace lockstep::zero {
 
 /// The source of the values of an all-gather.
@@ -36,7 +43,8 @@ class ShardedUnit {
   /// Starts the all-gather into the buffer, which has memory. Collective; kSecondary only among
   /// nearby ranks.
   virtual Pending start_gather(Source source) = 0;
-  /// `received`: the result of the all-gather. The values are valid when this returns. Local.
+  /// Completes the all-gather with its result `received`: the buffer's values are valid afterwards.
+  /// Local.
   virtual void finish_gather(const at::Tensor& /*received*/) {}
   /// Returns whether kShards gives other values than kExact.
   virtual bool comm_is_rounded() const { return false; }
@@ -48,37 +56,35 @@ class ShardedUnit {
 };
 
 struct ParamCoordinatorOptions {
-  /// Most unsharded elements at a time, unless one operation needs more. None: as many as the three
-  /// largest units, so that one can be prefetched while another is in use.
+  /// The limit of unsharded elements at a time; one operation may exceed it. None: as many as the
+  /// three largest units have, so that one can be prefetched while another is in use.
   std::optional<int64_t> max_live_elements = std::nullopt;
-  /// Whether the unit that followed the last time is prefetched.
+  /// Prefetches the unit that followed the last time.
   bool prefetch = true;
 };
 
-/// Decides which units are unsharded (live), equally on all ranks.
+/// Decides which units are live, equally on all ranks.
 ///
 /// An operation that uses a sharded unit starts an exchange: every rank sends the unit that it
-/// waits for, and all requested units are all-gathered on all ranks. So ranks with different
-/// control flow do not hang: a rank that has finished backward, or is about to update
-/// (`wait_for_all`), takes part until all have. If all wait for the same unit, the unit that
-/// followed it the last time is prefetched, if all ranks expect the same one.
+/// waits for, and all ranks all-gather all requested units. So ranks with different control flow do
+/// not hang. A rank that has finished backward, or is about to update, takes part (`wait_for_all`)
+/// until all ranks have. If all ranks wait for the same unit and expect the same next one, they
+/// prefetch that one.
 ///
-/// Which units are *live* depends on the exchanges only, and is the same on all ranks. Beyond
-/// `max_live_elements` the least recently used units are freed. A unit that an operation of this
-/// rank uses (`pins`) keeps its memory until the operation is done, live or not. Each exchange
-/// compares the ranks' sets of live units; if they differ, for instance after an error, all units
-/// are freed.
+/// Beyond `max_live_elements` the least recently used units are freed. A pinned unit keeps its
+/// memory until the operation is done, live or not. Each exchange compares the ranks' sets of live
+/// units; if they differ, for instance after an error, all units are freed.
 ///
 /// A unit that was written to (a loaded checkpoint, an initialisation) is written back to the
 /// shards before it is freed. An operation that writes waits, in exchanges, until all ranks are
-/// about to write to that unit, while other ranks get the units that they read: so each write
+/// about to write to that unit; meanwhile other ranks get the units that they read. So each write
 /// happens on all ranks, or on none, before the unit is freed. If no rank can continue because one
-/// writes while others do not, all get a ConfigError. A rank may write on its own to a unit held by
-/// a Gathered for writing, or marked as written.
+/// writes while others do not, all throw ConfigError. A rank may write alone to a unit that a
+/// Gathered holds for writing, or that is marked as written.
 ///
-/// Exact and rounded gathers do not satisfy each other's requests. A unit with a secondary shard is
-/// gathered from nearby ranks from its second gather on, until any rank reports changed values: an
-/// update, or a write to any unit, drops all secondary shards, on all ranks in the same exchange.
+/// Exact and rounded all-gathers do not satisfy each other's requests. From its second all-gather
+/// on, a unit with a secondary shard is gathered from nearby ranks. An update or a write to any
+/// unit drops all secondary shards, on all ranks in the same exchange.
 ///
 /// Cost: an all-gather of 96 bytes a rank for each unit, and one for each write. Thread safety: one
 /// thread at a time may use units, including autograd's.
@@ -89,12 +95,12 @@ class ParamCoordinator {
   ParamCoordinator(const ParamCoordinator&) = delete;
   ParamCoordinator& operator=(const ParamCoordinator&) = delete;
 
-  /// Manages the unit's tensors from now on. `name` is for errors. Call it in the same order on all
-  /// ranks. `unit` must outlive this.
+  /// Manages the unit's tensors from now on. `name` is for errors. `sharded_unit` must outlive
+  /// this. Call it in the same order on all ranks.
   void add(ShardedUnit& sharded_unit, std::string name);
 
-  /// Marks new values that must be written back. Until the unit is freed the first time, all ranks
-  /// must write the same values to it, or their writes are replaced. On all ranks.
+  /// Marks new values that must be written back. Until the unit is first freed, all ranks must
+  /// write the same values to it; other writes are replaced. Call it on all ranks.
   void mark_written(const ShardedUnit& sharded_unit);
   /// Frees units so that `elements` more fit within the limit, if possible.
   void make_room_for(int64_t elements);
@@ -102,17 +108,18 @@ class ParamCoordinator {
   /// Selects exact gathers for this rank's operations, or, if not `exact`, gathers in the
   /// communication dtype. Returns the previous setting.
   bool set_exact(bool exact);
-  /// The ranks' shards have changed, or will. Call it on all ranks, between exchanges.
+  /// Drops all secondary shards, because the ranks' shards have changed or will change. Call it on
+  /// all ranks, between exchanges.
   void drop_secondary_shards();
 
   /// Takes part in one exchange, for a rank that waits for another action of the other ranks.
-  /// Collective, with the operations of the other ranks.
+  /// Collective with their operations.
   void serve();
-  /// A mark: this rank is about to update.
+  /// The mark of a rank that is about to update.
   static constexpr int64_t kUpdate = -1;
-  /// Returns when all ranks have called it; serves their requests meanwhile. `mark`: what this rank
-  /// has finished, the number of a backward or kUpdate; throws CommError if marks differ.
-  /// Collective. Throws CommError, and ConfigError if another rank alone writes.
+  /// Blocks until all ranks have called it; serves their requests meanwhile. `mark`: the number of
+  /// the backward that this rank has finished, or kUpdate. Collective. Throws CommError, also if
+  /// marks differ, and ConfigError if another rank alone writes.
   void wait_for_all(int64_t mark = 0);
   /// Does the same over a Group of the same transport, for instance with a longer timeout.
   void wait_for_all(int64_t mark, Group over);
@@ -138,7 +145,7 @@ class ParamCoordinator {
   struct Message;
   using Index = PrefetchTrace::Index;
   static constexpr Index kNone = PrefetchTrace::kNone;
-  static constexpr size_t kTouches = 4;
+  static constexpr size_t kRecentUses = 4;
 
   enum class Until : int64_t;
   struct Request;
@@ -148,14 +155,14 @@ class ParamCoordinator {
   void unpin(Unit& unit, bool writes) noexcept;
   void await_all_to_write(Unit& unit);
   void unshard_exact();
-  void record_touch(Index index);
+  void record_use(Index index);
   bool has_wrong_values(const Unit& unit) const;
   bool needs_exchange(const Unit& unit) const;
   bool must_gather(const Unit& unit) const;
   Outcome exchange(Group& over, const Request& request);
   std::vector<Message> exchange_messages(Group& over, const Request& request);
   void prefetch_after(Index requested, const std::vector<Message>& messages);
-  /// Throws CommError if ranks that end a backward together have finished different ones.
+  /// Throws CommError if ranks in wait_for_all have different marks.
   static void check_same_mark(const std::vector<Message>& messages);
   /// Throws ConfigError if no rank can continue because one writes to a unit and others do not.
   void check_writes(const std::vector<Message>& messages) const;
@@ -182,9 +189,9 @@ class ParamCoordinator {
   bool stale_ = false;  ///< Secondary shards are stale; the next exchange reports it.
 
   PrefetchTrace trace_;
-  std::vector<Index> touches_;  ///< The last units that this rank used since the last exchange.
-  int64_t clock_ = 0;           ///< Counts exchanges: the same on all ranks.
-  int64_t live_elements_ = 0;   ///< Elements of live units: the same on all ranks.
+  std::vector<Index> recent_uses_;  ///< The last units that this rank used since the last exchange.
+  int64_t clock_ = 0;               ///< Counts exchanges: the same on all ranks.
+  int64_t live_elements_ = 0;       ///< Elements of live units: the same on all ranks.
   int64_t unsharded_elements_ = 0;
   int64_t three_largest_ = 0;
   struct Counters {

@@ -17,9 +17,9 @@
 
 namespace lockstep::zero {
 
-/// All ranks must be ready: else one rank could write before the unit is freed, and another after
-/// it was gathered again, to values of which a part is written already. Reads of other ranks are
-/// served meanwhile.
+/// All ranks must be ready to write. Otherwise one rank could write before the unit is freed, and
+/// another after it was gathered again with the first rank's part already written. Reads of other
+/// ranks are served meanwhile.
 void ParamCoordinator::await_all_to_write(Unit& unit) {
   using Clock = std::chrono::steady_clock;
   auto since = Clock::now();
@@ -50,8 +50,8 @@ std::vector<ParamCoordinator::Message> ParamCoordinator::exchange_messages(
       .until = request.until,
       .mark = request.mark,
       .live = live_hash(),
-      .touches = {kNone, kNone, kNone, kNone}};
-  std::copy(touches_.begin(), touches_.end(), message.touches.begin());
+      .recent_uses = {kNone, kNone, kNone, kNone}};
+  std::copy(recent_uses_.begin(), recent_uses_.end(), message.recent_uses.begin());
   at::Tensor mine = at::empty({kWords}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &message, sizeof(message));
   const at::Tensor all = over.all_gather(mine).wait();
@@ -110,7 +110,7 @@ ParamCoordinator::Outcome ParamCoordinator::exchange(Group& over, const Request&
   return outcome;
 }
 
-/// Called before waiting for the requested unit, so that the two gathers follow one another.
+/// Called before waiting for the requested unit, so that both gathers run one after the other.
 void ParamCoordinator::prefetch_after(Index requested, const std::vector<Message>& messages) {
   const Index next = messages[0].expected;
   const bool same_next = std::all_of(messages.begin(), messages.end(), [&](const Message& message) {
@@ -137,17 +137,18 @@ void ParamCoordinator::check_same_mark(const std::vector<Message>& messages) {
     return;
   }
   const auto describe = [](int64_t mark) {
-    return mark == kUpdate ? std::string("an update") : fmt::format("backward {}", mark);
+    return mark == kUpdate ? std::string("an update") : fmt::format("the end of backward {}", mark);
   };
   const auto rank = static_cast<int>(other - messages.begin());
   throw CommError(
       "zero",
       fmt::format(
-          "ranks ended different backwards together: {} of rank 0 and {} of rank {}; a backward "
-          "that threw must throw on all ranks; end the job, or let all ranks throw",
+          "ranks wait for each other at different points: rank 0 at {}, rank {} at {}; expected "
+          "the same backward or update; if a backward throws, let it throw on all ranks, or end "
+          "the job",
           describe(messages[0].mark),
-          describe(other->mark),
-          rank),
+          rank,
+          describe(other->mark)),
       rank);
 }
 
@@ -192,14 +193,14 @@ void ParamCoordinator::apply_messages(const std::vector<Message>& messages) {
   for (const Message& message : messages) {
     stale = stale || message.stale != 0;
     same_live = same_live && message.live == messages[0].live;
-    for (const Index index : message.touches) {
+    for (const Index index : message.recent_uses) {
       if (index != kNone) {
-        units_[index]->touched = ++clock_;
+        units_[index]->last_use = ++clock_;
       }
     }
   }
   stale_ = false;
-  touches_.clear();
+  recent_uses_.clear();
   if (!same_live) {
     reshard_all();
     trace_.forget();
@@ -222,7 +223,7 @@ int64_t ParamCoordinator::live_hash() const {
   for (const auto& unit : units_) {
     if (unit->live) {
       add(unit->index);
-      add(unit->touched);
+      add(unit->last_use);
       add(unit->prefetched ? 1 : 0);
     }
   }

@@ -71,7 +71,7 @@ void end_step(Sharding& sharding) {
 }
 
 /// What users do: train, look at things on one rank, evaluate, and talk to each other in between.
-TEST(Rounds, OneRankMayLookAtParametersThatOthersLeaveAlone) {
+TEST(ParamExchange, OneRankMayReadParametersThatOthersDoNotUse) {
   for (const int64_t layers : {4, 7, 9}) {
     for (const int64_t cap : {1, 3000, 9000}) {
       for (const bool two_groups : {false, true}) {
@@ -99,7 +99,7 @@ TEST(Rounds, OneRankMayLookAtParametersThatOthersLeaveAlone) {
 }
 
 /// As save_model does: one rank touches all, the others help.
-TEST(Rounds, WhatOneRankBringsWhileOthersSettleLeavesAllAlike) {
+TEST(ParamExchange, AGatherDuringTheOthersSyncLeavesAllRanksEqual) {
   for (const int64_t cap : {1, 3000, 9000}) {
     for (const bool two_groups : {false, true}) {
       for (const bool evaluated : {false, true}) {
@@ -132,7 +132,7 @@ TEST(Rounds, WhatOneRankBringsWhileOthersSettleLeavesAllAlike) {
 }
 
 /// Rank 0 has the first matrix here, and rank 1 does not, when both write to it.
-TEST(Rounds, WhatIsWrittenWhereAnotherRankHasToWaitStays) {
+TEST(ParamExchange, WritesPersistWhileAnotherRankWaits) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
     const auto sharding = page(net, group, 1, {.max_live_elements = 520, .prefetch = false});
@@ -160,7 +160,7 @@ TEST(Rounds, WhatIsWrittenWhereAnotherRankHasToWaitStays) {
 }
 
 /// With as many units as may be live by default, three: to look at three others lets the first go.
-TEST(Rounds, WhatAllWriteIsTheSameThoughOneRankLookedAtOthersBefore) {
+TEST(ParamExchange, CollectiveWritesAreEqualThoughOneRankReadOthersBefore) {
   for (const int who : {0, 1}) {
     for (const bool twice : {false, true}) {
       ranks(2, [&](Group group) {
@@ -193,7 +193,7 @@ TEST(Rounds, WhatAllWriteIsTheSameThoughOneRankLookedAtOthersBefore) {
   }
 }
 
-TEST(Rounds, WritesThatAreNotEveryonesAreRefusedByNameOnAllRanks) {
+TEST(ParamExchange, WritesOnSomeRanksAreRefusedByNameOnAllRanks) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = page(net, group, 1);
@@ -224,7 +224,7 @@ TEST(Rounds, WritesThatAreNotEveryonesAreRefusedByNameOnAllRanks) {
 }
 
 /// Rank 1 keeps house for others, and does not come to write, however long it is waited for.
-TEST(Rounds, AWriteThatIsWaitedForInVainEnds) {
+TEST(ParamExchange, AWriteWithoutTheOtherRanksTimesOut) {
   ranks(
       2,
       [](Group group) {
@@ -290,7 +290,7 @@ std::vector<at::Tensor> weights_after_mixed_work(
   return values;
 }
 
-TEST(Rounds, WhateverSingleRanksLookAtTrainingIsThatOfStage2) {
+TEST(ParamExchange, ReadsOfSingleRanksDoNotChangeTraining) {
   for (uint32_t seed = 1; seed <= 12; ++seed) {
     ranks(2, [&](Group group) {
       const auto expected = weights_after_mixed_work(group, ParamPlacement::kReplicated, seed);
@@ -302,7 +302,7 @@ TEST(Rounds, WhateverSingleRanksLookAtTrainingIsThatOfStage2) {
   }
 }
 
-TEST(Rounds, WhatOneRankHoldsDoesNotChangeWhatOthersMayLetGoOf) {
+TEST(ParamExchange, UnitsInUseByOneRankDoNotChangeTheOthersReshards) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const auto sharding = page(net, group, 1, {.max_live_elements = 520});
@@ -319,7 +319,7 @@ TEST(Rounds, WhatOneRankHoldsDoesNotChangeWhatOthersMayLetGoOf) {
   });
 }
 
-TEST(Rounds, ParametersAreNotUpdatedWhileTheyAreHeld) {
+TEST(ParamExchange, GatheredParametersAreNotUpdated) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const auto sharding = page(net, group, 1);
@@ -347,7 +347,7 @@ at::Tensor loss_that_throws(torch::nn::Sequential& net, bool throws) {
   return x.sum();
 }
 
-TEST(Rounds, ABackwardThatFailedOnOneRankDoesNotMixWithTheNext) {
+TEST(ParamExchange, ABackwardThatFailedOnOneRankDoesNotMixWithTheNext) {
   std::array<std::string, 2> said;
   ranks(2, [&](Group group) {
     auto net = mlp(6);
@@ -368,11 +368,13 @@ TEST(Rounds, ABackwardThatFailedOnOneRankDoesNotMixWithTheNext) {
       said[static_cast<size_t>(rank)] = error.what();
     }
   });
-  EXPECT_THAT(said[0], HasSubstr("backward 2 of rank 0 and backward 1 of rank 1"));
-  EXPECT_THAT(said[1], HasSubstr("backward 2 of rank 0 and backward 1 of rank 1"));
+  EXPECT_THAT(
+      said[0], HasSubstr("rank 0 at the end of backward 2, rank 1 at the end of backward 1"));
+  EXPECT_THAT(
+      said[1], HasSubstr("rank 0 at the end of backward 2, rank 1 at the end of backward 1"));
 }
 
-TEST(Rounds, GradientsUnderWayStayFewWhereAnotherRankIsSlow) {
+TEST(ParamExchange, FewBucketsAreInFlightIfAnotherRankIsSlow) {
   constexpr int64_t kLayers = 12;
   std::array<std::atomic<int>, 2> arrived{0, 0};
   std::atomic<int> lead = 0;
@@ -399,7 +401,7 @@ TEST(Rounds, GradientsUnderWayStayFewWhereAnotherRankIsSlow) {
   EXPECT_LE(lead, 5) << "three under way, one that is computed, one that is waited for";
 }
 
-TEST(Rounds, WhoHelpsMayHaveMorePatienceThanTrainingHas) {
+TEST(ParamExchange, AServingRankMayHaveALongerTimeoutThanTraining) {
   ranks(
       2,
       [](Group group) {
@@ -417,7 +419,7 @@ TEST(Rounds, WhoHelpsMayHaveMorePatienceThanTrainingHas) {
 }
 
 /// What was on its way to parameters is there, or cannot be read: never half.
-TEST(Rounds, WhatIsOnItsWayWhenAllEndsIsNotReadHalf) {
+TEST(ParamExchange, AMessageInFlightAtTheEndIsNotReadInPart) {
   const auto expected = mlp(6, 256)->parameters();
   const auto body = [&](Group group) {
     auto net = mlp(6, 256);

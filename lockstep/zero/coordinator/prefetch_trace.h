@@ -7,8 +7,8 @@
 
 namespace lockstep::zero {
 
-/// Predicts the next unit from the one that followed the same three units the last time, separately
-/// for forward and backward. Ranks with the same trace predict the same. Not thread-safe.
+/// Predicts the unit that followed the same three units the last time, separately for forward and
+/// backward. Ranks with the same trace predict the same. Not thread-safe.
 class PrefetchTrace {
  public:
   using Index = int64_t;

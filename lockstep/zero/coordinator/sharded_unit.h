@@ -17,7 +17,7 @@ enum class ParamCoordinator::Until : int64_t {
   kValues,    ///< No further condition.
   kAllWrite,  ///< All ranks are about to write to the requested unit.
   kAllDone,   ///< All ranks have called wait_for_all.
-  kGaveUp     ///< It gave up waiting for kAllWrite.
+  kGaveUp     ///< The rank gave up waiting for kAllWrite.
 };
 
 struct ParamCoordinator::Request {
@@ -27,21 +27,21 @@ struct ParamCoordinator::Request {
 };
 
 struct ParamCoordinator::Outcome {
-  bool agreed;   ///< Its condition holds.
+  bool agreed;   ///< The request's condition holds.
   bool changed;  ///< Some rank got values, and continues.
 };
 
 /// One rank's message in an exchange.
 struct ParamCoordinator::Message {
   int64_t requested;    ///< The unit that it waits for, or kNone.
-  int64_t must_gather;  ///< Whether that unit must be gathered.
+  int64_t must_gather;  ///< 1: that unit must be gathered.
   int64_t expected;     ///< Its prediction of the next unit that is not live, or kNone.
-  int64_t stale;        ///< Whether secondary shards became stale since the last exchange.
-  int64_t exact;        ///< Whether it requests exact values.
+  int64_t stale;        ///< 1: secondary shards became stale since the last exchange.
+  int64_t exact;        ///< 1: it requests exact values.
   Until until;          ///< Its further condition; `mark`: see Request.
   int64_t mark;
   int64_t live;  ///< A hash of the units that it considers live.
-  std::array<Index, kTouches> touches;
+  std::array<Index, kRecentUses> recent_uses;
 };
 
 struct ParamCoordinator::Unit final : AccessHandler {
@@ -51,7 +51,7 @@ struct ParamCoordinator::Unit final : AccessHandler {
   void unpin(bool writes) noexcept override { coordinator->unpin(*this, writes); }
   int64_t elements() const { return sharded->buffer().numel(); }
   bool has_memory() const { return sharded->buffer().has_memory(); }
-  /// Whether the buffer may differ from the ranks' shards.
+  /// Returns whether the buffer may differ from the ranks' shards.
   bool is_dirty() const { return has_memory() && (written || writers > 0); }
 
   ParamCoordinator* coordinator;
@@ -62,8 +62,8 @@ struct ParamCoordinator::Unit final : AccessHandler {
   // The same on all ranks.
   bool live = false;
   bool prefetched = false;  ///< Prefetched, and no rank has waited for it yet.
-  int64_t touched = 0;
-  bool exact = false;  ///< The last gather was exact.
+  int64_t last_use = 0;     ///< `clock_` at its last use.
+  bool exact = false;       ///< The last gather was exact.
   bool has_secondary = false;
   bool fresh = false;   ///< New, and never freed: ranks write to it during initialisation.
   int64_t writers = 0;  ///< Number of pins that write, once all ranks do.

@@ -83,9 +83,9 @@ bool ends_with(std::string_view text, std::string_view ending) {
   return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
 }
 
-/// torch's operations whose declaration suggests that they use values, but that only read sizes or
-/// identify memory. Some are not dispatched at all as methods. Operations that may access the
-/// memory (resize_, set_, record_stream, is_pinned) are not listed.
+/// torch's operations that only read sizes or identify memory, although their declarations suggest
+/// a use of values. Some are never dispatched as methods. Operations that may access the memory
+/// (resize_, set_, record_stream, is_pinned) are not listed.
 constexpr std::array kUsesNoValues = std::to_array<std::string_view>(
     {"_assert_tensor_metadata",
      "_debug_has_internal_overlap",
@@ -202,7 +202,7 @@ bool uses_values_cached(const c10::FunctionSchema& schema) {
   return cache[&schema] = uses_values(schema);
 }
 
-/// Whether autocast is active in a calling operation. Autocast is off while it casts arguments.
+/// True while autocast is active in a calling operation. Autocast is off while it casts arguments.
 thread_local bool g_autocasts = false;
 
 class AutocastScope {
@@ -282,8 +282,8 @@ void install_unshard_dispatch() {
       throw ConfigError(
           "zero",
           fmt::format(
-              "stage 3 needs torch's dispatch key DeferredInit, which other code in this process "
-              "has taken (torchdistx?); run without that code, or use stage 2: {}",
+              "ZeRO stage 3 needs torch's dispatch key DeferredInit, which other code in this "
+              "process uses (torchdistx?); run without that code, or use stage 2: {}",
               error.what_without_backtrace()));
     }
   }();

@@ -63,7 +63,7 @@ auto build_in_parts(Init& init, const Build& build) {
   return built;
 }
 
-TEST(PagingGuard, CollectivesOnParametersThatComeAndGoAreRefused) {
+TEST(UnshardGuard, CollectivesOnShardedParametersAreRefused) {
   ranks(2, [](Group group) {
     auto net = mlp(1);
     const auto sharding = divide(named(*net), group);
@@ -81,7 +81,7 @@ TEST(PagingGuard, CollectivesOnParametersThatComeAndGoAreRefused) {
   });
 }
 
-TEST(PagingGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
+TEST(UnshardGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [&](Group group) {
       auto net = mlp(3);
@@ -98,7 +98,7 @@ TEST(PagingGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
   }
 }
 
-TEST(PagingGuard, WhatOutlivesItsShardingSaysSoWhetherItWasHereOrNot) {
+TEST(UnshardGuard, ParametersThatOutliveTheirShardingThrow) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     auto sharding = divide(named(*net), group);
@@ -110,7 +110,7 @@ TEST(PagingGuard, WhatOutlivesItsShardingSaysSoWhetherItWasHereOrNot) {
   });
 }
 
-TEST(PagingGuard, OperationsThatLookAtNoValuesBringNone) {
+TEST(UnshardGuard, OperationsWithoutValuesUnshardNothing) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const auto sharding = divide(named(*net), group);
@@ -132,7 +132,7 @@ at::Tensor sum_through_memory(const at::Tensor& tensor) {
   return at::full({}, std::accumulate(values, values + tensor.numel(), 0.0F));
 }
 
-TEST(PagingGuard, AnOperationThatIsNotTorchsTouchesValuesWhateverItsName) {
+TEST(UnshardGuard, ACustomOperationUnshardsItsParameters) {
   torch::Library library(
       torch::Library::DEF, "paging_guard_test", std::nullopt, __FILE__, __LINE__);
   library.def("sum_like(Tensor self) -> Tensor");
@@ -148,7 +148,7 @@ TEST(PagingGuard, AnOperationThatIsNotTorchsTouchesValuesWhateverItsName) {
   });
 }
 
-TEST(PagingGuard, OneFrozenTensorMayHaveTwoNames) {
+TEST(UnshardGuard, OneFrozenTensorMayHaveTwoNames) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
@@ -159,7 +159,7 @@ TEST(PagingGuard, OneFrozenTensorMayHaveTwoNames) {
   });
 }
 
-TEST(PagingGuard, ViewsOfOneAnotherAreRefusedByTheirNames) {
+TEST(UnshardGuard, ViewsOfEachOtherAreRefusedByName) {
   const auto refusal = [](const std::string& a, const std::string& b) {
     return ThrowsMessage<ConfigError>(AllOf(HasSubstr(a + " and " + b), HasSubstr("clone()")));
   };
@@ -195,7 +195,7 @@ TEST(PagingGuard, ViewsOfOneAnotherAreRefusedByTheirNames) {
   }
 }
 
-TEST(ZeroInit, WhatShardingDoesNotDivideCanBeMadeWhole) {
+TEST(ZeroInit, UnshardedParametersCanBeMadeFull) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
     const at::Tensor built = build_in_parts(init, [&] {
@@ -210,7 +210,7 @@ TEST(ZeroInit, WhatShardingDoesNotDivideCanBeMadeWhole) {
   });
 }
 
-TEST(ZeroInit, WhatOneRankHoldsAllKeep) {
+TEST(ZeroInit, AUnitInUseByOneRankIsKeptByAll) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
     auto built = build_in_parts(init, [] { return mlp(2); });
@@ -220,7 +220,7 @@ TEST(ZeroInit, WhatOneRankHoldsAllKeep) {
   });
 }
 
-TEST(ZeroInit, GradientsGoThroughASecondModelToTheOneThatIsDivided) {
+TEST(ZeroInit, GradientsFlowThroughASecondModelToTheShardedOne) {
   const at::Tensor x = at::ones({2, 16}) / 16;
   auto plain_critic = mlp(4);
   auto plain = mlp(6);
@@ -258,7 +258,7 @@ TEST(ZeroInit, GradientsGoThroughASecondModelToTheOneThatIsDivided) {
   });
 }
 
-TEST(ZeroInit, ASecondModelMayBeWrittenToAfterTheFirstWasDivided) {
+TEST(ZeroInit, ASecondModelMayBeWrittenAfterTheFirstWasSharded) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
     auto nets = build_in_parts(init, [] { return std::make_pair(mlp(1), mlp(2)); });
@@ -313,7 +313,7 @@ TEST(ActivationCheckpoint, ABackwardForGradientsOfGradientsIsRefused) {
   EXPECT_TRUE(at::equal(torch::autograd::grad({loss}, {x})[0], at::full({3}, 24.0)));
 }
 
-TEST(ActivationCheckpoint, GoesWithinAnother) {
+TEST(ActivationCheckpoint, NestsWithinAnother) {
   const at::Tensor weight = at::full({3}, 2.0).requires_grad_();
   const auto square = [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     return {(in[0] * weight).square()};

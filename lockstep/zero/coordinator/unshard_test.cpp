@@ -101,7 +101,7 @@ std::vector<double> oracle(
   return losses;
 }
 
-TEST(Paging, ValuesAreHereWhileTouchedAndGoneAfter) {
+TEST(Unshard, ValuesExistDuringUseAndAreFreedAfterwards) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const at::Tensor expected = net->parameters()[0].detach().clone();
@@ -117,7 +117,7 @@ TEST(Paging, ValuesAreHereWhileTouchedAndGoneAfter) {
   });
 }
 
-TEST(Paging, MemoryThatIsNotThereCannotBeRead) {
+TEST(Unshard, MemoryOfAShardedParameterCannotBeRead) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const auto sharding = page(*net, group, 1);
@@ -130,7 +130,7 @@ TEST(Paging, MemoryThatIsNotThereCannotBeRead) {
   });
 }
 
-TEST(Paging, TrainsAsOneProcess) {
+TEST(Unshard, TrainsAsOneProcess) {
   Varied alone;
   const auto expected = oracle(
       *alone, [&](int step) { return alone->loss(step); }, 5);
@@ -152,7 +152,7 @@ TEST(Paging, TrainsAsOneProcess) {
   }
 }
 
-TEST(Paging, TheNextUnitIsOnItsWayFromTheSecondStepOn) {
+TEST(Unshard, TheNextUnitIsPrefetchedFromTheSecondStepOn) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const auto sharding = page(*net, group, 1, {.max_live_elements = 3 * 600});
@@ -169,7 +169,7 @@ TEST(Paging, TheNextUnitIsOnItsWayFromTheSecondStepOn) {
   });
 }
 
-TEST(Paging, RanksMayUseOtherParametersThanOthers) {
+TEST(Unshard, RanksMayUseOtherParametersThanOthers) {
   ranks(3, [](Group group) {
     auto net = mlp(5);
     const auto sharding = page(*net, group, 1);
@@ -189,7 +189,7 @@ TEST(Paging, RanksMayUseOtherParametersThanOthers) {
   });
 }
 
-TEST(Paging, EvaluationTouchesAsTrainingDoes) {
+TEST(Unshard, EvaluationUnshardsAsTrainingDoes) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
     const at::Tensor expected = net->forward(at::ones({2, 16})).detach();
@@ -207,7 +207,7 @@ TEST(Paging, EvaluationTouchesAsTrainingDoes) {
   });
 }
 
-TEST(Paging, WhatIsWrittenToParametersStays) {
+TEST(Unshard, WritesToParametersPersist) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
     const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
@@ -225,7 +225,7 @@ TEST(Paging, WhatIsWrittenToParametersStays) {
   });
 }
 
-TEST(Paging, FrozenParametersComeAndGoToo) {
+TEST(Unshard, FrozenParametersAreGatheredAndFreedToo) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     for (auto& parameter : net->children()[0]->parameters()) {
@@ -239,7 +239,7 @@ TEST(Paging, FrozenParametersComeAndGoToo) {
   });
 }
 
-TEST(Paging, SmallParametersMayStay) {
+TEST(Unshard, SmallParametersMayStay) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = divided(
@@ -253,7 +253,7 @@ TEST(Paging, SmallParametersMayStay) {
   });
 }
 
-TEST(Paging, NoMoreSmallOnesStayThanThereIsRoomForInTheModelsOrder) {
+TEST(Unshard, SmallParametersStayUpToTheLimitInTheModelsOrder) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     // Biases of 16, and a weight of 256 that is too large for the first bound alone.
@@ -273,7 +273,7 @@ TEST(Paging, NoMoreSmallOnesStayThanThereIsRoomForInTheModelsOrder) {
 }
 
 /// What DeepSpeed 0.19.8's mark_persistent_parameters marks.
-TEST(Paging, WhatDoesNotFitIsPassedOverAndASmallerOneBehindItStays) {
+TEST(Unshard, AUnitThatDoesNotFitIsSkippedAndASmallerLaterOneStays) {
   NamedTensors all;
   for (const int64_t numel : {6, 5, 20, 2, 3}) {
     all.push_back({"p" + std::to_string(numel), at::zeros({numel})});
@@ -296,7 +296,7 @@ TEST(Paging, WhatDoesNotFitIsPassedOverAndASmallerOneBehindItStays) {
   EXPECT_TRUE(kept_sizes(100, 0).empty());
 }
 
-TEST(Paging, ARankThatTouchesAloneIsToldSo) {
+TEST(Unshard, ARankThatReadsAParameterAloneGetsAnError) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = page(*net, group, 1);
@@ -305,7 +305,7 @@ TEST(Paging, ARankThatTouchesAloneIsToldSo) {
         net->parameters()[2].sum();
         FAIL() << "rank 1 is elsewhere";
       } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("an operation touched 1.weight"));
+        EXPECT_THAT(error.what(), HasSubstr("an operation used 1.weight"));
         EXPECT_THAT(error.what(), HasSubstr("rank 1 calls barrier"));
       }
     } else {
@@ -387,7 +387,7 @@ TEST(ZeroInit, NoRankHasMoreThanItsPartAndOneTensor) {
   });
 }
 
-TEST(ZeroInit, WhatIsComputedIsDividedAsWhatIsMadeFromNothing) {
+TEST(ZeroInit, ComputedParametersAreShardedLikeFilledOnes) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 1000);
     std::vector<at::Tensor> built;
@@ -410,7 +410,7 @@ TEST(ZeroInit, WhatIsComputedIsDividedAsWhatIsMadeFromNothing) {
   });
 }
 
-TEST(ZeroInit, WhatWasLeftWholeIsDividedInTheEndButForViewsOfOneAnother) {
+TEST(ZeroInit, FullParametersAreShardedAtTheEndUnlessTheyShareMemory) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 1000);
     const at::Tensor weight =
@@ -429,7 +429,7 @@ TEST(ZeroInit, WhatWasLeftWholeIsDividedInTheEndButForViewsOfOneAnother) {
   });
 }
 
-TEST(ActivationCheckpoint, ChangesNothingButWhatIsKept) {
+TEST(ActivationCheckpoint, ChangesOnlyTheStoredActivations) {
   Varied plain;
   Varied again;
   for (int step = 0; step < 2; ++step) {
@@ -455,7 +455,7 @@ TEST(ActivationCheckpoint, ChangesNothingButWhatIsKept) {
   }
 }
 
-TEST(ActivationCheckpoint, DrawsTheSameRandomNumbersAgainAndLeavesTheGeneratorAlone) {
+TEST(ActivationCheckpoint, RepeatsTheRandomNumbersAndKeepsTheGeneratorsState) {
   const auto noisy = [](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     return {torch::dropout(in[0], 0.5, true).square()};
   };
@@ -477,7 +477,7 @@ TEST(ActivationCheckpoint, DrawsTheSameRandomNumbersAgainAndLeavesTheGeneratorAl
   EXPECT_TRUE(at::equal(undisturbed, torch::rand({3})));
 }
 
-TEST(ActivationCheckpoint, GoesWithEveryStage) {
+TEST(ActivationCheckpoint, WorksWithEveryStage) {
   Varied alone;
   const auto loss_of = [](Varied& net, int step) {
     const at::Tensor ids = (at::arange(24, at::kLong).reshape({4, 6}) * (step + 3)) % 32;

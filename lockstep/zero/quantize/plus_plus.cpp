@@ -27,10 +27,10 @@ PlusPlusGroups::PlusPlusGroups(Group& world, const PlusPlusOptions& options) {
   const int rank = world.rank();
   check_divides("hpz_partition_size", options.hpz_partition_size, world.size());
   if (options.hpz_partition_size > 1) {
-    close = world.split(rank / options.hpz_partition_size, rank);
+    hpz = world.split(rank / options.hpz_partition_size, rank);
   }
   if (options.quantized_gradients) {
-    // Hosts of one rank have nothing to add up within: one hop over all, too.
+    // Hosts of one rank have nothing to add up, so one hop over all ranks suffices.
     const int host =
         options.host_size == 0 || options.host_size == 1 ? world.size() : options.host_size;
     check_divides("host_size", host, world.size());

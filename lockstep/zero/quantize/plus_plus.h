@@ -13,8 +13,8 @@ struct PlusPlusOptions {
   bool quantized_frozen = false;
   /// qgZ: gradients are sent in 4 bits, first within hosts, then between them.
   bool quantized_gradients = false;
-  /// hpZ: ranks r with equal r / P keep a secondary shard together, so that only the first gather
-  /// after an update leaves their group. 1: none.
+  /// hpZ: ranks r with equal r / P keep a secondary shard together. Only the first gather after an
+  /// update leaves their group. 1: none.
   int hpz_partition_size = 1;
   /// Ranks of a host, for qgZ: those with equal r / size. 0 or 1: one hop over all ranks.
   int host_size = 0;
@@ -24,19 +24,19 @@ struct PlusPlusOptions {
   }
 };
 
-/// The process groups of these options; groups of one rank where none is needed.
+/// The process groups of these options. A group that no option needs has one rank.
 struct PlusPlusGroups {
   PlusPlusGroups() = default;
   /// Throws ConfigError unless the sizes are positive and divide that of `world`. Collective.
   PlusPlusGroups(Group& world, const PlusPlusOptions& options);
 
   void check_alive() const {
-    close.check_alive();
+    hpz.check_alive();
     within.check_alive();
     between.check_alive();
   }
 
-  Group close;    ///< hpZ: ranks that keep a secondary shard together.
+  Group hpz;      ///< hpZ: ranks that keep a secondary shard together.
   Group within;   ///< qgZ: the ranks of this host.
   Group between;  ///< qgZ: the ranks of equal local rank, by host.
 };

@@ -144,7 +144,7 @@ TEST(PlusPlus, TrainsAsStage3WithinABand) {
   }
 }
 
-TEST(PlusPlus, GoesOverSocketsAndSharedMemory) {
+TEST(PlusPlus, WorksOverSocketsAndSharedMemory) {
   const auto body = [](Group group) {
     Net net(3, 64);
     const auto sharding = page(net, group, kAll, kWithPrefetch);
@@ -240,7 +240,7 @@ TEST(PlusPlus, BackwardGathersCrossNothing) {
   });
 }
 
-TEST(PlusPlus, WhatIsWrittenToParametersIsNotMissedBySecondCopies) {
+TEST(PlusPlus, SecondCopiesSeeWritesToParameters) {
   ranks(4, [](Group group) {
     Net net(3, 64);
     const auto sharding = page(net, group, kSecondaries);
@@ -273,7 +273,7 @@ TEST(PlusPlus, RanksMayUseOtherParametersThanOthers) {
   });
 }
 
-TEST(PlusPlus, WhatIsUpdatedAndSavedIsExactThoughWhatIsComputedWithIsRounded) {
+TEST(PlusPlus, UpdatesAndSavesExactValuesThoughItComputesWithRoundedOnes) {
   ranks(4, [](Group group) {
     const Net alone(3, 64);
     Net net(3, 64);
@@ -340,7 +340,7 @@ TEST(QuantizedReduction, EveryPartEndsOnItsRank) {
   }
 }
 
-TEST(PlusPlus, SizesThatDoNotDivideAndStagesBefore3AreRefused) {
+TEST(PlusPlus, IndivisibleSizesAndStagesBefore3AreRefused) {
   ranks(4, [](Group group) {
     const auto error_of = [&](const PlusPlusOptions& options,
                               ParamPlacement placement) -> std::string {

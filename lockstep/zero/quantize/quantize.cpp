@@ -49,8 +49,8 @@ int64_t scale_bytes(int64_t numel, Bits bits) {
 
 using Tile = std::array<float, kLargestBlock>;
 
-/// In the bits of their magnitudes floats have the order of integers, infinity above all numbers
-/// and NaN above infinity; a maximum of floats would lose NaN.
+/// Compares magnitudes as integers, whose order is that of floats, with NaN above infinity: a
+/// maximum of floats would lose NaN.
 LOCKSTEP_ALWAYS_INLINE float scale_of(const Tile& tile, int64_t length, Bits bits) {
   int32_t largest = 0;
   for (int64_t i = 0; i < length; ++i) {
@@ -97,7 +97,7 @@ LOCKSTEP_ALWAYS_INLINE void pack(
   }
 }
 
-/// tile += what was packed.
+/// Adds the dequantized values to `tile`.
 LOCKSTEP_ALWAYS_INLINE void add_packed(
     const uint8_t* packed, float scale, Bits bits, int64_t length, Tile& tile) {
   if (bits == Bits::k8) {
@@ -216,7 +216,7 @@ void on_threads(const Job& job) {
       });
 }
 
-/// False if there are no loops for such values.
+/// Runs the loops of the dtype of `values`. Returns false if none exist.
 template <typename Job>
 bool in_loops(const at::Tensor& values, Bits bits, const Job& job) {
   const auto run = [&]<typename T>(T /*example*/) {
@@ -238,7 +238,8 @@ bool in_loops(const at::Tensor& values, Bits bits, const Job& job) {
   }
 }
 
-/// By operations: `values` (blocks, length) to `scales` (blocks, 1) and `packed` (blocks, bytes).
+/// Quantizes `values` (blocks, length) to `scales` (blocks, 1) and `packed` (blocks, bytes) by
+/// operations.
 void quantize_by_operations(
     const at::Tensor& values, Bits bits, const at::Tensor& scales, const at::Tensor& packed) {
   const float levels = levels_of(bits);
@@ -263,7 +264,7 @@ void quantize_by_operations(
       .bitwise_or_(q.narrow(1, half, rest).view(at::kByte).bitwise_left_shift(4));
 }
 
-/// The opposite, added to `sum` (blocks, length).
+/// Dequantizes by operations, and adds the values to `sum` (blocks, length).
 void add_by_operations(
     const at::Tensor& scales, const at::Tensor& packed, Bits bits, const at::Tensor& sum) {
   const at::Tensor scale = scales.clone();

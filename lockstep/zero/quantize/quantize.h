@@ -34,8 +34,8 @@ int64_t wire_bytes(int64_t numel, Bits bits);
 /// threads.
 ///
 /// Cost: two passes over memory, the second in the first-level cache, on CPUs with all of at::'s
-/// threads; on devices about ten operations. Thread safety: that of tensors. After: Wang et al.,
-/// "ZeRO++", arXiv:2306.10209, section 3.
+/// threads; on devices about ten operations. Thread safety: that of tensors. Modelled on Wang et
+/// al., "ZeRO++", arXiv:2306.10209, section 3.
 void quantize(const at::Tensor& values, Bits bits, const at::Tensor& wire);
 
 /// Computes the mean of several quantized sources. `wires`: (sources, wire_bytes), rows contiguous.

@@ -67,14 +67,14 @@ TEST(Quantize, BytesAreThoseOfTheElementsAndAScaleABlock) {
   EXPECT_EQ(wire_bytes(1, Bits::k4), 16);
 }
 
-TEST(Quantize, ZerosAndWhatIsAsGoodAsZeroComeBackAsZeros) {
+TEST(Quantize, ZerosAndTinyValuesAreRestoredAsZeros) {
   for (const Bits bits : kBoth) {
     EXPECT_TRUE(at::equal(there_and_back(at::zeros({3000}), bits), at::zeros({3000})));
     EXPECT_TRUE(at::equal(there_and_back(at::full({3000}, 1e-44), bits), at::zeros({3000})));
   }
 }
 
-TEST(Quantize, EqualNumbersComeBack) {
+TEST(Quantize, EqualNumbersAreRestored) {
   for (const Bits bits : kBoth) {
     for (const double value : {1.0, -3.25, 1e-30, 3e38}) {
       const at::Tensor x = at::full({2500}, value);
@@ -83,7 +83,7 @@ TEST(Quantize, EqualNumbersComeBack) {
   }
 }
 
-TEST(Quantize, WhatIsNotFiniteStaysVisible) {
+TEST(Quantize, NonFiniteValuesStayNonFinite) {
   const float inf = std::numeric_limits<float>::infinity();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     for (const Bits bits : kBoth) {

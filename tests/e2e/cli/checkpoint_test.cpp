@@ -136,7 +136,7 @@ TEST_F(CheckpointCommands, VerifyEndsWithOneIfAnythingIsDamaged) {
   EXPECT_EQ(json["checkpoints"][0]["damage"][0]["tensor"], "layer.weight");
 }
 
-TEST_F(CheckpointCommands, VerifyFindsWhatNoChecksumShows) {
+TEST_F(CheckpointCommands, VerifyFindsFaultsThatNoChecksumShows) {
   storage::edit_manifest(folder_ / "first", [](Json& manifest) {
     Json& files = manifest["files"];
     files.erase(std::find_if(files.begin(), files.end(), [](const Json& record) {
@@ -156,7 +156,7 @@ TEST_F(CheckpointCommands, VerifyFindsWhatNoChecksumShows) {
   EXPECT_EQ(json["checkpoints"][0]["damage"][0]["tensor"], "layer.weight");
 }
 
-TEST_F(CheckpointCommands, WhatDeepSpeedSavedIsNamed) {
+TEST_F(CheckpointCommands, ADeepSpeedCheckpointIsNamed) {
   const fs::path tag = folder_ / "theirs" / "global_step10";
   fs::create_directories(tag);
   for (const char* name :
@@ -215,7 +215,7 @@ TEST_F(CheckpointCommands, AWrongCallEndsWithTwo) {
     refuses({"checkpoint", command}, 2, "got no path");
   }
   refuses({"checkpoint", "diff", path("first")}, 2, "got 1 path, expected two checkpoints");
-  refuses({"checkpoint", "ls", path("absent")}, 2, "is no folder");
+  refuses({"checkpoint", "ls", path("absent")}, 2, "is not a folder");
   refuses({"merge-weights", path("first")}, 2, "expected a checkpoint and a folder to write to");
   refuses({"checkpoint"}, 2, "[lockstep checkpoint]");
   refuses({"checkpoint", "list"}, 2, "unknown command 'list'");
@@ -239,7 +239,7 @@ TEST_F(CheckpointCommands, HelpHasExamplesAndExitCodes) {
       AllOf(HasSubstr("--max-shard-size SIZE"), HasSubstr("--dtype keep\n")));
 }
 
-TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
+TEST_F(CheckpointCommands, SafetensorsReadsMergedWeights) {
   const Json json =
       json_of({"merge-weights", path("launch"), path("out"), "--max-shard-size", "0.024KB"});
   EXPECT_EQ(json["schema"], "lockstep.merge-weights/1");

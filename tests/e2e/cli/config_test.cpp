@@ -100,7 +100,7 @@ TEST_F(ConfigCommands, ShowWithoutAFileAndWithOneThatIsMissing) {
   EXPECT_THAT(variable.err, HasSubstr("which LOCKSTEP_CONFIG_FILE names"));
 }
 
-TEST_F(ConfigCommands, WhatCannotBeWrittenIsAFailure) {
+TEST_F(ConfigCommands, AnUnwritableFileIsAFailure) {
   const Outcome outcome = config({"default", "--config-file", "/proc/none/c.yaml"});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("cannot be written"));
@@ -156,7 +156,7 @@ TEST_F(ConfigCommands, ImportTakesAcceleratesFile) {
   EXPECT_THAT(contents(default_path()), HasSubstr("\nzero_stage: 3\n"));
 }
 
-TEST_F(ConfigCommands, ImportKnowsAcceleratesPlace) {
+TEST_F(ConfigCommands, ImportFindsAcceleratesDefaultFile) {
   fs::create_directories(folder_ / "hf" / "accelerate");
   file("hf/accelerate/default_config.yaml", "distributed_type: 'NO'\nmixed_precision: no\n");
   const Outcome outcome = config({"import"}, {"HF_HOME=" + (folder_ / "hf").native()});
@@ -342,7 +342,7 @@ TEST_F(BadConfig, Case57BombsAndNests) {
   EXPECT_THAT(outcome.err, HasSubstr("file too large; expected at most 1 MiB"));
 }
 
-TEST_F(BadConfig, IsSaidAsJson) {
+TEST_F(BadConfig, IsReportedAsJson) {
   const std::string path = file("a.yaml", "zzz: 1\n");
   const Outcome outcome = config({"show", "--json", "--config-file", path});
   EXPECT_EQ(outcome.code, 2);

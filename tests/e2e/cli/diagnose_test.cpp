@@ -68,7 +68,7 @@ TEST(CommandHelp, EveryCommandHasExamplesAndExitCodes) {
 }
 
 /// Loading libtorch is what would make `--help` slow.
-TEST(CommandHelp, ComesWithoutLibtorch) {
+TEST(CommandHelp, DoesNotLoadLibtorch) {
   LockstepRun help({"--help"});
   EXPECT_EQ(help.wait(std::chrono::seconds(5)).code, 0);
   const Outcome libraries = run_command({"ldd", kLockstep});
@@ -113,7 +113,7 @@ TEST(EnvCommand, WorksWhereNoProgramIsFound) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
-TEST(EnvCommand, ExplainsWhereEachSettingComesFrom) {
+TEST(EnvCommand, ShowsTheOriginOfEachSetting) {
   const Outcome outcome = run_lockstep({"env", "--explain"}, {"LOCKSTEP_MAX_RESTARTS=2"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, ContainsRegex("max_restarts +2 +LOCKSTEP_MAX_RESTARTS\n"));
@@ -126,7 +126,7 @@ TEST(EnvCommand, ExplainsWhereEachSettingComesFrom) {
   EXPECT_THAT(wrong.err, HasSubstr("LOCKSTEP_MAX_RESTARTS"));
 }
 
-TEST(EnvCommand, TakesNoWords) {
+TEST(EnvCommand, RefusesArguments) {
   const Json json = json_of({"env", "x"}, 2, "lockstep.env/1");
   EXPECT_THAT(json["error"].get<std::string>(), HasSubstr("got 'x', expected no arguments"));
 }
@@ -195,7 +195,7 @@ class MadeUpSelfTest : public testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(MadeUpSelfTest, AFailureEndsWithOneAndItsWords) {
+TEST_F(MadeUpSelfTest, AFailureEndsWithOneAndItsMessage) {
   const Outcome outcome =
       run("[ $RANK = 0 ] || exit 0\n"
           "echo '  FAIL  ring'\n"
@@ -217,7 +217,7 @@ TEST_F(MadeUpSelfTest, ARankThatDiesIsAFailure) {
   EXPECT_THAT(left(), testing::IsEmpty());
 }
 
-TEST_F(MadeUpSelfTest, WithoutTheProgramSaysWhereItWasSought) {
+TEST_F(MadeUpSelfTest, WithoutTheProgramNamesTheSearchedPaths) {
   const Outcome outcome = run_command({(folder_ / "lockstep").string(), "test"});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(

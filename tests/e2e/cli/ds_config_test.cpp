@@ -156,7 +156,7 @@ TEST_F(DsConfigCommands, ScheduleShowsRatesFromConstructionOn) {
           HasSubstr("The second beta is always 0.99.\n")));
 }
 
-TEST_F(DsConfigCommands, ScheduleThinsALongTableAndSaysSo) {
+TEST_F(DsConfigCommands, ScheduleShortensALongTableAndSaysSo) {
   const Outcome outcome = run_lockstep({"schedule", file(kWarmup), "--steps", "200"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(
@@ -223,12 +223,12 @@ TEST_F(DsConfigCommands, MuonsTwoGroupsHaveTheirOwnRates) {
   EXPECT_EQ(plain["lr"][9], Json({0.02, 3e-4}));
 }
 
-TEST_F(DsConfigCommands, WhatMuPScalesIsSaidToBeOfOneGroup) {
+TEST_F(DsConfigCommands, MuPScheduleShowsTheUnscaledGroup) {
   const std::string path = file(R"({"optimizer": {"type": "MuAdam", "params": {"lr": 0.5}},
     "scheduler": {"type": "StepLR", "params": {"step_size": 5}}})");
   EXPECT_THAT(
       run_lockstep({"schedule", path, "--steps", "9"}).out,
-      HasSubstr(": StepLR\nshows one group of several: those not scaled to the width\n\n"));
+      HasSubstr(": StepLR\none group of several: those not scaled to the width\n\n"));
 }
 
 TEST_F(DsConfigCommands, AnOptimizerWithoutBetasHasNoMomentumCycled) {

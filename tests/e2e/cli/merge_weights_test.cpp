@@ -49,7 +49,7 @@ at::Tensor masters_saved(const std::string& config, const std::filesystem::path&
   return masters;
 }
 
-TEST(MergeWeightsOfTraining, In16BitsGivesTheMastersAndWidensWhatIsFrozen) {
+TEST(MergeWeightsOfTraining, In16BitsGivesTheMastersAndWidensFrozenParameters) {
   for (const auto& [word, dtype] :
        {std::pair("bf16", at::kBFloat16), std::pair("fp16", at::kHalf)}) {
     for (int stage = 0; stage <= 3; ++stage) {

@@ -101,7 +101,7 @@ class ReadCheckpoint : public testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(ReadCheckpoint, ReadsWhatAnExampleSavedAtEveryStage) {
+TEST_F(ReadCheckpoint, ReadsAnExamplesCheckpointOfEveryStage) {
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE(stage);
     const std::string output = path("stage_" + std::to_string(stage));
@@ -135,7 +135,7 @@ TEST_F(ReadCheckpoint, ReadsWhatAnExampleSavedAtEveryStage) {
   }
 }
 
-TEST_F(ReadCheckpoint, ReadsWhatRanksWithSharedParametersSaved) {
+TEST_F(ReadCheckpoint, ReadsCheckpointsOfSharedParameters) {
   train({ZERO_FIXTURE, "0", path("shared"), "1", "shared"});
   expect_same_weights(path("shared"));
 }
@@ -171,7 +171,7 @@ TEST_F(ReadCheckpoint, ReadsAnOptimizersStateInSlices) {
   EXPECT_TRUE(read({path("tags") + "/after_3"}, "optimizer") == expected);
 }
 
-TEST_F(ReadCheckpoint, PutsTogetherWhatTwoHostsSavedOnDisksOfTheirOwn) {
+TEST_F(ReadCheckpoint, JoinsTheFilesOfTwoHostsOnSeparateDisks) {
   const auto train_at = [&](const std::string& more, const std::string& prefix) {
     // Each rank acts as the only rank of a host.
     const std::string script = prefix + "exec " ENGINE_FIXTURE " --config " + config(3, more) +

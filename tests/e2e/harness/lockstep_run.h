@@ -55,7 +55,7 @@ class LockstepRun {
   int rank_count() const;
   /// Waits for the end of the program, and kills it after half a minute without output.
   Outcome wait();
-  /// The same, but kills the program, and fails the test, unless it ends within `limit`.
+  /// Waits for the end of the program. Kills it, and fails the test, unless it ends within `limit`.
   Outcome wait(std::chrono::seconds limit);
   /// Waits until no process of the job remains; returns those that do after two seconds.
   std::vector<pid_t> survivors() const;
@@ -64,8 +64,8 @@ class LockstepRun {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// Reads the next output; false at the end of both streams, and, with a failure of the test,
-  /// after half a minute without output or at `end`.
+  /// Reads the next output. Returns false at the end of both streams. Also returns false, and fails
+  /// the test, after half a minute without output or at `end`.
   bool read_more(bool out_too = true, Clock::time_point end = Clock::time_point::max());
   Outcome wait_until(Clock::time_point end);
   std::vector<pid_t> processes() const;

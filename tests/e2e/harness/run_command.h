@@ -8,8 +8,8 @@
 
 namespace lockstep::e2e {
 
-/// Runs a program, found in PATH, to its end. `variables`: NAME=value, added to this process's
-/// environment. Only ctest's time limit bounds it.
+/// Runs a program, found in PATH, to its end, and returns its exit code and output. `variables`:
+/// NAME=value, added to this process's environment. Only ctest's time limit bounds the run.
 Outcome run_command(
     const std::vector<std::string>& words, const std::vector<std::string>& variables = {});
 

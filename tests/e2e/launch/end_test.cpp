@@ -87,7 +87,7 @@ TEST(LaunchFailure, ACrashEndsTheJobWithItsSignal) {
       AllOf(ContainsRegex("rank [01] of 2 was killed by SIGSEGV"), HasSubstr("also:")));
 }
 
-TEST(LaunchFailure, WhatARankHasStartedGoesWithIt) {
+TEST(LaunchFailure, AChildOfARankEndsWithIt) {
   LockstepRun run(
       launch("2", {"sh", "-c", "sleep 1000 & echo started; test $RANK = 0 && wait; exit 5"}));
   EXPECT_EQ(run.wait().code, 5);
@@ -130,7 +130,7 @@ TEST_P(LaunchSignal, IsPassedOnToEveryRank) {
 INSTANTIATE_TEST_SUITE_P(
     EachOne, LaunchSignal, testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2));
 
-TEST(LaunchStop, RanksThatDieOfTheSignalAreNoFailure) {
+TEST(LaunchStop, RanksThatDieOfTheSignalAreNotAFailure) {
   LockstepRun run(launch("2", {kFixture, "hold"}));
   run.await_out("ready", 2);
   run.send(SIGTERM);

@@ -27,7 +27,7 @@ Outcome run_fixture(
   return outcome;
 }
 
-TEST(LaunchFromCode, ReturnsWhatEachRankOfTheWorldReturned) {
+TEST(LaunchFromCode, ReturnsTheResultOfEachRank) {
   const Outcome outcome = run_fixture({"results"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, "3 13 23 \n");
@@ -39,7 +39,7 @@ TEST(LaunchFromCode, TrainsAndReturnsTensors) {
   EXPECT_EQ(outcome.out, "1\n");
 }
 
-TEST(LaunchFromCode, GivesTheRanksTheSameArgumentsAndGoesOnOnce) {
+TEST(LaunchFromCode, GivesTheRanksTheSameArgumentsAndContinuesOnce) {
   const Outcome outcome = run_fixture({"nothing", "an argument with spaces"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(count(outcome.out, "an argument with spaces\n"), 2) << outcome.out;
@@ -88,7 +88,9 @@ TEST(LaunchFromCode, RefusesInvalidOptions) {
   EXPECT_THAT(before.err, HasSubstr("rank 0 of 2 ended before it reached launch(); main must"));
   const Outcome nested = run_fixture({"nested"});
   EXPECT_EQ(nested.code, 2);
-  EXPECT_THAT(nested.err, HasSubstr("a rank of launch() cannot launch ranks of its own"));
+  EXPECT_THAT(
+      nested.err,
+      HasSubstr("launch() cannot be called by the function that launch() runs; call it from main"));
   const Outcome none = run_fixture({"none"});
   EXPECT_EQ(none.code, 2);
   EXPECT_THAT(none.err, HasSubstr("got 0 ranks; expected at least 1"));

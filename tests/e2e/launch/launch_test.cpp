@@ -74,7 +74,7 @@ TEST(LaunchEnvironment, EachRankFindsTorchrunsVariables) {
   }
 }
 
-TEST(LaunchEnvironment, ThreadsAreSharedOutAndSaidOnce) {
+TEST(LaunchEnvironment, ThreadsAreDistributedAndReportedOnce) {
   const Outcome shared =
       run_lockstep(launch("2", {"--threads-per-rank", "3", kFixture, "environment"}));
   EXPECT_THAT(shared.err, ContainsRegex("^lockstep: 2 ranks x 3 threads on [0-9]+ cores?\n$"));
@@ -96,7 +96,7 @@ TEST(LaunchEnvironment, OnlyRankZeroReadsStdin) {
           Not(HasSubstr("1 read"))));
 }
 
-TEST(LaunchEnvironment, RankZeroIsToldTheWidthOfTheTerminal) {
+TEST(LaunchEnvironment, RankZeroGetsTheWidthOfTheTerminal) {
   const UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_EQ(::grantpt(master.get()), 0);
   ASSERT_EQ(::unlockpt(master.get()), 0);
@@ -118,7 +118,7 @@ TEST(LaunchEnvironment, RankZeroIsToldTheWidthOfTheTerminal) {
   EXPECT_EQ(all[1].count("LOCKSTEP_TERMINAL"), 0U);
 }
 
-TEST(LaunchProgram, WhatFollowsItIsItsOwn) {
+TEST(LaunchProgram, ArgumentsAfterItAreItsOwn) {
   const std::vector<std::string> own = {"-n", "7", "--help", "--quiet", "a b", "", "--", "-x"};
   std::vector<std::string> words = {kFixture, "arguments"};
   words.insert(words.end(), own.begin(), own.end());
@@ -128,7 +128,7 @@ TEST(LaunchProgram, WhatFollowsItIsItsOwn) {
   EXPECT_EQ(run_lockstep(launch("1", words)).out, expected);
 }
 
-TEST(LaunchProgram, WhatCannotBeRunIsNamedBeforeAnythingStarts) {
+TEST(LaunchProgram, AProgramThatCannotRunIsNamedBeforeAnythingStarts) {
   const Outcome missing = run_lockstep(launch("2", {"/no/such/program"}));
   EXPECT_EQ(missing.code, 2);
   EXPECT_THAT(missing.err, AllOf(HasSubstr("/no/such/program"), Not(HasSubstr("ranks x"))));
@@ -153,7 +153,7 @@ TEST(LaunchUsage, NonsenseIsRefusedWithTwo) {
       {{"launch", "-n", "-3", "true"}, "invalid value '-3' for -n"},
       {{"launch", "-n", "100000", "true"}, "--force"},
       {{"launch", "true"}, "-n"},
-      {{"launch", "-n", "2"}, "no program"},
+      {{"launch", "-n", "2"}, "the program is missing"},
       {{"launch", "-n", "2", "--grace-second", "3", "true"}, "did you mean '--grace-seconds'?"},
       {{"launch", "-n", "2", "--master-port", "70000", "true"}, "70000"},
       {{"launch", "-n", "2", "--threads-per-rank", "two", "true"}, "two"},
@@ -216,7 +216,7 @@ TEST(LaunchOutput, LinesCanCarryTheirRank) {
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("[rank 0] err 0\n"), HasSubstr("[rank 1] err 1\n")));
 }
 
-TEST(LaunchOutput, AJobNobodyReadsEnds) {
+TEST(LaunchOutput, AJobWithoutAReaderEnds) {
   LockstepRun run(launch("2", {"yes"}));
   run.await_out("y\n");
   run.stop_reading_out();
@@ -235,7 +235,7 @@ TEST(LaunchOutput, AReaderThatStallsDoesNotMakeTheLauncherDeaf) {
   while (run.rank_count() > 0) {
     ::usleep(1000);
   }
-  run.send(SIGTERM);  // It only waits for its reader now, which it may be told not to.
+  run.send(SIGTERM);  // The launcher only waits for its reader now; a signal ends this wait.
   EXPECT_EQ(run.wait().code, 143);
   EXPECT_THAT(run.survivors(), IsEmpty());
 }

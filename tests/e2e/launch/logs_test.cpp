@@ -91,7 +91,7 @@ TEST_F(LaunchLogs, TheFailureReportNamesTheFileAndShowsItsEnd) {
   EXPECT_THAT(contents(log(1, "stderr")), HasSubstr("stderr line 1\n"));
 }
 
-TEST_F(LaunchLogs, AFullDiskIsSaidOnceAndTheJobGoesOnOnTheConsole) {
+TEST_F(LaunchLogs, AFullDiskIsReportedOnceAndTheConsoleOutputContinues) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small{.rlim_cur = 65536, .rlim_max = before.rlim_max};

@@ -100,7 +100,7 @@ TEST(LaunchHostfile, FaultsAreNamedByFileLineAndReason) {
   EXPECT_THAT(missing.err, HasSubstr(file + "2 cannot be read"));
 }
 
-TEST(LaunchDryRun, TellsWhoWouldRunWhereAndStartsNothing) {
+TEST(LaunchDryRun, ListsHostsAndRanksAndStartsNothing) {
   const TestFolder folder;
   const std::string file = write(folder / "hosts", "localhost slots=1\nother slots=2\n");
   const std::string made = folder / "made";
@@ -199,7 +199,7 @@ TEST(LaunchVariables, ComeFromFlags) {
   }
 }
 
-TEST(LaunchProgramKind, RunsModulesAndBinariesAsTold) {
+TEST(LaunchProgramKind, RunsModulesAndBinariesOnRequest) {
   const TestFolder folder;
   write(folder / "train_module.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n");
   const Outcome module = run_clean(
@@ -283,7 +283,7 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
        "unknown option -np; lockstep launch --help lists the options; did you mean '-n'?"},
       {{"-hostfile", "hosts"}, "unknown option -hostfile; did you mean '--hostfile'?"},
       {{"--signals-to-handle", "SIGKILL"}, "invalid value 'SIGKILL' for --signals-to-handle"},
-      {{"--standalone", "--master-port", "1234"}, "--standalone is one host"},
+      {{"--standalone", "--master-port", "1234"}, "--standalone means one host"},
       {{"--rdzv-endpoint", "localhost:99999"}, "a port from 0 to 65535"},
       {{"--env", "RANK=3"}, "is set by the launcher itself"},
       {{"--env", "NO_SUCH_VARIABLE_HERE"}, "no such variable in the environment"},
@@ -335,7 +335,7 @@ TEST(LaunchSignals, ThoseNotAskedForAreNotPassedOn) {
   EXPECT_THAT(run.survivors(), IsEmpty());
 }
 
-TEST(LaunchPidFile, HoldsTheLaunchersPidAndGoesWithIt) {
+TEST(LaunchPidFile, HoldsTheLaunchersPidAndIsRemovedAtItsEnd) {
   const TestFolder folder;
   const std::string file = folder / "pid";
   LockstepRun run(launch("2", {"--save-pid", file, kFixture, "save"}));
@@ -350,7 +350,7 @@ TEST(LaunchPidFile, HoldsTheLaunchersPidAndGoesWithIt) {
   EXPECT_EQ(refused.out, "");
 }
 
-TEST(LaunchPort, WhoHoldsABusyOneIsNamed) {
+TEST(LaunchPort, TheHolderOfABusyPortIsNamed) {
   LockstepRun first(launch("1", {"sh", "-c", "echo port $MASTER_PORT; exec sleep 1000"}));
   first.await_out("\n");
   const std::string port = first.out().substr(5, first.out().find('\n') - 5);

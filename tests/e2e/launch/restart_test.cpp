@@ -69,7 +69,7 @@ TEST(LaunchRestart, AStormEndsWithOneSummary) {
   EXPECT_FALSE(std::filesystem::exists(folder / "run/attempt_4"));
 }
 
-TEST(LaunchRestart, IsNotGivenUpForWantOfLogs) {
+TEST(LaunchRestart, ContinuesIfLogsCannotBeWritten) {
   const TestFolder folder;
   const std::string next = folder / "run/attempt_1";
   const Outcome outcome = run_clean(restarted(
@@ -99,7 +99,7 @@ TEST(LaunchRestart, SummarisesAsJson) {
   EXPECT_EQ(report["failed_attempts"][1]["code"], 7);
 }
 
-TEST(LaunchRestart, AKilledRankIsAReasonAWrongCallOrASavedStateIsNone) {
+TEST(LaunchRestart, AFailureRestartsButAWrongCallOrASavedStateDoesNot) {
   EXPECT_EQ(count(run_clean(restarted(2, {kFixture, "crash"})).err, "restart "), 2);
   for (const char* code : {"0", "2", "75"}) {
     const Outcome outcome = run_clean(restarted(2, {"sh", "-c", "exit " + std::string(code)}));
@@ -123,7 +123,7 @@ TEST(LaunchRestart, ASignalEndsTheWaitForARestart) {
       "2", {"--max-restarts", "1", "--restart-backoff-seconds", "1000", "sh", "-c", "exit 7"}));
   run.await_err("restart 1 of 1 in 1000 s");
   run.send(SIGUSR1);
-  run.await_err("there is no rank to forward it to");
+  run.await_err("received and not forwarded: no rank is running");
   run.send(SIGTERM);
   const Outcome outcome = run.wait();
   EXPECT_EQ(outcome.code, 143);
@@ -133,7 +133,7 @@ TEST(LaunchRestart, ASignalEndsTheWaitForARestart) {
   EXPECT_THAT(run.survivors(), IsEmpty());
 }
 
-TEST(LaunchRestart, EachAttemptMeetsOnAPortOfItsOwnUnlessOneWasNamed) {
+TEST(LaunchRestart, EachAttemptUsesItsOwnPortUnlessOneWasNamed) {
   const Outcome outcome =
       run_clean(restarted(1, {"--quiet", "sh", "-c", "echo port $MASTER_PORT; exit 7"}));
   const std::string first = outcome.out.substr(0, outcome.out.find('\n') + 1);
@@ -171,7 +171,7 @@ TEST(LaunchTimeout, CountsTheRestarts) {
   EXPECT_THAT(outcome.err, HasSubstr("its time limit; it is not restarted"));
 }
 
-TEST(LaunchTimeout, IsNoMatterToAJobThatEndsBefore) {
+TEST(LaunchTimeout, DoesNotAffectAJobThatEndsBefore) {
   EXPECT_EQ(run_clean(launch("2", {"--timeout", "1000", "true"})).code, 0);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs of several hosts that one `lockstep launch` starts: over ssh between network namespaces,
-// each with an sshd and an address of its own, and with mpirun on this machine.
+// each with its own sshd and address, and with mpirun on this machine.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -85,7 +85,7 @@ TEST_F(Hosts, TakeTheEnvironmentFolderAndSlotsAlong) {
 }
 
 /// The strangers' address is no host's of the job. They connect to every port where ranks listen.
-TEST_F(Hosts, StrangersAtTheRanksPortsDisturbNobody) {
+TEST_F(Hosts, StrangersAtTheRanksPortsDisturbNoRank) {
   std::ofstream(folder_ / "strangers.py") << R"(
 import socket, subprocess, sys, time
 guarded, connections = 0, []
@@ -135,7 +135,7 @@ TEST_F(Hosts, AllEndWhenARankOfTheOtherIsKilled) {
 }
 
 /// Network namespaces share their processes, so every remaining process is visible.
-TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilled) {
+TEST_F(Hosts, LeaveNoProcessBehindWhenTheLauncherIsKilled) {
   run("sh -c 'touch " + folder() + "/up_$RANK; exec sleep 98765'",
       until_ranks_are_up() +
           "kill -9 $job; "
@@ -180,7 +180,7 @@ TEST_F(Hosts, ArePausedByCtrlZAndContinuedByFg) {
 }
 
 /// SLURM sends a signal, and soon SIGKILL, although the grace of the ranks is half a minute.
-TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilledAfterASignal) {
+TEST_F(Hosts, LeaveNoProcessBehindWhenTheLauncherIsKilledAfterASignal) {
   // Compares pids, since between two sleeps a search by name would miss a rank's shell.
   run("sh -c 'trap \"\" TERM; echo $$ > " + folder() + "/pid_$RANK; mv " + folder() +
           "/pid_$RANK " + folder() + "/up_$RANK; while :; do sleep 0.198765; done'",
@@ -212,7 +212,7 @@ TEST_F(Hosts, AHostThatCannotBeReachedIsNamed) {
           testing::Not(HasSubstr("SIGKILL"))));
 }
 
-TEST_F(Hosts, AHostWhoseKeyIsUnknownIsNamed) {
+TEST_F(Hosts, AHostWithAnUnknownKeyIsNamed) {
   run("sleep 100", "", "sed -i s/accept-new/yes/ ssh_config");
   if (IsSkipped()) {
     return;
@@ -265,7 +265,7 @@ TEST_F(Mpirun, PassesSignalsOnToTheRanks) {
   EXPECT_THAT(job.survivors(), testing::IsEmpty());
 }
 
-TEST_F(Mpirun, LeavesNobodyBehindWhenTheLauncherIsKilled) {
+TEST_F(Mpirun, LeavesNoProcessBehindWhenTheLauncherIsKilled) {
   LockstepRun job(words({"sh", "-c", "echo ready $RANK $$; exec sleep 1000"}));
   job.rank_pid(0);
   job.rank_pid(1);

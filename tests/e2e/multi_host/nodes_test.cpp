@@ -75,7 +75,7 @@ TEST_F(Nodes, TrainTogether) {
   EXPECT_THAT(at_first.out, HasSubstr("trained 4 ranks, master 127.0.0.1"));
 }
 
-TEST_F(Nodes, TellTheirRanksWhoTheyAre) {
+TEST_F(Nodes, GiveTheirRanksTheirNumbers) {
   const auto [at_first, at_second] = run_both(
       {"sh",
        "-c",
@@ -118,7 +118,7 @@ TEST_F(Nodes, PassSignalsOn) {
   expect_nobody_left();
 }
 
-TEST_F(Nodes, GoOnTogetherAfterAFailure) {
+TEST_F(Nodes, RestartTogetherAfterAFailure) {
   const auto [at_first, at_second] =
       run_both(training("kill-once", {"--max-restarts", "1", "--restart-backoff-seconds", "0.01"}));
   EXPECT_EQ(at_first.code, 0) << at_first.err;
@@ -127,7 +127,7 @@ TEST_F(Nodes, GoOnTogetherAfterAFailure) {
   EXPECT_THAT(at_first.out, HasSubstr("trained 4 ranks"));
 }
 
-TEST_F(Nodes, AreJudgedTogetherWhenARankStalls) {
+TEST_F(Nodes, AreDiagnosedTogetherWhenARankStalls) {
   // Rank 1 of the first host stops; rank 0 and the ranks of the other host wait for it.
   const auto [at_first, at_second] = run_both(training("stop", {"--stall-timeout", "2"}));
   EXPECT_EQ(at_first.code, 124) << at_first.err;
@@ -159,7 +159,7 @@ TEST_F(Nodes, ARankThatEndsBeforeItJoinsIsNamedByNode0) {
   EXPECT_EQ(at_second.code, 1);
 }
 
-TEST_F(Nodes, KnowOfTheOthersRanksWhatTheyKnowOfTheirOwn) {
+TEST_F(Nodes, ReportTheOthersRanksLikeTheirOwn) {
   const std::vector<std::string> fault_of_rank_3 = {"--env", "FAULT_RANK=3"};
   const auto err_at_node_0 = [&](const std::vector<std::string>& words) {
     return run_both(words)[0].err;
@@ -171,7 +171,7 @@ TEST_F(Nodes, KnowOfTheOthersRanksWhatTheyKnowOfTheirOwn) {
       testing::ContainsRegex("rank 3 on [^ ]+ is slow: the other ranks spend"));
   EXPECT_THAT(
       err_at_node_0(training("leave", fault_of_rank_3)),
-      HasSubstr("rank 3 had left the job before, after step 5; all ranks must"));
+      HasSubstr("rank 3 left the job earlier, after step 5; all ranks must"));
   EXPECT_THAT(
       err_at_node_0(training("kill", fault_of_rank_3)),
       AllOf(HasSubstr("rank 3 of 4 was killed by SIGKILL"), HasSubstr("lockstep flight")));
@@ -225,7 +225,7 @@ TEST_F(Nodes, HaveOneRunId) {
   EXPECT_EQ(at_second.out, at_first.out);
 }
 
-TEST_F(Nodes, SayWhoDoesNotCome) {
+TEST_F(Nodes, NameAMissingHost) {
   LockstepRun& first = start(0, {"--join-timeout", "1", "true"});
   const Outcome outcome = first.wait();
   EXPECT_EQ(outcome.code, 1);
@@ -348,11 +348,12 @@ TEST_F(Nodes, NeedAToken) {
   const Outcome outcome = start(0, {"true"}, "short").wait();
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(
-      outcome.err, AllOf(HasSubstr("LOCKSTEP_JOB_TOKEN is no valid token"), HasSubstr("export ")));
+      outcome.err,
+      AllOf(HasSubstr("LOCKSTEP_JOB_TOKEN is not a valid token"), HasSubstr("export ")));
 }
 
 /// Idle connections and connections with other data stay open all the time.
-TEST_F(Nodes, MeetThroughACrowdOfStrangers) {
+TEST_F(Nodes, ConnectThroughACrowdOfStrangers) {
   LockstepRun& first = start(0, training(""));
   std::vector<UniqueFd> strangers;
   const Address listener = loopback(port_);

@@ -53,7 +53,7 @@ TEST(CommDisagreement, OnWorldSizeEndsTheJoinAtOnce) {
   EXPECT_THAT(gloo.err, HasSubstr("the ranks have different world sizes"));
 }
 
-TEST(CommMismatch, OfWhatRanksGatherIsAnErrorOnAll) {
+TEST(CommMismatch, OfGatheredShapesIsAnErrorOnAllRanks) {
   for (const char* comm : {"shm", "gloo"}) {
     const Outcome vectors = run_mode("vectors", comm);
     EXPECT_NE(vectors.code, 0);

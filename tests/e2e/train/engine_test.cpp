@@ -46,7 +46,7 @@ std::vector<std::string> job(
 
 const std::vector<std::string> kOneThread = {"OMP_NUM_THREADS=1"};
 
-TEST(Engine, TheSeedsLoopAndFileTrainSaveAndGoOnInRealProcesses) {
+TEST(Engine, TheSeedsLoopAndFileTrainSaveAndResumeInRealProcesses) {
   const TestFolder folder;
   seeds_config(folder);
   const Outcome first = run_lockstep(job(folder, 2, {"--updates", "6"}), kOneThread);
@@ -92,7 +92,7 @@ TEST(Engine, ARankThatCannotReadTheFileEndsTheJobWithItsPlace) {
   EXPECT_THAT(outcome.err, HasSubstr("did you mean 'gradient_clipping'"));
 }
 
-TEST(Engine, TheCommsLoggerSumsUpWhatProcessesSent) {
+TEST(Engine, TheCommsLoggerSumsUpTheProcessesTraffic) {
   const TestFolder folder;
   seeds_config(folder, R"(, "comms_logger": {"enabled": true})");
   const Outcome outcome = run_lockstep(job(folder, 2, {"--summary"}), kOneThread);

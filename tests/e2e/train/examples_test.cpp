@@ -48,7 +48,7 @@ class Examples : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(Examples, ASlipInAnOptionIsAnsweredWithWhatWasExpected) {
+TEST_F(Examples, AnInvalidOptionIsAnErrorWithTheExpectedValue) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> slips = {
       {{"--batch-size", "x"},
        "error: [char_lm] invalid value 'x' for --batch-size; expected a whole number above 0\n"},
@@ -149,7 +149,7 @@ TEST_F(Examples, Bf16OnACpuWithoutItsInstructionsIsWarnedOfByOneProcess) {
   EXPECT_EQ(outcome.err.find(warning, first + 1), std::string::npos) << outcome.err;
 }
 
-TEST_F(Examples, CharLmIsTheSameHoweverItsBatchesAreDealtOut) {
+TEST_F(Examples, CharLmIsTheSameForEverySplitOfItsBatches) {
   const auto loss = [&](const std::string& name, int ranks, int accumulate) {
     return run(ranks,
                name,
@@ -205,7 +205,7 @@ TEST_F(Examples, CharLmLearnsAsMuchWithZeroPlusPlus) {
   EXPECT_NE(rounded, exact) << "nothing was rounded";
 }
 
-TEST_F(Examples, CharLmGoesOnFromItsCheckpoint) {
+TEST_F(Examples, CharLmResumesFromItsCheckpoint) {
   const auto run_to = [&](const std::string& name, const std::string& more) {
     std::vector<std::string> arguments = small_model(
         {"--steps", "8", "--evaluate-every", "4", "--batch-size", "4", "--dropout", "0.1"});
@@ -226,7 +226,7 @@ TEST_F(Examples, CharLmGoesOnFromItsCheckpoint) {
   EXPECT_EQ(finished.at("loss"), unbroken.at("loss"));
 }
 
-TEST_F(Examples, SayWhatIsWrongWithAText) {
+TEST_F(Examples, SayWhyATextIsInvalid) {
   const Outcome outcome = run_command(
       {kBin + "/char_lm", "--data", "/nowhere", "--output", (folder_.path() / "x").string()});
   EXPECT_EQ(outcome.code, 2);

@@ -56,7 +56,7 @@ TEST(LoopMistakes, AnOptimizerOrAModelThatWasNotPrepared) {
   expect_refused("optimizer_not_prepared", {"pass its optimizer to prepare"});
   expect_refused(
       "model_not_prepared",
-      {"2 parameters are of no prepared model", "pass their model to prepare"});
+      {"2 parameters belong to no prepared model", "pass their model to prepare"});
 }
 
 TEST(LoopMistakes, APlainBackwardWithinAccumulate) {
@@ -72,7 +72,7 @@ TEST(LoopMistakes, ASeedOnOneProcessAlone) {
   expect_refused("seed_of_one_process", {"rank 0 has 7, rank 1 has 0"});
 }
 
-TEST(LoopMistakes, ATrainingThatDivergesIsSaidAtOnceAndAtTheEnd) {
+TEST(LoopMistakes, ADivergingTrainingIsReportedAtOnceAndAtTheEnd) {
   const Outcome outcome = run_lockstep(launch("2", {kFixture, "diverges"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, ::testing::HasSubstr("NonFinitePolicy::kStop"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ctrl-Z and fg for a job that a shell with job control runs on a terminal of its own, and a
+// Ctrl-Z and fg for a job that a shell with job control runs on its own terminal, and a
 // stopped launcher in a job of several.
 #include <chrono>
 #include <csignal>
@@ -120,7 +120,7 @@ TEST(Pause, KillOfAPausedJobEndsIt) {
 }
 
 /// All limits of the job are shorter than the pause.
-TEST(Pause, IsNoTimeThatACollectiveTakes) {
+TEST(Pause, DoesNotCountTowardsTheTimeOfACollective) {
   const TestFolder folder;
   cli::TestPty shell(run_shell, 200);
   shell.type(

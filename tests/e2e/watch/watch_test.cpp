@@ -83,7 +83,7 @@ TEST_F(Watch, NamesARankThatIsStoppedWhileItExits) {
           ContainsRegex("rank 1 +step 20, has left the job, stopped by a signal")));
 }
 
-TEST_F(Watch, NamesARankThatIsStoppedAndIsNoProgramOfOurs) {
+TEST_F(Watch, NamesAStoppedRankThatIsNotALockstepProgram) {
   const Outcome outcome =
       run_program({"sh", "-c", "test $RANK = 0 || kill -STOP $$; exec sleep 0.1"});
   EXPECT_EQ(outcome.code, 124) << outcome.err;
@@ -129,7 +129,7 @@ TEST_F(Watch, ARankThatEndsWith0BeforeItJoinsEndsTheJobAtOnce) {
   }
 }
 
-TEST_F(Watch, NamesARankThatDoesNotCome) {
+TEST_F(Watch, NamesARankThatDoesNotArrive) {
   const Outcome outcome = run("sleep");
   EXPECT_EQ(outcome.code, 124) << outcome.err;
   EXPECT_THAT(
@@ -152,11 +152,11 @@ TEST_F(Watch, NamesARankThatEndsBeforeTheOthers) {
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(
       outcome.err,
-      ContainsRegex("rank 0 of 2 ended with exit code 1 after .*; rank 1 had left the job before, "
-                    "after step 5; all ranks must take the same steps"));
+      ContainsRegex("rank 0 of 2 ended with exit code 1 after .*; rank 1 left the job earlier, "
+                    "after step 5; all ranks must run the same number of steps"));
 }
 
-TEST_F(Watch, RanksWithDifferentNumbersOfBatchesAreToldSo) {
+TEST_F(Watch, RanksWithDifferentNumbersOfBatchesGetAnError) {
   const Outcome outcome = run("fewer");
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   // Both operations, on both ranks.
@@ -167,7 +167,7 @@ TEST_F(Watch, RanksWithDifferentNumbersOfBatchesAreToldSo) {
           ContainsRegex("\\[rank 1\\] error: .*all_reduce\\(sum\\)")));
 }
 
-TEST_F(Watch, DoesNotEndAJobThatGoesOn) {
+TEST_F(Watch, DoesNotEndARunningJob) {
   const Outcome outcome = run("");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, Not(HasSubstr("slow")));
@@ -216,7 +216,7 @@ TEST_F(Watch, RestartsAStalledJobIfRestartsAreLeft) {
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("restart 1 of 1"), HasSubstr("attempts:   2")));
 }
 
-TEST_F(Watch, SaysThatThereIsNoDump) {
+TEST_F(Watch, ReportsAMissingDump) {
   const Outcome outcome = run_lockstep({"flight"}, variables());
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("no flight dump was found"));
