@@ -29,13 +29,13 @@ namespace fs = std::filesystem;
 
 class MergeWeights : public testing::Test {
  protected:
-  /// Tensors of each dtype; `divided`, in bf16, is in both files.
+  /// Tensors of each dtype; `sharded`, in bf16, is in both files.
   MergeWeights() {
     const auto part = [](const std::vector<uint16_t>& bits, int64_t begin) {
       return TestFile{
           {output_tensor(
-              "divided", Dtype::kBF16, {static_cast<int64_t>(bits.size())}, raw_bytes(bits))},
-          {{storage::kSlicesKey, storage::render_slices("test", {{"divided", {{2, 2}, begin}}})}}};
+              "sharded", Dtype::kBF16, {static_cast<int64_t>(bits.size())}, raw_bytes(bits))},
+          {{storage::kSlicesKey, storage::render_slices("test", {{"sharded", {{2, 2}, begin}}})}}};
     };
     TestFile first = part({0x3f80, 0x4000, 0x4040}, 0);  // 1, 2, 3
     first.tensors.push_back(output_tensor("empty", Dtype::kBF16, {0}, ""));
@@ -78,8 +78,8 @@ class MergeWeights : public testing::Test {
 
 TEST_F(MergeWeights, AreOneFileOfFloat32WithTheSameValues) {
   const SafetensorsMap file = merged({});
-  expect(file, "divided", Dtype::kF32, raw_bytes<float>({1, 2, 3, -4}));
-  EXPECT_THAT(file.entry("divided").shape, ElementsAre(2, 2));
+  expect(file, "sharded", Dtype::kF32, raw_bytes<float>({1, 2, 3, -4}));
+  EXPECT_THAT(file.entry("sharded").shape, ElementsAre(2, 2));
   expect(file, "empty", Dtype::kF32, "");
   expect(file, "frozen", Dtype::kF32, raw_bytes<float>({0.333984375F}));
   expect(file, "half", Dtype::kF32, raw_bytes<float>({0.333251953125F, 0x1p-24F}));
@@ -99,7 +99,7 @@ TEST_F(MergeWeights, AreOneFileOfAnySize) {
 
 TEST_F(MergeWeights, KeepTheirSavedDtypeOnRequest) {
   const SafetensorsMap file = merged({.dtype = MergeDtype::kKeep});
-  expect(file, "divided", Dtype::kBF16, raw_bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080}));
+  expect(file, "sharded", Dtype::kBF16, raw_bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080}));
   expect(file, "frozen", Dtype::kBF16, raw_bytes(kFrozen));
   expect(file, "half", Dtype::kF16, raw_bytes(kHalf));
   expect(file, "master", Dtype::kF32, raw_bytes(kMaster));
@@ -113,7 +113,7 @@ TEST_F(MergeWeights, AreRoundedOnRequest) {
   expect(file, "master", Dtype::kBF16, raw_bytes<uint16_t>({0x3f80}));
   expect(file, "wide", Dtype::kF64, raw_bytes(kWide));
   const SafetensorsMap half = merged({.dtype = MergeDtype::kFloat16});
-  expect(half, "divided", Dtype::kF16, raw_bytes<uint16_t>({0x3c00, 0x4000, 0x4200, 0xc400}));
+  expect(half, "sharded", Dtype::kF16, raw_bytes<uint16_t>({0x3c00, 0x4000, 0x4200, 0xc400}));
   expect(half, "master", Dtype::kF16, raw_bytes<uint16_t>({0x3c01}));
 }
 

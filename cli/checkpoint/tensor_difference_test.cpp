@@ -85,7 +85,7 @@ TEST_F(TensorDifferenceTest, DoesNotDependOnTheSlicesOfATensor) {
   std::vector<float> values(5000);
   std::iota(values.begin(), values.end(), 0.0F);
   /// The tensor in as many files as there are ends.
-  const auto divided = [&](const std::string& name, const std::vector<int64_t>& ends) {
+  const auto sliced = [&](const std::string& name, const std::vector<int64_t>& ends) {
     std::map<std::string, TestFile> files;
     int64_t begin = 0;
     for (const int64_t end : ends) {
@@ -99,12 +99,12 @@ TEST_F(TensorDifferenceTest, DoesNotDependOnTheSlicesOfATensor) {
     }
     return save(name, files);
   };
-  const TensorSet one = divided("one", {1, 1024, 4999, 5000});
-  const TensorSet same = divided("same", {2500, 5000});
+  const TensorSet one = sliced("one", {1, 1024, 4999, 5000});
+  const TensorSet same = sliced("same", {2500, 5000});
   EXPECT_FALSE(compare(one, one.tensor("w"), same, same.tensor("w")));
   values[1024] += 1;
   values[4999] -= 2;
-  const TensorSet other = divided("other", {1024, 1025, 5000});
+  const TensorSet other = sliced("other", {1024, 1025, 5000});
   const auto difference = compare(one, one.tensor("w"), other, other.tensor("w"));
   ASSERT_TRUE(difference);
   EXPECT_EQ(difference->elements, 2);

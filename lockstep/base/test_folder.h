@@ -16,6 +16,12 @@ inline std::string contents(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+/// Writes a file with this text, and returns its path.
+inline std::string write_text(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+  return path;
+}
+
 /// Creates an empty folder for one test. The destructor removes it with its content.
 class TestFolder {
  public:

@@ -44,7 +44,7 @@ struct CommSetup {
   int64_t max_live_elements = 1;
 };
 
-std::shared_ptr<Sharding> divide(const Net& net, const Group& group, const CommSetup& setup) {
+std::shared_ptr<Sharding> sharding_of(const Net& net, const Group& group, const CommSetup& setup) {
   ShardingOptions options{
       .cap_bytes = 1,  // One bucket a parameter.
       .first_cap_bytes = 1,
@@ -61,7 +61,7 @@ std::shared_ptr<Sharding> divide(const Net& net, const Group& group, const CommS
       }
     }
   }
-  return divided(named(*net), group, options);
+  return make_sharding(named(*net), group, options);
 }
 
 at::Tensor loss_of(Net& net, int rank, int step) {
@@ -83,7 +83,7 @@ Sent sent_in_a_step(const CommSetup& setup, at::ScalarType narrow) {
   HostTraffic traffic(1);
   ranks(2, [&](Group group) {
     Net net;
-    const auto sharding = divide(net, counted(group, traffic), setup);
+    const auto sharding = sharding_of(net, counted(group, traffic), setup);
     group.barrier();
     if (group.rank() == 0) {
       traffic.reset();
@@ -138,7 +138,7 @@ TEST(CommDtypes, AllRanksComputeWithRoundedParametersAndOwnExactOnes) {
     ranks(3, [dtype](Group group) {
       Net alone;
       Net net;
-      const auto sharding = divide(net, group, {.comm_dtype = dtype});
+      const auto sharding = sharding_of(net, group, {.comm_dtype = dtype});
       run_backward(*sharding, loss_of(net, group.rank(), 0));
       update(*sharding, 0);
       for (size_t layer = 0; layer < 3; ++layer) {
@@ -156,7 +156,7 @@ TEST(CommDtypes, AllRanksComputeWithRoundedParametersAndOwnExactOnes) {
 /// This rank's parts after some steps, between which somebody may look at exact values.
 std::vector<at::Tensor> parts_after_steps(Group& group, const CommSetup& setup, bool looks) {
   Net net;
-  const auto sharding = divide(net, group, setup);
+  const auto sharding = sharding_of(net, group, setup);
   for (int step = 0; step < 3; ++step) {
     if (looks) {
       const ExactValues exact(sharding->coordinator());
@@ -195,7 +195,7 @@ TEST(CommDtypes, AnExactScopeWithinAnotherDoesNotEndIt) {
   ranks(2, [](Group group) {
     Net alone;
     Net net;
-    const auto sharding = divide(net, group, {});
+    const auto sharding = sharding_of(net, group, {});
     const ExactValues outer(sharding->coordinator());
     { const ExactValues inner(sharding->coordinator()); }
     EXPECT_TRUE(at::equal(net->weight(0), alone->weight(0)));
@@ -207,7 +207,7 @@ TEST(CommDtypes, ExactValuesStayExactWhileAnotherRankTrains) {
   ranks(2, [](Group group) {
     Net alone;
     Net net;
-    const auto sharding = divide(net, group, {});
+    const auto sharding = sharding_of(net, group, {});
     if (group.rank() == 0) {
       const ExactValues exact(sharding->coordinator());
       const Gathered held({net->weight(0)}, /*writes=*/false);
@@ -228,7 +228,7 @@ TEST(CommDtypes, KeptParametersStayExact) {
   ranks(2, [](Group group) {
     Net alone;
     Net net;
-    const auto sharding = divide(net, group, {.placement = ParamPlacement::kReplicated});
+    const auto sharding = sharding_of(net, group, {.placement = ParamPlacement::kReplicated});
     run_backward(*sharding, loss_of(net, group.rank(), 0));
     update(*sharding, 0);
     for (size_t i = 0; i < alone->parameters().size(); ++i) {
@@ -245,7 +245,7 @@ TEST(CommDtypes, WritingToAPartLeavesTheRestExact) {
     ranks(2, [&](Group group) {
       Net alone;
       Net net;
-      const auto sharding = divide(net, group, {.offload = offload});
+      const auto sharding = sharding_of(net, group, {.offload = offload});
       at::Tensor expected = alone->weight(1).detach().clone();
       {
         const torch::NoGradGuard no_grad;
@@ -264,7 +264,7 @@ TEST(CommDtypes, AveragesAreRoundedOnceAndAddUpInFp32) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
       Net net;
-      const auto sharding = divide(net, group, {.placement = placement});
+      const auto sharding = sharding_of(net, group, {.placement = placement});
       const auto expect = [&](const at::Tensor& parameter, double gradient) {
         for (const at::Tensor& shard_slice : sharding->slices().of({parameter})) {
           ASSERT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
@@ -292,7 +292,8 @@ TEST(CommDtypes, ValuesBeyondFp16AreInfiniteOnAllRanks) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
       Net net;
-      const auto sharding = divide(net, group, {.placement = placement, .comm_dtype = at::kHalf});
+      const auto sharding =
+          sharding_of(net, group, {.placement = placement, .comm_dtype = at::kHalf});
       run_backward(*sharding, net->weight(0).sum() * (group.rank() == 0 ? 1e6 : 1));
       for (const at::Tensor& shard_slice : sharding->slices().of({net->weight(0)})) {
         EXPECT_TRUE(shard_slice.grad().isinf().all().item<bool>());
@@ -308,7 +309,7 @@ std::vector<double> train(const CommSetup& setup) {
   std::mutex mutex;
   ranks(4, [&](Group group) {
     Net net;
-    const auto sharding = divide(net, group, setup);
+    const auto sharding = sharding_of(net, group, setup);
     for (int step = 0; step < kSteps; ++step) {
       const at::Tensor loss = loss_of(net, group.rank(), step);
       {
@@ -351,7 +352,7 @@ TEST(CommDtypes, SecondCopiesAreIn16BitsAndBitExact) {
   }
   ranks(4, [&](Group group) {
     Net net;
-    const auto sharding = divide(net, group, {.plus_plus = secondaries});
+    const auto sharding = sharding_of(net, group, {.plus_plus = secondaries});
     run_backward(*sharding, loss_of(net, group.rank(), 0));
     EXPECT_GT(sharding->coordinator()->secondary_gathers(), 0);
     int64_t narrow_bytes = 0;
@@ -368,7 +369,7 @@ TEST(CommDtypes, OneRankSendsAndRoundsNothing) {
     ranks(1, [placement](Group group) {
       Net alone;
       Net net;
-      const auto sharding = divide(net, group, {.placement = placement});
+      const auto sharding = sharding_of(net, group, {.placement = placement});
       run_backward(*sharding, loss_of(net, 0, 0));
       loss_of(alone, 0, 0).backward();
       EXPECT_TRUE(at::equal(net->weight(0), alone->weight(0)));
@@ -385,7 +386,7 @@ TEST(CommDtypes, RefusesValuesThatZeroPlusPlusQuantizes) {
          {PlusPlusOptions{.quantized_weights = true},
           PlusPlusOptions{.quantized_gradients = true, .host_size = 2}}) {
       EXPECT_THAT(
-          [&] { divide(Net(), group, {.plus_plus = plus_plus}); },
+          [&] { sharding_of(Net(), group, {.plus_plus = plus_plus}); },
           ThrowsMessage<ConfigError>(
               HasSubstr("cannot be combined with a 16-bit communication dtype")));
     }

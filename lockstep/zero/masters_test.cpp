@@ -46,22 +46,22 @@ std::vector<Setup> setups(const std::filesystem::path& folder) {
   std::vector<Setup> all;
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     const ShardingOptions kept{.placement = ParamPlacement::kReplicated};
-    const ShardingOptions paged{.placement = ParamPlacement::kSharded};
-    ShardingOptions partly = paged;
+    const ShardingOptions sharded{.placement = ParamPlacement::kSharded};
+    ShardingOptions partly = sharded;
     partly.param_persistence_threshold = 100;
     ShardingOptions kept_in_files = kept;
     kept_in_files.offload_masters = in_file;
-    ShardingOptions masters_in_files = paged;
+    ShardingOptions masters_in_files = sharded;
     masters_in_files.offload_masters = in_file;
     ShardingOptions sharded_in_files = partly;
     sharded_in_files.offload = sharded_in_files.offload_masters = in_file;
     for (const auto& [name, options] :
          {std::pair("kept", kept),
-          std::pair("paged", paged),
-          std::pair("partly paged", partly),
+          std::pair("sharded", sharded),
+          std::pair("partly sharded", partly),
           std::pair("kept, in files", kept_in_files),
-          std::pair("paged, masters in files", masters_in_files),
-          std::pair("paged, in files", sharded_in_files)}) {
+          std::pair("sharded, masters in files", masters_in_files),
+          std::pair("sharded, in files", sharded_in_files)}) {
       all.push_back({std::string(c10::toString(dtype)) + " " + name, dtype, options});
     }
   }
@@ -86,7 +86,8 @@ void on_ranks(const std::function<void(Group group, Model& model, Sharding& shar
       SCOPED_TRACE(setup.name + ", ranks " + std::to_string(world));
       ranks(world, [&](Group group) {
         Model model(setup.dtype);
-        const auto sharding = divided(model.named(), group, setup.options, {}, {model.trained()});
+        const auto sharding =
+            make_sharding(model.named(), group, setup.options, {}, {model.trained()});
         body(group, model, *sharding);
       });
     }
@@ -194,7 +195,7 @@ void on_kept_ranks(
       ranks(world, [&](Group group) {
         Model model(dtype);
         const ShardingOptions options{.low_precision_policy = low_precision_policy};
-        const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+        const auto sharding = make_sharding(model.named(), group, options, {}, {model.trained()});
         body(group, model, *sharding);
       });
     }
@@ -280,7 +281,7 @@ TEST(Masters, AreTheParametersThemselvesOnRequest) {
         Model model(dtype);
         const ShardingOptions options{
             .placement = placement, .low_precision_policy = {.fp32_masters = false}};
-        const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+        const auto sharding = make_sharding(model.named(), group, options, {}, {model.trained()});
         EXPECT_FALSE(sharding->has_masters());
         run_backward(*sharding, loss_with(model, 2) + (model.other * 0).sum());
         for (const at::Tensor& shard_slice : sharding->slices().of({model.weight})) {
@@ -310,7 +311,7 @@ TEST(Masters, InFilesKeepA16BitShardOfShardedParameters) {
       Model model(at::kBFloat16);
       const ShardingOptions options{
           .placement = ParamPlacement::kSharded, .offload_masters = masters};
-      const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+      const auto sharding = make_sharding(model.named(), group, options, {}, {model.trained()});
       EXPECT_TRUE(at::equal(
           model.weight.detach(), (at::arange(700, at::kFloat) / 100 + 1).to(at::kBFloat16)));
       return sharding->memory();
@@ -332,7 +333,7 @@ void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
         .coordinator = {.max_live_elements = 1, .prefetch = false},
         .plus_plus = {.quantized_weights = true, .quantized_gradients = true},
         .offload_masters = masters};
-    const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+    const auto sharding = make_sharding(model.named(), group, options, {}, {model.trained()});
     const float step = 1.0F / 8192;
     add_to_masters(*sharding, model.trained(), step);
     at::Tensor expected = masters_of(group, *sharding, model.weight);
@@ -361,7 +362,8 @@ TEST(Masters, AreExactIfParametersAreSentRounded) {
 TEST(Masters, UseTheAverageInTheDtypeThatIsSent) {
   ranks(2, [](Group group) {
     Model model(at::kBFloat16);
-    const auto sharding = divided(model.named(), group, ShardingOptions(), {}, {model.trained()});
+    const auto sharding =
+        make_sharding(model.named(), group, ShardingOptions(), {}, {model.trained()});
     // 1 and 1 + 2^-7, next to each other in bf16: the average is a tie, and goes to the even one.
     const double factor = group.rank() == 0 ? 1 : 1 + 1.0 / 128;
     const at::Tensor each = at::full({700}, factor, at::kBFloat16);

@@ -43,7 +43,7 @@ struct Model {
 
 std::shared_ptr<Sharding> shard(
     const Model& model, const Group& group, const ShardingOptions& options = {}) {
-  return divided(model.named(), group, options, {}, {model.trained()});
+  return make_sharding(model.named(), group, options, {}, {model.trained()});
 }
 
 /// What all ranks' pieces have of a parameter, put together.
@@ -204,7 +204,7 @@ TEST(Sharding, AStepSendsTwoParametersWorthAndThreeInStage3) {
           weights.push_back(leaf({128, 128}, 0.1 * static_cast<double>(i)));
           named.push_back({std::to_string(i), weights.back()});
         }
-        const auto sharding = divided(
+        const auto sharding = make_sharding(
             named,
             counted(group, traffic),
             {.cap_bytes = kElements * 4,

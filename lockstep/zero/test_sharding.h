@@ -22,7 +22,7 @@ inline NamedTensors named(const torch::nn::Module& module) {
 }
 
 /// All trained parameters are in one optimizer group, unless `groups` is given.
-inline std::shared_ptr<Sharding> divided(
+inline std::shared_ptr<Sharding> make_sharding(
     const NamedTensors& parameters,
     const Group& group,
     const ShardingOptions& options,

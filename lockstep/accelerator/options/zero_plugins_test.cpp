@@ -349,7 +349,7 @@ class LaunchedStage {
 };
 
 TEST(LaunchedZeroStage, CountsWhereTheProgramSaysNothing) {
-  const auto parts = [](const AcceleratorOptions& options) {
+  const auto elements_of = [](const AcceleratorOptions& options) {
     int64_t elements = 0;
     weights_after(2, options, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
       take_steps(accelerator, model, optimizer, 0, 1);
@@ -362,19 +362,20 @@ TEST(LaunchedZeroStage, CountsWhereTheProgramSaysNothing) {
     });
     return elements;
   };
-  const int64_t whole = parts({});
-  const int64_t divided = parts({.zero = ZeroPlugin{.stage = 3}});
-  ASSERT_LT(divided, whole);
+  const int64_t full = elements_of({});
+  const int64_t sharded = elements_of({.zero = ZeroPlugin{.stage = 3}});
+  ASSERT_LT(sharded, full);
   {
     const LaunchedStage stage("3");
-    EXPECT_EQ(parts({}), divided);
-    EXPECT_EQ(parts({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0}}), whole);
+    EXPECT_EQ(elements_of({}), sharded);
+    EXPECT_EQ(elements_of({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0}}), full);
     EXPECT_EQ(
-        parts({.fsdp_plugin = FsdpPlugin{.sharding_strategy = ShardingStrategy::kNoShard}}), whole);
+        elements_of({.fsdp_plugin = FsdpPlugin{.sharding_strategy = ShardingStrategy::kNoShard}}),
+        full);
   }
   {
     const LaunchedStage stage("0");
-    EXPECT_EQ(parts({}), whole);
+    EXPECT_EQ(elements_of({}), full);
   }
   const LaunchedStage stage("4");
   EXPECT_THAT(
@@ -395,14 +396,14 @@ class Variable {
 
 TEST(LaunchedFsdp, AppliesIfNothingElseIsSet) {
   const auto is_sharded_param = [] {
-    bool paged = false;
+    bool sharded = false;
     weights_after(2, {}, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
       take_steps(accelerator, model, optimizer, 0, 1);
       if (accelerator.is_main_process()) {
-        paged = comm::is_sharded_param(model->parameters()[0]);
+        sharded = comm::is_sharded_param(model->parameters()[0]);
       }
     });
-    return paged;
+    return sharded;
   };
   const Variable strategy("FSDP_SHARDING_STRATEGY", "FULL_SHARD");
   EXPECT_FALSE(is_sharded_param());

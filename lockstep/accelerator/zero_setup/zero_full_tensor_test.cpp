@@ -30,8 +30,8 @@ using ::testing::HasSubstr;
 
 /// One name for two layers' matrix, one frozen layer, one without use, and sizes that divide by
 /// nothing.
-struct WholeNetImpl : torch::nn::Module {
-  WholeNetImpl() {
+struct FullTensorNetImpl : torch::nn::Module {
+  FullTensorNetImpl() {
     embed = register_parameter("embed", at::zeros({24, 31}));
     first = register_module("first", torch::nn::Linear(31, 40));
     second = register_module("second", torch::nn::Linear(40, 40));
@@ -57,13 +57,13 @@ struct WholeNetImpl : torch::nn::Module {
   torch::nn::Linear last{nullptr};
   at::Tensor embed, tied;
 };
-TORCH_MODULE(WholeNet);
+TORCH_MODULE(FullTensorNet);
 
 at::Tensor batch(int rank, int step) {
   return at::sin(at::arange(4 * 24, at::kFloat) * (1 + rank) + step).reshape({4, 24});
 }
 
-at::Tensor weights_of(const WholeNet& net) {
+at::Tensor weights_of(const FullTensorNet& net) {
   std::vector<at::Tensor> flat;
   for (const auto& item : net->named_parameters()) {
     flat.push_back(item.value().detach().to(at::kFloat).reshape({-1}));
@@ -74,11 +74,11 @@ at::Tensor weights_of(const WholeNet& net) {
 using Made = std::shared_ptr<optim::FlatOptimizer>;
 struct Rule {
   std::string name;
-  std::function<Made(const WholeNet&)> make;
+  std::function<Made(const FullTensorNet&)> make;
   double tolerance;  ///< Against one process; 0: the bits of data parallel with two ranks.
 };
 
-std::vector<at::Tensor> trained_of(const WholeNet& net) {
+std::vector<at::Tensor> trained_of(const FullTensorNet& net) {
   std::vector<at::Tensor> all;
   for (const NamedTensor& item : parameters_of(*net)) {
     const bool again = std::ranges::any_of(
@@ -90,7 +90,7 @@ std::vector<at::Tensor> trained_of(const WholeNet& net) {
   return all;
 }
 
-Made muon_of(const WholeNet& net, bool gram) {
+Made muon_of(const FullTensorNet& net, bool gram) {
   return std::make_shared<optim::Muon>(optim::muon_groups(
       parameters_of(*net),
       {.lr = 0.02, .weight_decay = 0.01, .gram = gram},
@@ -101,16 +101,16 @@ Made muon_of(const WholeNet& net, bool gram) {
 /// of a gradient into steps.
 std::vector<Rule> rules() {
   return {
-      {"Muon", [](const WholeNet& net) { return muon_of(net, false); }, 0},
-      {"MuonByGram", [](const WholeNet& net) { return muon_of(net, true); }, 0},
+      {"Muon", [](const FullTensorNet& net) { return muon_of(net, false); }, 0},
+      {"MuonByGram", [](const FullTensorNet& net) { return muon_of(net, true); }, 0},
       {"LAMB",
-       [](const WholeNet& net) {
+       [](const FullTensorNet& net) {
          return std::make_shared<optim::LAMB>(
              trained_of(net), optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.01});
        },
        1e-5},
       {"Adafactor",
-       [](const WholeNet& net) {
+       [](const FullTensorNet& net) {
          return std::make_shared<optim::Adafactor>(
              trained_of(net), optim::AdafactorOptions{.lr = 0.05, .weight_decay = 0.01});
        },
@@ -126,12 +126,12 @@ AcceleratorOptions stage(int number, int64_t micro_steps = 1) {
 }
 
 struct Trained {
-  WholeNet model{nullptr};
+  FullTensorNet model{nullptr};
   Optimizer optimizer;
 };
 
 Trained prepared(Accelerator& accelerator, const Rule& rule, at::ScalarType dtype = at::kFloat) {
-  WholeNet net;
+  FullTensorNet net;
   net->to(dtype);
   auto [model, optimizer] = accelerator.prepare(net, rule.make(net));
   return {model, optimizer};
@@ -289,7 +289,7 @@ TEST(ZeroFullTensor, AStepOfMuonSendsEachRanksPartOnceThereAndOnceBack) {
       }
       optim::Muon optimizer(tensors_of(named));
       // A bucket each, so that each rank has a part of each.
-      const auto sharding = zero::divided(
+      const auto sharding = zero::make_sharding(
           named,
           zero::counted(group, traffic),
           {.cap_bytes = kElements * 4, .first_cap_bytes = kElements * 4});
@@ -322,7 +322,7 @@ TEST(ZeroFullTensor, OffloadToTheHostIsRefused) {
     ZeroPlugin plugin{.stage = 2};
     plugin.offload_optimizer = {.device = OffloadDevice::kCpu};
     accelerated_ranks(2, {.zero = plugin}, [&](Accelerator& accelerator) {
-      WholeNet net;
+      FullTensorNet net;
       EXPECT_THAT(
           [&] { accelerator.prepare(net, rule.make(net)); },
           ::testing::ThrowsMessage<ConfigError>(HasSubstr("got offload_optimizer")));

@@ -41,16 +41,6 @@ Pipe make_pipe() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-std::vector<char*> pointers_to(const std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  pointers.reserve(words.size() + 1);
-  for (const std::string& word : words) {
-    pointers.push_back(const_cast<char*>(word.c_str()));
-  }
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 /// Returns the mask of `cores` for sched_setaffinity; empty if there are none.
 std::vector<unsigned char> mask_of(const std::vector<int>& cores) {
   if (cores.empty()) {
@@ -208,6 +198,16 @@ std::string exec_hint(const std::string& path, int error, bool is_script) {
 }
 
 }  // namespace
+
+std::vector<char*> pointers_to(const std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (const std::string& word : words) {
+    pointers.push_back(const_cast<char*>(word.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
 
 void open_standard_streams() {
   int fd = 0;

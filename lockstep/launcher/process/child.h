@@ -13,6 +13,9 @@ namespace lockstep::launcher {
 /// Opens /dev/null in place of closed standard streams, so that no pipe of ours gets their numbers.
 void open_standard_streams();
 
+/// Returns the arguments that execve takes; valid as long as `words`.
+std::vector<char*> pointers_to(const std::vector<std::string>& words);
+
 /// Describes a process to start.
 struct ChildSpec {
   const Program* program = nullptr;      ///< Not null.

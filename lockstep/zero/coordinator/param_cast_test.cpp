@@ -53,11 +53,11 @@ torch::nn::Sequential mlp(int64_t layers) {
   return net;
 }
 
-std::shared_ptr<Sharding> divide(
+std::shared_ptr<Sharding> sharding_of(
     torch::nn::Sequential& net,
     const Group& group,
     ParamPlacement placement = ParamPlacement::kSharded) {
-  return divided(
+  return make_sharding(
       named(*net),
       group,
       {.cap_bytes = 1,
@@ -75,7 +75,7 @@ at::Tensor loss_of(torch::nn::Sequential& net, int rank) {
 std::vector<at::Tensor> weights_after_steps(Group& group, ParamPlacement placement, bool frozen) {
   auto net = mlp(5);
   net->parameters()[3].set_requires_grad(!frozen);
-  const auto sharding = divide(net, group, placement);
+  const auto sharding = sharding_of(net, group, placement);
   for (int step = 0; step < 3; ++step) {
     run_backward(*sharding, loss_of(net, group.rank()));
     update(*sharding, 1);
@@ -107,7 +107,7 @@ TEST(ParamCast, NoRankHasACopyOfTheModelIn16BitsBetweenForwardAndBackward) {
     const auto counted = std::make_shared<AllocatedBytes>();
     const c10::DebugInfoGuard watching(c10::DebugInfoKind::PROFILER_STATE, counted);
     auto net = mlp(kLayers);
-    const auto sharding = divide(net, group);
+    const auto sharding = sharding_of(net, group);
     for (int step = 0; step < 2; ++step) {
       const int64_t before = counted->bytes();
       const at::Tensor loss = loss_of(net, group.rank());
@@ -132,7 +132,7 @@ TEST(ParamCast, AnEvaluationWithinOneScopeKeepsNoCopyEither) {
         const torch::NoGradGuard no_grad;
         expected = net->forward(at::ones({2, kWidth}));
       }
-      const auto sharding = divide(net, group);
+      const auto sharding = sharding_of(net, group);
       const torch::NoGradGuard no_grad;
       const c10::InferenceMode mode(inference);
       const int64_t before = counted->bytes();
@@ -148,7 +148,7 @@ TEST(ParamCast, AnEvaluationWithinOneScopeKeepsNoCopyEither) {
 TEST(ParamCast, AParameterThatWasWrittenToBeforeBackwardIsNotCastAgain) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
-    const auto sharding = divide(net, group);
+    const auto sharding = sharding_of(net, group);
     const at::Tensor loss = loss_of(net, group.rank());
     {
       const torch::NoGradGuard no_grad;
@@ -163,7 +163,7 @@ TEST(ParamCast, AParameterThatWasWrittenToBeforeBackwardIsNotCastAgain) {
 TEST(ParamCast, AParameterThatTheProgramCastsIsAnOrdinaryTensor) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
-    const auto sharding = divide(net, group);
+    const auto sharding = sharding_of(net, group);
     const AutocastScope autocast;
     const torch::NoGradGuard no_grad;
     const at::Tensor own = net->parameters()[0].to(at::kBFloat16);

@@ -41,7 +41,7 @@ torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
   return net;
 }
 
-std::shared_ptr<Sharding> page(
+std::shared_ptr<Sharding> sharding_of(
     torch::nn::Sequential& net,
     const Group& group,
     int64_t cap_bytes,
@@ -52,7 +52,7 @@ std::shared_ptr<Sharding> page(
   for (const at::Tensor& parameter : net->parameters()) {
     groups[++place % groups.size()].push_back(parameter);
   }
-  return divided(
+  return make_sharding(
       named(*net),
       group,
       {.cap_bytes = cap_bytes,
@@ -79,7 +79,7 @@ TEST(ParamExchange, OneRankMayReadParametersThatOthersDoNotUse) {
           SCOPED_TRACE(testing::Message() << layers << " " << cap << " " << two_groups << logged);
           ranks(2, [&](Group group) {
             auto net = mlp(layers);
-            const auto sharding = page(net, group, cap, {}, two_groups);
+            const auto sharding = sharding_of(net, group, cap, {}, two_groups);
             const at::Tensor x = at::ones({2, 16});
             for (int step = 0; step < 3; ++step) {
               run_backward(*sharding, net->forward(x).square().sum());
@@ -105,7 +105,7 @@ TEST(ParamExchange, AGatherDuringTheOthersSyncLeavesAllRanksEqual) {
       for (const bool evaluated : {false, true}) {
         ranks(3, [&](Group group) {
           auto net = mlp(8);
-          const auto sharding = page(net, group, cap, {}, two_groups);
+          const auto sharding = sharding_of(net, group, cap, {}, two_groups);
           const at::Tensor x = at::ones({2, 16});
           for (int epoch = 0; epoch < 2; ++epoch) {
             run_backward(*sharding, net->forward(x).square().sum());
@@ -135,7 +135,7 @@ TEST(ParamExchange, AGatherDuringTheOthersSyncLeavesAllRanksEqual) {
 TEST(ParamExchange, WritesPersistWhileAnotherRankWaits) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
-    const auto sharding = page(net, group, 1, {.max_live_elements = 520, .prefetch = false});
+    const auto sharding = sharding_of(net, group, 1, {.max_live_elements = 520, .prefetch = false});
     auto weights = net->parameters();
     const torch::NoGradGuard no_grad;
     std::vector<at::Tensor> plain;
@@ -165,7 +165,7 @@ TEST(ParamExchange, CollectiveWritesAreEqualThoughOneRankReadOthersBefore) {
     for (const bool twice : {false, true}) {
       ranks(2, [&](Group group) {
         auto net = mlp(5);
-        const auto sharding = page(net, group, 1);
+        const auto sharding = sharding_of(net, group, 1);
         auto weights = net->parameters();
         const torch::NoGradGuard no_grad;
         const auto look = [&] {
@@ -196,7 +196,7 @@ TEST(ParamExchange, CollectiveWritesAreEqualThoughOneRankReadOthersBefore) {
 TEST(ParamExchange, WritesOnSomeRanksAreRefusedByNameOnAllRanks) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
-    const auto sharding = page(net, group, 1);
+    const auto sharding = sharding_of(net, group, 1);
     auto weights = net->parameters();
     const torch::NoGradGuard no_grad;
     weights[0].sum();
@@ -229,7 +229,7 @@ TEST(ParamExchange, AWriteWithoutTheOtherRanksTimesOut) {
       2,
       [](Group group) {
         auto net = mlp(2);
-        const auto sharding = page(net, group, 1);
+        const auto sharding = sharding_of(net, group, 1);
         const auto either = [&] {
           const torch::NoGradGuard no_grad;
           if (group.rank() == 0) {
@@ -248,8 +248,8 @@ TEST(ParamExchange, AWriteWithoutTheOtherRanksTimesOut) {
 std::vector<at::Tensor> weights_after_mixed_work(
     Group& group, ParamPlacement placement, uint32_t seed) {
   auto net = mlp(6);
-  const auto sharding =
-      divided(named(*net), group, {.cap_bytes = 1, .first_cap_bytes = 1, .placement = placement});
+  const auto sharding = make_sharding(
+      named(*net), group, {.cap_bytes = 1, .first_cap_bytes = 1, .placement = placement});
   auto weights = net->parameters();
   std::mt19937 common(seed);
   std::mt19937 own(seed * 31 + static_cast<uint32_t>(group.rank()));
@@ -305,7 +305,7 @@ TEST(ParamExchange, ReadsOfSingleRanksDoNotChangeTraining) {
 TEST(ParamExchange, UnitsInUseByOneRankDoNotChangeTheOthersReshards) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
-    const auto sharding = page(net, group, 1, {.max_live_elements = 520});
+    const auto sharding = sharding_of(net, group, 1, {.max_live_elements = 520});
     const torch::NoGradGuard no_grad;
     const at::Tensor first = mlp(6)->parameters()[0];
     {
@@ -322,7 +322,7 @@ TEST(ParamExchange, UnitsInUseByOneRankDoNotChangeTheOthersReshards) {
 TEST(ParamExchange, GatheredParametersAreNotUpdated) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
-    const auto sharding = page(net, group, 1);
+    const auto sharding = sharding_of(net, group, 1);
     const Gathered held(net->parameters(), false);
     try {
       sharding->finish_parameter_use();
@@ -351,7 +351,7 @@ TEST(ParamExchange, ABackwardThatFailedOnOneRankDoesNotMixWithTheNext) {
   std::array<std::string, 2> said;
   ranks(2, [&](Group group) {
     auto net = mlp(6);
-    const auto sharding = page(net, group, 1);
+    const auto sharding = sharding_of(net, group, 1);
     const int rank = group.rank();
     try {
       for (int step = 0; step < 3; ++step) {
@@ -380,7 +380,7 @@ TEST(ParamExchange, FewBucketsAreInFlightIfAnotherRankIsSlow) {
   std::atomic<int> lead = 0;
   ranks(2, [&](Group group) {
     auto net = mlp(kLayers);
-    const auto sharding = page(net, group, 1, {.max_live_elements = 1 << 30});
+    const auto sharding = sharding_of(net, group, 1, {.max_live_elements = 1 << 30});
     const size_t rank = static_cast<size_t>(group.rank());
     for (at::Tensor& parameter : net->parameters()) {
       parameter.register_hook([&, rank](const at::Tensor& gradient) {
@@ -406,7 +406,7 @@ TEST(ParamExchange, AServingRankMayHaveALongerTimeoutThanTraining) {
       2,
       [](Group group) {
         auto net = mlp(4);
-        const auto sharding = page(net, group, 1);
+        const auto sharding = sharding_of(net, group, 1);
         if (group.rank() == 0) {
           std::this_thread::sleep_for(milliseconds(600));  // A slow disk.
           const at::Tensor expected = mlp(4)->parameters()[1].detach().sum();
@@ -423,7 +423,7 @@ TEST(ParamExchange, AMessageInFlightAtTheEndIsNotReadInPart) {
   const auto expected = mlp(6, 256)->parameters();
   const auto body = [&](Group group) {
     auto net = mlp(6, 256);
-    auto sharding = page(net, group, 1, {.max_live_elements = 3 * 65536});
+    auto sharding = sharding_of(net, group, 1, {.max_live_elements = 3 * 65536});
     for (int step = 0; step < 3; ++step) {
       run_backward(*sharding, net->forward(at::ones({2, 256})).sum());
       end_step(*sharding);

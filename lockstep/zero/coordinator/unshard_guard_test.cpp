@@ -37,13 +37,13 @@ torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
   return net;
 }
 
-std::shared_ptr<Sharding> divide(
+std::shared_ptr<Sharding> sharding_of(
     const NamedTensors& parameters,
     const Group& group,
     ParamPlacement placement = ParamPlacement::kSharded,
     const NamedTensors& buffers = {},
     int64_t cap_bytes = 1) {
-  return divided(
+  return make_sharding(
       parameters,
       group,
       {.cap_bytes = cap_bytes,
@@ -66,7 +66,7 @@ auto build_in_parts(Init& init, const Build& build) {
 TEST(UnshardGuard, CollectivesOnShardedParametersAreRefused) {
   ranks(2, [](Group group) {
     auto net = mlp(1);
-    const auto sharding = divide(named(*net), group);
+    const auto sharding = sharding_of(named(*net), group);
     const at::Tensor weight = net->parameters()[0].detach();
     const auto refusal = ThrowsMessage<ConfigError>(
         AllOf(HasSubstr("clone()"), HasSubstr("with_gathered_parameters")));
@@ -85,7 +85,7 @@ TEST(UnshardGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [&](Group group) {
       auto net = mlp(3);
-      const auto sharding = divide(named(*net), group, placement);
+      const auto sharding = sharding_of(named(*net), group, placement);
       EXPECT_NO_THROW(sharding->check_in_place());
       net->to(at::kCPU);
       net->to(at::kFloat);
@@ -101,7 +101,7 @@ TEST(UnshardGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
 TEST(UnshardGuard, ParametersThatOutliveTheirShardingThrow) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
-    auto sharding = divide(named(*net), group);
+    auto sharding = sharding_of(named(*net), group);
     net->parameters()[0].sum();  // Is here now, and others are not.
     sharding.reset();
     for (const at::Tensor& parameter : net->parameters()) {
@@ -113,7 +113,7 @@ TEST(UnshardGuard, ParametersThatOutliveTheirShardingThrow) {
 TEST(UnshardGuard, OperationsWithoutValuesUnshardNothing) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
-    const auto sharding = divide(named(*net), group);
+    const auto sharding = sharding_of(named(*net), group);
     const at::Tensor weight = net->parameters()[0];
     const int64_t before = sharding->coordinator()->gathers();
     if (group.rank() == 0) {  // Alone: a round would be an error.
@@ -143,7 +143,7 @@ TEST(UnshardGuard, ACustomOperationUnshardsItsParameters) {
   ranks(2, [&](Group group) {
     auto net = mlp(1);
     const float expected = sum_through_memory(net->parameters()[0]).item<float>();
-    const auto sharding = divide(named(*net), group);
+    const auto sharding = sharding_of(named(*net), group);
     EXPECT_EQ(sum_like.call(net->parameters()[0].detach()).item<float>(), expected);
   });
 }
@@ -154,7 +154,8 @@ TEST(UnshardGuard, OneFrozenTensorMayHaveTwoNames) {
     const at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
     NamedTensors all = named(*net);
     all.push_back({"again", frozen});
-    const auto sharding = divide(all, group, ParamPlacement::kSharded, {}, /*cap_bytes=*/1 << 20);
+    const auto sharding =
+        sharding_of(all, group, ParamPlacement::kSharded, {}, /*cap_bytes=*/1 << 20);
     EXPECT_TRUE(at::equal(frozen, mlp(2)->parameters()[0]));
   });
 }
@@ -170,12 +171,12 @@ TEST(UnshardGuard, ViewsOfEachOtherAreRefusedByName) {
       const at::Tensor column = one.detach().narrow(1, 3, 1);
       EXPECT_THAT(
           [&] {
-            divide({{"one", one}, {"view", view}}, group, placement);
+            sharding_of({{"one", one}, {"view", view}}, group, placement);
           },
           refusal("one", "view"));
       EXPECT_THAT(
           [&] {
-            divide({{"one", one}}, group, placement, {{"column", column}});
+            sharding_of({{"one", one}}, group, placement, {{"column", column}});
           },
           refusal("one", "column"))
           << "a buffer";
@@ -185,11 +186,11 @@ TEST(UnshardGuard, ViewsOfEachOtherAreRefusedByName) {
       const at::Tensor middle = columns.narrow(1, 7, 2).detach().requires_grad_();
       EXPECT_THAT(
           [&] {
-            divide({{"left", left}, {"middle", middle}}, group, placement);
+            sharding_of({{"left", left}, {"middle", middle}}, group, placement);
           },
           refusal("left", "middle"));
       const auto sharding =
-          divide({{"left", left}, {"right", right}, {"left again", left}}, group, placement);
+          sharding_of({{"left", left}, {"right", right}, {"left again", left}}, group, placement);
       EXPECT_TRUE(at::equal(right, at::ones({8, 8}))) << "side by side, and twice the same";
     });
   }
@@ -228,7 +229,7 @@ TEST(ZeroInit, GradientsFlowThroughASecondModelToTheShardedOne) {
   ranks(2, [&](Group group) {
     Init init(group, at::kCPU, 100);
     auto nets = build_in_parts(init, [] { return std::make_pair(mlp(6), mlp(4)); });
-    const auto sharding = divide(named(*nets.first), group);
+    const auto sharding = sharding_of(named(*nets.first), group);
     for (Init::ReleasedUnit& left : init.release()) {
       sharding->manage(std::move(left.unit), std::move(left.name));
     }
@@ -262,7 +263,7 @@ TEST(ZeroInit, ASecondModelMayBeWrittenAfterTheFirstWasSharded) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
     auto nets = build_in_parts(init, [] { return std::make_pair(mlp(1), mlp(2)); });
-    const auto sharding = divide(named(*nets.first), group);
+    const auto sharding = sharding_of(named(*nets.first), group);
     for (Init::ReleasedUnit& left : init.release()) {
       sharding->manage(std::move(left.unit), std::move(left.name));
     }
@@ -293,7 +294,7 @@ TEST(ZeroInit, SendsAModelTwice) {
       }
       return built;
     });
-    const auto sharding = divide(weights, group);
+    const auto sharding = sharding_of(weights, group);
   });
   const int64_t model = 3 * 36 * 64 * 4;
   EXPECT_EQ(traffic.of(comm::Op::kBroadcast, at::kFloat), model * (kRanks - 1));

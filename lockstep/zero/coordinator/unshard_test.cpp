@@ -33,12 +33,12 @@ void fill(torch::nn::Module& module) {
   test::fill_with_sines(module, {.scale = 1.0 / 4, .phase_step = 1});
 }
 
-std::shared_ptr<Sharding> page(
+std::shared_ptr<Sharding> sharding_of(
     const torch::nn::Module& module,
     const Group& group,
     int64_t cap_bytes,
     ParamCoordinatorOptions coordinator = {}) {
-  return divided(
+  return make_sharding(
       named(module),
       group,
       {.cap_bytes = cap_bytes,
@@ -105,7 +105,7 @@ TEST(Unshard, ValuesExistDuringUseAndAreFreedAfterwards) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const at::Tensor expected = net->parameters()[0].detach().clone();
-    const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
+    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 600});
     EXPECT_EQ(sharding->coordinator()->live_elements(), 0);
     EXPECT_TRUE(at::equal(net->parameters()[0], expected));
     EXPECT_GT(sharding->coordinator()->live_elements(), 0);
@@ -120,7 +120,7 @@ TEST(Unshard, ValuesExistDuringUseAndAreFreedAfterwards) {
 TEST(Unshard, MemoryOfAShardedParameterCannotBeRead) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
-    const auto sharding = page(*net, group, 1);
+    const auto sharding = sharding_of(*net, group, 1);
     try {
       net->parameters()[0].data_ptr<float>();
       FAIL() << "there is no memory";
@@ -139,7 +139,7 @@ TEST(Unshard, TrainsAsOneProcess) {
       for (const int64_t live : {int64_t{1}, int64_t{1} << 30}) {
         ranks(world, [&](Group group) {
           Varied net;
-          const auto sharding = page(*net, group, cap, {.max_live_elements = live});
+          const auto sharding = sharding_of(*net, group, cap, {.max_live_elements = live});
           for (int step = 0; step < 5; ++step) {
             const at::Tensor loss = net->loss(step);
             EXPECT_NEAR(loss.item<double>(), expected[step], 2e-6) << step;
@@ -155,7 +155,7 @@ TEST(Unshard, TrainsAsOneProcess) {
 TEST(Unshard, TheNextUnitIsPrefetchedFromTheSecondStepOn) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
-    const auto sharding = page(*net, group, 1, {.max_live_elements = 3 * 600});
+    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 3 * 600});
     for (int step = 0; step < 2; ++step) {
       run_backward(*sharding, net->forward(at::ones({2, 16})).square().sum());
       update(*sharding, 0.01);
@@ -172,7 +172,7 @@ TEST(Unshard, TheNextUnitIsPrefetchedFromTheSecondStepOn) {
 TEST(Unshard, RanksMayUseOtherParametersThanOthers) {
   ranks(3, [](Group group) {
     auto net = mlp(5);
-    const auto sharding = page(*net, group, 1);
+    const auto sharding = sharding_of(*net, group, 1);
     for (int step = 0; step < 4; ++step) {
       at::Tensor x = at::ones({2, 16});
       const auto layers = net->children();
@@ -193,7 +193,7 @@ TEST(Unshard, EvaluationUnshardsAsTrainingDoes) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
     const at::Tensor expected = net->forward(at::ones({2, 16})).detach();
-    const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
+    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 600});
     {
       const torch::NoGradGuard no_grad;
       EXPECT_TRUE(at::equal(net->forward(at::ones({2, 16})), expected));
@@ -210,7 +210,7 @@ TEST(Unshard, EvaluationUnshardsAsTrainingDoes) {
 TEST(Unshard, WritesToParametersPersist) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
-    const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
+    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 1});
     {
       const torch::NoGradGuard no_grad;
       for (auto& parameter : net->parameters()) {
@@ -231,7 +231,7 @@ TEST(Unshard, FrozenParametersAreGatheredAndFreedToo) {
     for (auto& parameter : net->children()[0]->parameters()) {
       parameter.set_requires_grad(false);
     }
-    const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
+    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 600});
     EXPECT_TRUE(comm::is_sharded_param(net->parameters()[0]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
     EXPECT_FALSE(sharding->slices().of({net->parameters()[0]})[0].grad().defined());
@@ -242,7 +242,7 @@ TEST(Unshard, FrozenParametersAreGatheredAndFreedToo) {
 TEST(Unshard, SmallParametersMayStay) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
-    const auto sharding = divided(
+    const auto sharding = make_sharding(
         named(*net),
         group,
         {.placement = ParamPlacement::kSharded, .param_persistence_threshold = 16});
@@ -258,7 +258,7 @@ TEST(Unshard, SmallParametersStayUpToTheLimitInTheModelsOrder) {
     auto net = mlp(3);
     // Biases of 16, and a weight of 256 that is too large for the first bound alone.
     net->parameters()[3].set_requires_grad(false);
-    const auto sharding = divided(
+    const auto sharding = make_sharding(
         named(*net),
         group,
         {.placement = ParamPlacement::kSharded,
@@ -299,7 +299,7 @@ TEST(Unshard, AUnitThatDoesNotFitIsSkippedAndASmallerLaterOneStays) {
 TEST(Unshard, ARankThatReadsAParameterAloneGetsAnError) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
-    const auto sharding = page(*net, group, 1);
+    const auto sharding = sharding_of(*net, group, 1);
     if (group.rank() == 0) {
       try {
         net->parameters()[2].sum();
@@ -350,7 +350,7 @@ TEST(ZeroInit, AllRanksHaveRank0sValues) {
     init.finish();
     EXPECT_TRUE(comm::is_sharded_param(net->parameters()[0]));
     EXPECT_FALSE(comm::is_sharded_param(net->parameters()[1]));
-    const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
+    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 1});
     EXPECT_TRUE(at::equal(net->parameters()[0], at::arange(64 * 64, at::kFloat).reshape({64, 64})));
     EXPECT_TRUE(at::equal(net->parameters()[1], at::zeros({64})));
     run_backward(*sharding, net->forward(at::ones({2, 64})).square().mean());
@@ -490,7 +490,7 @@ TEST(ActivationCheckpoint, WorksWithEveryStage) {
       *alone, [&](int step) { return loss_of(alone, step); }, 4);
   ranks(2, [&](Group group) {
     Varied net;
-    const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
+    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 1});
     for (int step = 0; step < 4; ++step) {
       const at::Tensor loss = loss_of(net, step);
       EXPECT_NEAR(loss.item<double>(), expected[step], 2e-6) << step;

@@ -52,13 +52,13 @@ struct NetImpl : test::TanhStackImpl {
 };
 TORCH_MODULE(Net);
 
-std::shared_ptr<Sharding> page(
+std::shared_ptr<Sharding> sharding_of(
     const Net& net,
     const Group& group,
     const PlusPlusOptions& plus_plus,
     const ParamCoordinatorOptions& coordinator = {.max_live_elements = 1, .prefetch = false},
     ParamPlacement placement = ParamPlacement::kSharded) {
-  return divided(
+  return make_sharding(
       named(*net),
       group,
       {.cap_bytes = 1,  // One bucket a parameter.
@@ -105,7 +105,7 @@ std::vector<double> train(const PlusPlusOptions& plus_plus, int steps = 30) {
   std::mutex mutex;
   ranks(4, [&](Group group) {
     Net net(3, 64);
-    const auto sharding = page(net, group, plus_plus, kWithPrefetch);
+    const auto sharding = sharding_of(net, group, plus_plus, kWithPrefetch);
     for (int step = 0; step < steps; ++step) {
       const at::Tensor loss = loss_of(net, group.rank(), step);
       {
@@ -147,7 +147,7 @@ TEST(PlusPlus, TrainsAsStage3WithinABand) {
 TEST(PlusPlus, WorksOverSocketsAndSharedMemory) {
   const auto body = [](Group group) {
     Net net(3, 64);
-    const auto sharding = page(net, group, kAll, kWithPrefetch);
+    const auto sharding = sharding_of(net, group, kAll, kWithPrefetch);
     for (int step = 0; step < 4; ++step) {
       run_backward(*sharding, loss_of(net, group.rank(), step));
       update_all(*sharding, 0.1);
@@ -166,7 +166,7 @@ int64_t bytes_of_a_step(
   HostTraffic traffic(2);
   ranks(4, [&](Group group) {
     Net net(layers, width, dtype);
-    const auto sharding = page(net, counted(group, traffic), plus_plus);
+    const auto sharding = sharding_of(net, counted(group, traffic), plus_plus);
     for (int step = 0; step < 3; ++step) {
       group.barrier();
       if (group.rank() == 0) {
@@ -214,7 +214,7 @@ TEST(PlusPlus, BackwardGathersCrossNothing) {
   HostTraffic traffic(2);
   ranks(4, [&](Group group) {
     Net net(4, 64);
-    const auto sharding = page(net, counted(group, traffic), kSecondaries);
+    const auto sharding = sharding_of(net, counted(group, traffic), kSecondaries);
     const ParamCoordinator& coordinator = *sharding->coordinator();
     // The second backward adds to the first's gradients: even its forward stays close.
     for (int micro_step = 0; micro_step < 2; ++micro_step) {
@@ -243,7 +243,7 @@ TEST(PlusPlus, BackwardGathersCrossNothing) {
 TEST(PlusPlus, SecondCopiesSeeWritesToParameters) {
   ranks(4, [](Group group) {
     Net net(3, 64);
-    const auto sharding = page(net, group, kSecondaries);
+    const auto sharding = sharding_of(net, group, kSecondaries);
     loss_of(net, group.rank(), 0);
     {
       const torch::NoGradGuard no_grad;
@@ -257,7 +257,7 @@ TEST(PlusPlus, SecondCopiesSeeWritesToParameters) {
 TEST(PlusPlus, RanksMayUseOtherParametersThanOthers) {
   ranks(4, [](Group group) {
     Net net(5, 64);
-    const auto sharding = page(net, group, kAll);
+    const auto sharding = sharding_of(net, group, kAll);
     for (int step = 0; step < 4; ++step) {
       at::Tensor x = batch_of(group.rank(), step, 64);
       for (int i = 0; i < 5; ++i) {
@@ -277,7 +277,7 @@ TEST(PlusPlus, UpdatesAndSavesExactValuesThoughItComputesWithRoundedOnes) {
   ranks(4, [](Group group) {
     const Net alone(3, 64);
     Net net(3, 64);
-    const auto sharding = page(net, group, kWeights);
+    const auto sharding = sharding_of(net, group, kWeights);
     run_backward(*sharding, loss_of(net, group.rank(), 0));
     update_all(*sharding, 0);
     for (size_t i = 0; i < 3; ++i) {
@@ -296,7 +296,7 @@ TEST(PlusPlus, WritingToAPartLeavesTheRestExact) {
   ranks(4, [](Group group) {
     const Net alone(2, 64);
     Net net(2, 64);
-    const auto sharding = page(net, group, kWeights);
+    const auto sharding = sharding_of(net, group, kWeights);
     {
       const torch::NoGradGuard no_grad;
       net->parameters()[1].narrow(0, 3, 1).fill_(0.125);
@@ -311,7 +311,7 @@ TEST(PlusPlus, WritingToAPartLeavesTheRestExact) {
 TEST(PlusPlus, GradientsThatAreNotFiniteStayVisible) {
   ranks(4, [](Group group) {
     Net net(2, 64);
-    const auto sharding = page(net, group, kAll);
+    const auto sharding = sharding_of(net, group, kAll);
     const double factor = group.rank() == 1 ? std::numeric_limits<double>::infinity() : 1;
     run_backward(*sharding, loss_of(net, group.rank(), 0) * factor);
     for (const auto& [unused, shard_slice] : sharding->slices().all()) {
@@ -345,7 +345,7 @@ TEST(PlusPlus, IndivisibleSizesAndStagesBefore3AreRefused) {
     const auto error_of = [&](const PlusPlusOptions& options,
                               ParamPlacement placement) -> std::string {
       try {
-        page(Net(1, 64), group, options, {}, placement);
+        sharding_of(Net(1, 64), group, options, {}, placement);
       } catch (const ConfigError& error) {
         return error.what();
       }

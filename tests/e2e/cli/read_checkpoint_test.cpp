@@ -149,7 +149,7 @@ TEST_F(ReadCheckpoint, ReadsTheFp32MastersOfTrainingIn16Bits) {
     train(
         {ENGINE_FIXTURE, "--config", config(stage, bf16), "--checkpoints", tags, "--updates", "3"});
     const std::string saved = tags + "/after_3";
-    ASSERT_TRUE(fs::exists(saved + "/model-00001-of-00002.safetensors")) << "masters are divided";
+    ASSERT_TRUE(fs::exists(saved + "/model-00001-of-00002.safetensors")) << "masters are sharded";
     expect_same_weights(saved);
   }
 }

@@ -23,6 +23,7 @@
 #include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/launcher/plan/rank_environment.h"
+#include "lockstep/launcher/process/child.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -90,8 +91,8 @@ LockstepRun::LockstepRun(
       program.c_str(),
       &actions,
       nullptr,
-      pointers_to(words).data(),
-      pointers_to(environment).data());
+      launcher::pointers_to(words).data(),
+      launcher::pointers_to(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
   EXPECT_EQ(error, 0) << program;
   if (error != 0) {
@@ -288,16 +289,6 @@ int free_port() {
   const Address any = loopback(0);
   EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
   return own_address(fd.get()).port();
-}
-
-std::vector<char*> pointers_to(const std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  pointers.reserve(words.size() + 1);
-  for (const std::string& word : words) {
-    pointers.push_back(const_cast<char*>(word.c_str()));
-  }
-  pointers.push_back(nullptr);
-  return pointers;
 }
 
 int exit_code_of(int status) {

@@ -106,9 +106,6 @@ std::vector<std::string> node_options(
 /// Returns a port of 127.0.0.1 that is free now.
 int free_port();
 
-/// Returns the arguments that execve takes; valid as long as `words`.
-std::vector<char*> pointers_to(const std::vector<std::string>& words);
-
 /// Returns the exit code, or 128 + the signal, of a status from waitpid.
 int exit_code_of(int status);
 

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/unique_fd.h"
+#include "lockstep/launcher/process/child.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -44,8 +45,8 @@ Outcome run_command(
       words[0].c_str(),
       &actions,
       nullptr,
-      pointers_to(words).data(),
-      pointers_to(environment).data());
+      launcher::pointers_to(words).data(),
+      launcher::pointers_to(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
   Outcome outcome;
   if (error != 0) {

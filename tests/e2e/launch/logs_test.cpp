@@ -2,7 +2,6 @@
 // The log files of `lockstep launch` (--log-dir, --redirects, --tee).
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -23,11 +22,6 @@ using testing::IsEmpty;
 using testing::Not;
 
 const std::string kFixture = LAUNCH_FIXTURE;
-
-std::string write(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream(path) << text;
-  return path;
-}
 
 class LaunchLogs : public testing::Test {
  protected:
@@ -117,7 +111,7 @@ TEST_F(LaunchLogs, AFullDiskIsReportedOnceAndTheConsoleOutputContinues) {
 }
 
 TEST_F(LaunchLogs, WhereNoFileCanBeNoRankIsStarted) {
-  const std::string file = write(folder_ / "file", "kept");
+  const std::string file = write_text(folder_ / "file", "kept");
   for (const std::string& place : {file, file + "/below", std::string("/proc/none")}) {
     const Outcome outcome =
         run_clean(launch("2", {"--log-dir", place, "sh", "-c", "echo started"}));

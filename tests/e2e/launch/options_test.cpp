@@ -2,7 +2,6 @@
 // The options of `lockstep launch`, with a job on this machine.
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -24,14 +23,9 @@ using testing::Not;
 
 const std::string kFixture = LAUNCH_FIXTURE;
 
-std::string write(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream(path) << text;
-  return path;
-}
-
 TEST(LaunchHostfile, OfThisHostAloneRunsHereWithItsSlots) {
   const TestFolder folder;
-  const std::string file = write(folder / "hosts", "# here\r\nlocalhost slots=3\r\n");
+  const std::string file = write_text(folder / "hosts", "# here\r\nlocalhost slots=3\r\n");
   const Outcome outcome =
       run_clean({"launch", "--hostfile", file, "--quiet", "sh", "-c", "echo $RANK of $WORLD_SIZE"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -51,7 +45,7 @@ TEST(LaunchHostfile, OfThisHostAloneRunsHereWithItsSlots) {
 
 TEST(LaunchHostfile, TakesFiltersAsDeepSpeedDoes) {
   const TestFolder folder;
-  const std::string file = write(folder / "hosts", "localhost slots=3\n");
+  const std::string file = write_text(folder / "hosts", "localhost slots=3\n");
   const Outcome twice = run_clean(
       {"launch",
        "-H",
@@ -84,14 +78,14 @@ TEST(LaunchHostfile, FaultsAreNamedByFileLineAndReason) {
       {"localhost;touch${IFS}/tmp/pwned slots=1\n", "holds ';'"},
       {"$(touch${IFS}/tmp/pwned) slots=1\n", "holds '$'"}};
   for (const auto& [text, message] : cases) {
-    write(file, text);
+    write_text(file, text);
     const Outcome outcome = run_clean({"launch", "--hostfile", file, "sh", "-c", "echo started"});
     EXPECT_EQ(outcome.code, 2) << text;
     EXPECT_THAT(outcome.err, HasSubstr(message)) << text;
     EXPECT_EQ(outcome.out, "");
   }
   EXPECT_FALSE(std::filesystem::exists("/tmp/pwned"));
-  write(file, "localhost slots=1\n");
+  write_text(file, "localhost slots=1\n");
   const Outcome filter = run_clean({"launch", "--hostfile", file, "-e", "localhst", "true"});
   EXPECT_EQ(filter.code, 2);
   EXPECT_THAT(filter.err, HasSubstr("did you mean 'localhost'?"));
@@ -102,7 +96,7 @@ TEST(LaunchHostfile, FaultsAreNamedByFileLineAndReason) {
 
 TEST(LaunchDryRun, ListsHostsAndRanksAndStartsNothing) {
   const TestFolder folder;
-  const std::string file = write(folder / "hosts", "localhost slots=1\nother slots=2\n");
+  const std::string file = write_text(folder / "hosts", "localhost slots=1\nother slots=2\n");
   const std::string made = folder / "made";
   const Outcome outcome = run_clean(
       {"launch",
@@ -201,12 +195,13 @@ TEST(LaunchVariables, ComeFromFlags) {
 
 TEST(LaunchProgramKind, RunsModulesAndBinariesOnRequest) {
   const TestFolder folder;
-  write(folder / "train_module.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n");
+  write_text(
+      folder / "train_module.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n");
   const Outcome module = run_clean(
       launch("1", {"--quiet", "-m", "train_module", "-n", "3"}),
       {"PYTHONPATH=" + folder.path().string()});
   EXPECT_EQ(module.out, "0 ['-n', '3']\n") << module.err;
-  const std::string script = write(folder / "binary.py", "#!/bin/sh\necho shell $RANK\n");
+  const std::string script = write_text(folder / "binary.py", "#!/bin/sh\necho shell $RANK\n");
   ASSERT_EQ(::chmod(script.c_str(), 0755), 0);
   EXPECT_EQ(run_clean(launch("1", {"--quiet", "--no_python", script})).out, "shell 0\n");
   const Outcome both = run_clean(launch("1", {"-m", "--no-python", "x"}));

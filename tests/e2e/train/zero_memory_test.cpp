@@ -28,14 +28,14 @@ Outcome train(const std::string& stage, int limit_mib) {
 
 TEST(ZeroMemory, AModelIsTrainedUnderALimitThatDataParallelDoesNotFitIn) {
   constexpr int kLimitMib = 600;  // Data parallel takes 800, stage 3 about 430.
-  const Outcome divided = train("3", kLimitMib);
-  EXPECT_EQ(divided.code, 0) << divided.err;
-  EXPECT_THAT(divided.out, HasSubstr("loss "));
+  const Outcome sharded = train("3", kLimitMib);
+  EXPECT_EQ(sharded.code, 0) << sharded.err;
+  EXPECT_THAT(sharded.out, HasSubstr("loss "));
   const Outcome whole = train("0", kLimitMib);
   EXPECT_NE(whole.code, 0);
   EXPECT_THAT(whole.err, HasSubstr("memory"));
   const Outcome unlimited = train("0", 0);
-  EXPECT_EQ(unlimited.out, divided.out) << "and to the digits printed the same";
+  EXPECT_EQ(unlimited.out, sharded.out) << "and to the digits printed the same";
 }
 
 TEST(ZeroLaunch, AProgramThatSetsNoStageTrainsAtThatOfItsLaunch) {
@@ -49,7 +49,7 @@ TEST(ZeroLaunch, AProgramThatSetsNoStageTrainsAtThatOfItsLaunch) {
     return std::filesystem::exists(folder / name / "model-00002-of-00002.safetensors");
   };
   EXPECT_FALSE(saved_with({}, "whole"));
-  EXPECT_TRUE(saved_with({"--zero-stage", "3"}, "divided"));
+  EXPECT_TRUE(saved_with({"--zero-stage", "3"}, "sharded"));
 }
 
 /// Runs `lockstep merge-weights` with this limit of address space, which includes the mapped files.

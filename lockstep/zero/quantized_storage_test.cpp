@@ -36,7 +36,7 @@ struct LoraImpl : torch::nn::Module {
 TORCH_MODULE(Lora);
 
 std::shared_ptr<Sharding> page_in_8_bits(const Lora& net, const Group& group, bool on = true) {
-  return divided(
+  return make_sharding(
       named(*net),
       group,
       {.cap_bytes = 1,  // One bucket a parameter.
@@ -160,7 +160,7 @@ TEST(QuantizedFrozenWeights, SlicesAreCopiesThatCanBeWrittenBack) {
 TEST(QuantizedFrozenWeights, SmallValuesDoNotUseTheScaleOfReplacedLargeOnes) {
   ranks(2, [](Group group) {
     Lora net;
-    const auto sharding = divided(
+    const auto sharding = make_sharding(
         named(*net),
         group,
         {.placement = ParamPlacement::kSharded,
