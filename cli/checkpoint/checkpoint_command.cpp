@@ -39,7 +39,7 @@ constexpr const char* kVerifyFooter = R"(Examples:
   lockstep checkpoint verify runs/a/checkpoints/checkpoint_*
 
 Reads all data and names each file and tensor that has changed since it was written. Then
-checks for damage without a wrong checksum: files that the manifest does not list, slices
+checks for damage that checksums do not show: files that the manifest does not list, slices
 that do not fit their tensor, invalid values in the meta data.
 
 Exit code: 0 if all are complete; 1 if any is damaged; 2 for a usage error.)";
@@ -59,11 +59,12 @@ constexpr const char* kPruneFooter = R"(Examples:
   lockstep checkpoint prune runs/a/checkpoints --keep 3 --dry-run
   lockstep checkpoint prune runs/a/checkpoints --keep 3
 
-Removes the oldest checkpoints, in the order of commits, until N complete ones remain. All
-names count; the option total_limit of a program counts and removes only checkpoint_<N>.
-Reads all data of the checkpoints to keep. A damaged checkpoint is reported and does not
-count; it is removed only if it is older than all kept ones. Other files are kept, except
-those that a killed save or prune left: on this host at once, on another host after a day.
+Removes the oldest checkpoints, in the order of commits, until N complete ones remain. This
+command counts checkpoints of any name; total_limit in a program counts only
+checkpoint_<N>. Reads all data of the checkpoints to keep. A damaged checkpoint is reported
+and does not count; it is removed only if it is older than all kept ones. Other files are
+kept, except those that a killed save or prune left: on this host at once, on another host
+after a day.
 
 Exit code: 0; 1 if a checkpoint cannot be removed; 2 for a usage error.)";
 

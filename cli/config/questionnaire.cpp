@@ -105,7 +105,7 @@ class Questionnaire {
       preset = present == choice.value ? choices.size() : preset;
       choices.push_back({choice.value, choice.description});
     }
-    choices.push_back({"a number", "the total of all machines"});
+    choices.push_back({"a number", "the number of processes on all machines together"});
     const size_t chosen = menu_.choose(spec.question, choices, preset);
     if (chosen < spec.choices.size()) {
       values_.settings[spec.name] = spec.choices[chosen].value;

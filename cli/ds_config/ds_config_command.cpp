@@ -120,7 +120,7 @@ int ScheduleCommand::run(const std::vector<std::string>& words) const {
       throw ConfigError(name, "--steps N is missing; expected the number of steps");
     }
     if (json_ && plot_) {
-      throw ConfigError(name, "--json and --plot are both given; give one of them");
+      throw ConfigError(name, "--json and --plot are both given; give only one");
     }
     return schedule_report(
         {.file = file, .steps = *steps_, .base_lr = lr_, .plot = plot_, .log_errors = !json_});

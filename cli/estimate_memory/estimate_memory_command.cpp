@@ -30,8 +30,8 @@ constexpr const char* kFooter = R"(Examples:
 PATH is a .safetensors file, a folder or index of them, or a checkpoint; only headers are
 read. The first table is that of accelerate estimate-memory: the memory to load the model in
 each dtype, and to train it with batch size 1. The second table has the parameters,
-gradients and optimizer state of each rank in each ZeRO stage: in Lockstep (all float32), by
-the papers of ZeRO and ZeRO-Offload (see --mixed-precision), and by DeepSpeed's
+gradients and optimizer state of each rank in each ZeRO stage: in Lockstep (for a float32
+model), by the papers of ZeRO and ZeRO-Offload (see --mixed-precision), and by DeepSpeed's
 estimate_zero2/3_model_states_mem_needs (16-bit training with Adam). With --parameters, the
 layers are unknown.
 

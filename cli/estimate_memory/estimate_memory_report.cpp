@@ -258,7 +258,8 @@ Report estimate_report(const EstimateRequest& request) {
         memory_text(4 * *layer));
   }
   report.text +=
-      "Lockstep stores float32 only: no 16-bit copy, no master copy, no gradients on the host.\n";
+      "The columns DEVICE and MEMORY are Lockstep's, for a float32 model: no 16-bit copy, no "
+      "master copy, no gradients on the host.\n";
   report.text += std::string(kNotCounted) + "\n";
   return report;
 }

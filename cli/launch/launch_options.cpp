@@ -60,7 +60,7 @@ void read_endpoint(const std::string& text, JobOptions& options) {
   }
   if (!options.master_addr.empty() && options.master_addr != host) {
     refuse(fmt::format(
-        "--rdzv-endpoint {} and --master-addr {} differ; give one of them",
+        "--rdzv-endpoint {} and --master-addr {} differ; give only one",
         text,
         options.master_addr));
   }
@@ -77,7 +77,7 @@ void read_endpoint(const std::string& text, JobOptions& options) {
   }
   if (options.master_port != 0 && options.master_port != *port) {
     refuse(fmt::format(
-        "--rdzv-endpoint {} and --master-port {} differ; give one of them",
+        "--rdzv-endpoint {} and --master-port {} differ; give only one",
         text,
         options.master_port));
   }
@@ -152,7 +152,7 @@ CpuBind read_binding(const LaunchFlags& flags) {
   }
   if (std::any_of(
           given.begin(), given.end(), [&](CpuBind bind) { return bind != given.front(); })) {
-    refuse("--cpu-bind, --bind-cores-to-rank and --numa-binding differ; give one of them");
+    refuse("--cpu-bind, --bind-cores-to-rank and --numa-binding differ; give only one");
   }
   return given.empty() ? CpuBind::kNone : given.front();
 }
@@ -161,12 +161,11 @@ void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobO
   if (!flags.nproc_per_node.empty() && !flags.num_processes.empty()) {
     refuse(
         "-n (--nproc-per-node) is the number of ranks of each host, --num-processes that of all "
-        "hosts; give one of them");
+        "hosts; give only one");
   }
   if (!flags.nproc_per_node.empty() && !(options.include.empty() && options.exclude.empty())) {
     refuse(fmt::format(
-        "-n (--num-gpus) contradicts {}, which selects the slots, one for each rank; give one of "
-        "them",
+        "-n (--num-gpus) contradicts {}, which selects the slots, one for each rank; give only one",
         options.include.empty() ? "--exclude" : "--include"));
   }
   if (!flags.nproc_per_node.empty()) {
@@ -239,7 +238,7 @@ JobOptions job_options(
 
 launcher::ProgramKind program_kind(const LaunchFlags& flags) {
   if (flags.module && flags.no_python) {
-    refuse("--module and --no-python contradict each other; give one of them");
+    refuse("--module and --no-python contradict each other; give only one");
   }
   if (flags.module) {
     return launcher::ProgramKind::kModule;

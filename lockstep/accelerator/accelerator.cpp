@@ -41,7 +41,7 @@ struct Accelerator::State {
         trackers(context),
         checkpointer(objects, *loop, *active, local_sgds, backward.gradients, end_training) {
     active->set_between_batches([this] { checkpointer.between_batches(); });
-    active->set_before_pass([this] { checkpointer.resume_if_asked(/*in_epochs=*/false); });
+    active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
   }
 
   RunContext context;
@@ -307,7 +307,7 @@ nlohmann::json Accelerator::broadcast_object(const nlohmann::json& value, int fr
 // --- progress and logs
 
 EpochRange Accelerator::epochs(int64_t count) {
-  state_->checkpointer.resume_if_asked(/*in_epochs=*/true);
+  state_->checkpointer.resume_if_requested(/*in_epochs=*/true);
   const auto& loaders = state_->objects.loaders;
   return {loaders.empty() ? 0 : loaders.front()->epoch(), count};
 }

@@ -39,22 +39,21 @@
 
 namespace lockstep {
 
-/// Runs a training loop that is written for one process on many. The main object of a training
-/// program.
+/// Runs a single-process training loop on many processes. The main object of a training program.
 ///
 /// The constructor finds this process's rank (from torchrun's, MPI's or SLURM's variables, or a
-/// world of one), connects the processes and takes its share of the cores. `prepare` shards
-/// loaders, makes models data parallel and wraps optimizers; the loop itself stays that of a single
-/// process. In one process it adds no cost to a step.
+/// world of one), and connects the processes. It limits torch's threads to this rank's share of the
+/// cores, unless OMP_NUM_THREADS is set. `prepare` shards loaders, makes models data parallel and
+/// wraps optimizers; the loop itself does not change. In one process it adds no cost to a step.
 ///
 /// All processes must call every function marked collective. The destructor never communicates;
-/// call `end_training()` so that logs are closed as finished.
+/// call `end_training()` so that trackers mark the run as finished.
 ///
 /// Not thread-safe. Modelled on Hugging Face Accelerate's class of the same name.
 class Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});
-  /// Uses an existing group: ranks as threads, or part of a job.
+  /// Uses an existing group, for instance of ranks that are threads, or of a part of a job's ranks.
   Accelerator(AcceleratorOptions options, WorldSpec world, Group group);
   ~Accelerator();
   Accelerator(const Accelerator&) = delete;
@@ -86,8 +85,8 @@ class Accelerator {
   ///   during backward.
   /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. An lvalue is
   ///   referred to and must outlive the result; an rvalue is moved in, a shared_ptr shared. An
-  ///   optimizer class of the program is saved if it is Checkpointable; if not, prepare() throws
-  ///   ConfigError with a project_dir.
+  ///   optimizer class of your own must be Checkpointable to be saved; if it is not and project_dir
+  ///   is set, prepare() throws ConfigError.
   /// - A schedule (schedule::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
   ///   the same call, or of all prepared ones if the call has none.
   /// - A data::Loader stays the same loader. It delivers this process's share, on device() or on
@@ -111,43 +110,42 @@ class Accelerator {
 
   // --- accumulation
   /// Begins the scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the
-  /// top of the loop's body. Unless the micro-step ends its accumulation group, the models'
-  /// gradients (all models', if none is given) stay on this process, and optimizers and schedulers
-  /// do nothing. A group ends after gradient_accumulation_steps, and with the last batch of the
-  /// innermost loader.
+  /// top of the loop's body. In every micro-step but the last of its accumulation group, gradients
+  /// are not averaged, and optimizers and schedulers do nothing. Without arguments this holds for
+  /// all models. The last one is micro-step number gradient_accumulation_steps, or the last batch
+  /// of the innermost loader.
   template <ModuleHandle... Models>
   GradientScope accumulate(const Models&... models) {
     return begin_micro_step({static_cast<const void*>(models.get())...});
   }
-  /// Begins a scope whose backwards keep the models' gradients (all models', if none is given) on
-  /// this process; the next backward after it averages their sum.
+  /// Begins a scope in which backward does not average gradients (DDP's no_sync). The first
+  /// backward after the scope averages the sum. Without arguments it holds for all models.
   template <ModuleHandle... Models>
   GradientScope no_sync(const Models&... models) {
     return begin_no_sync({static_cast<const void*>(models.get())...});
   }
-  /// Lets the next backwards within no_sync average. Throws ConfigError outside it.
+  /// Makes the following backward passes inside no_sync average anyway. Throws ConfigError outside.
   template <ModuleHandle... Models>
   void trigger_sync_in_backward(const Models&... models) {
     trigger_sync({static_cast<const void*>(models.get())...});
   }
-  /// Returns whether the current micro-step ends its accumulation group. Always true without
-  /// accumulate().
+  /// Returns whether this micro-step ends its accumulation group. Always true without accumulate().
   bool sync_gradients() const;
   int64_t gradient_accumulation_steps() const;
 
   /// Computes gradients and, with several processes, averages them. The loss is first divided by
   /// gradient_accumulation_steps, or by the actual number of micro-steps in a shorter last group.
-  /// Also works if this process's loss does not reach the (single) prepared model. With several
-  /// prepared models, a backward must reach the same ones on every process.
+  /// Also works if, on this process, the loss depends on no parameter of the model and only one
+  /// model is prepared. With several, a backward must reach the same ones on every process.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   /// Computes the gradient of the mean over all counted items. `loss_sum` is a sum over `count`
   /// tokens (or samples). It is divided by the counts of all processes and all micro-steps of the
-  /// accumulation group. So the update does not depend on the distribution of tokens. Collective
-  /// where sync_gradients(). One call a micro-step.
+  /// accumulation group. So the update does not depend on the distribution of tokens. Collective if
+  /// sync_gradients() is true. Call it once per micro-step.
   void backward(const at::Tensor& loss_sum, double count);
   /// Returns the loss that backward(loss) would differentiate, for a program that calls .backward()
-  /// on it. Its hooks do the rest of backward(loss); several scaled losses may be in one backward.
-  /// Throws ConfigError for a loss that depends on nothing.
+  /// on it. Hooks on the returned loss do the rest of backward(loss). Several scaled losses may be
+  /// in one backward. Throws ConfigError for a loss that depends on nothing.
   at::Tensor scale_loss(const at::Tensor& loss);
 
   // --- precision
@@ -159,8 +157,8 @@ class Accelerator {
   GradScaler* scaler();
   /// Returns whether an optimizer skipped its last update because gradients had overflowed.
   bool optimizer_step_was_skipped() const;
-  /// Removes the loss scale from the gradients (of one optimizer), at most once an update. clip_*
-  /// and Optimizer::step call it.
+  /// Divides the gradients of all optimizers, or of `optimizer`, by the loss scale. A second call
+  /// before the next update does nothing. clip_* and Optimizer::step call it.
   void unscale_gradients();
   void unscale_gradients(const Optimizer& optimizer);
   /// Scales the gradients down to a total norm of `max_norm`. Returns their previous norm, over all
@@ -169,16 +167,15 @@ class Accelerator {
   /// accumulates it does nothing, and returns the last norm.
   at::Tensor clip_grad_norm_(
       const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2);
-  /// Limits every gradient element to +-clip_value. Does nothing in a micro-step that only
-  /// accumulates.
+  /// Limits gradient elements to +-clip_value. Does nothing in a micro-step that only accumulates.
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
   /// Returns the norms before and after the last clip_grad_norm_.
   const GradientNorms& gradient_norms() const;
-  /// Averages the gradients of backwards within no_sync, as a later backward would. Collective.
-  /// Throws ConfigError within no_sync.
+  /// Averages now the gradients that earlier backward passes within no_sync left unaveraged.
+  /// Collective. Throws ConfigError within no_sync.
   void average_gradients();
-  /// Returns the names of trained parameters without a gradient on any process since gradients were
-  /// dropped. After a backward that averages, equal on all processes.
+  /// Returns the names of trained parameters that have had a gradient on no process since the last
+  /// zero_grad(). The list is the same on all processes after a backward that averages.
   std::vector<std::string> parameters_without_gradient() const;
 
   // --- one process at a time
@@ -197,33 +194,31 @@ class Accelerator {
   /// Blocks until every process has called it. Collective.
   void wait_for_everyone();
 
-  /// Returns this process's inputs: a contiguous share of `inputs`; the first processes get one
-  /// more if the number is not divisible. With `apply_padding` every share has that length, with
-  /// its last element repeated. Tensors are split along dimension 0, maps value by value (throws
-  /// ConfigError unless equally long). In one process: all inputs.
+  /// Returns this process's contiguous share of `inputs`; the first processes get one more if the
+  /// number is not divisible. `apply_padding` adds the last element of `inputs` to shorter shares.
+  /// Tensors are split along dimension 0, maps value by value (throws ConfigError unless equally
+  /// long).
   template <typename Inputs>
   Inputs split_between_processes(const Inputs& inputs, bool apply_padding = false) const {
     return lockstep::split_between_processes(
         inputs, process_index(), num_processes(), apply_padding);
   }
-  /// Sets a flag that check_trigger reads on all processes, for instance "my loss diverged, all
-  /// stop".
+  /// Sets a flag that check_trigger() reads on all processes, for instance after a diverged loss.
   void set_trigger();
   /// Returns whether any process has set the flag, and clears it on all. Collective.
   bool check_trigger();
 
   // --- values across processes (collective; see operations.h)
-  // T is any nested value of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS. Throws
-  // ConfigError on every process, naming each one's number, if they pass different numbers of
-  // tensors.
+  // T is any nested value of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS. If
+  // processes pass different numbers of tensors, all throw ConfigError, which lists each number.
+  /// Concatenates each tensor of `value` along dimension 0, in rank order.
   template <NestedTensors T>
   T gather(const T& value) {
     return collectives().gather(value);
   }
   /// Works as `gather` for tensors with a row for each sample of the current batch, and drops
   /// samples that were repeated to fill the last global batch. A tensor with another number of rows
-  /// is gathered unchanged. Use gather() for one that has that number by chance, such as a 2 x 2
-  /// matrix next to a batch of 2.
+  /// is gathered unchanged. Use gather() for one that has that number by chance.
   template <NestedTensors T>
   T gather_for_metrics(const T& value) {
     return collectives().gather_for_metrics(value);
@@ -233,28 +228,32 @@ class Accelerator {
       const First& first, const Others&... others) {
     return std::tuple{gather_for_metrics(first), gather_for_metrics(others)...};
   }
+  /// Returns each tensor of `value` reduced over all processes, by default to their sum.
   template <NestedTensors T>
   T reduce(const T& value, ReduceOp op = ReduceOp::kSum) {
     return collectives().reduce(value, op);
   }
+  /// Pads each tensor with `pad_index` to the largest size of dimension `dim` on any process.
   template <NestedTensors T>
   T pad_across_processes(
       const T& value, int64_t dim = 0, double pad_index = 0, bool pad_first = false) {
     return collectives().pad_across_processes(value, dim, pad_index, pad_first);
   }
+  /// Returns the value of `from_process`.
   template <NestedTensors T>
   T broadcast(const T& value, int from_process = 0) {
     return collectives().broadcast(value, from_process);
   }
+  /// Returns the values of all processes, in rank order; arrays are concatenated.
   std::vector<nlohmann::json> gather_object(const nlohmann::json& value);
-  /// Works as gather_object for an array with an element for each sample of the current batch,
-  /// without repeats.
+  /// Works as gather_object for an array with one element per sample of the batch, without repeats.
   std::vector<nlohmann::json> gather_object_for_metrics(const nlohmann::json& array);
+  /// Returns the value of `from_process`.
   nlohmann::json broadcast_object(const nlohmann::json& value, int from_process = 0);
 
   // --- progress and logs
-  /// Returns `range` with a progress bar, on the main process and a terminal. A loader's total is
-  /// known.
+  /// Wraps `range` in a progress bar on stderr, shown on the main process if stderr is a terminal.
+  /// For a loader the bar shows the total.
   template <typename Range>
   auto progress(Range range, std::string label = "") {
     return with_progress(std::move(range), std::move(label));
@@ -264,12 +263,11 @@ class Accelerator {
   /// resume_latest().
   EpochRange epochs(int64_t count);
   /// Opens the trackers of `log_with`, on the main process unless they require others, and stores
-  /// `config`. The first log() does it otherwise, without a config.
+  /// `config`. Without this call the first log() opens them, without a config.
   void init_trackers(const nlohmann::json& config);
-  /// Logs on the main process. `step`: by default the number of updates of the first prepared
-  /// optimizer.
+  /// Logs on the main process. `step` defaults to the updates of the first prepared optimizer.
   void log(const std::map<std::string, double>& values, std::optional<int64_t> step = std::nullopt);
-  /// Closes the trackers as finished, after all processes have called it. Collective.
+  /// Marks the run as finished in all trackers, after every process has called it. Collective.
   void end_training();
   /// Records this process with Kineto, one Chrome trace for each process; see profile.h. Without
   /// output_trace_dir the traces are in `<project_dir>/profile`.
@@ -278,22 +276,22 @@ class Accelerator {
   // --- inputs of different lengths
   /// Runs `body`, a loop over prepared loaders in which processes may have different numbers of
   /// batches. A process without further batches contributes zero gradients until all have finished.
-  /// Afterwards every process has the weights and optimizer state of one that was last. Works on
-  /// every transport. Collective; `body` must use no other collectives than backward(loss). Throws
-  /// ConfigError with LocalSgd, with counts in backward, and with a NonFinitePolicy.
+  /// Afterwards every process has the weights and optimizer state of a process that ran out of data
+  /// last. Collective; `body` must use no other collectives than backward(loss). Throws ConfigError
+  /// with LocalSgd, with counts in backward, and with a NonFinitePolicy.
   void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
   void join_uneven_inputs(const std::function<void()>& body);
 
   // --- sharded models, and memory
-  /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
-  /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is sharded when the next
-  /// one is created, with rank 0's values, on this process's device. Other parameters and buffers
-  /// are moved there at the end. Otherwise it only calls `build`.
+  /// Builds a model that may not fit into one process's memory: `auto net =
+  /// accelerator.zero_init([] { return Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements
+  /// or more is sharded when the next one is created, with rank 0's values, on this process's
+  /// device. Other tensors are moved there at the end. Without stage 3 it only calls `build`.
   ///
-  /// prepare() takes over the shards, and unshards permanently the tensors that it does not shard:
-  /// buffers, and frozen parameters up to the persistence threshold. A second model, such as a
-  /// teacher, stays sharded, and is unsharded on all processes when an operation uses it, while
-  /// this Accelerator lives. Collective.
+  /// prepare() takes over the shards. Tensors that it keeps replicated (buffers, and frozen
+  /// parameters up to the persistence threshold) are gathered on every process and stay full. A
+  /// second model, such as a teacher, stays sharded, and is unsharded on all processes when an
+  /// operation uses it, while this Accelerator lives. Collective.
   template <typename Build>
   auto zero_init(const Build& build) {
     std::shared_ptr<void> scope = begin_zero_init();
@@ -304,8 +302,8 @@ class Accelerator {
     }
     return built;
   }
-  /// Runs `body` while `parameters` are unsharded on every process, also for access through
-  /// pointers. Needed under ZeRO stage 3, harmless otherwise. Changes by `body` are lost, unless
+  /// Runs `body` while `parameters` are unsharded on every process, so that `body` may also use
+  /// data_ptr(). Needed under ZeRO stage 3, harmless otherwise. Changes by `body` are lost, unless
   /// `modifier_rank` names the process whose values all processes get. Collective.
   void with_gathered_parameters(
       const std::vector<at::Tensor>& parameters,
@@ -319,7 +317,7 @@ class Accelerator {
   void offload_states(const OffloadStatesOptions& options = {});
   /// Moves the states back. Does nothing if none is offloaded.
   void reload_states(bool non_blocking = false);
-  /// Forgets all prepared objects, frees their memory, and empties `objects`. Trackers stay.
+  /// Forgets all prepared objects, frees their memory, and sets `objects` to empty handles.
   template <typename... Objects>
   void free_memory(Objects&... objects) {
     ((objects = empty_like(objects)), ...);
@@ -328,13 +326,13 @@ class Accelerator {
 
   // --- checkpoints
   /// Saves the training state to `folder`, atomically. The folder must not exist, unless
-  /// `overwrite`, which replaces a checkpoint after the new one is complete. Saved are models,
-  /// optimizers, schedulers, the loss scaler, registered objects, and each process's random state,
-  /// loader positions and position in an accumulation group. Collective. Throws CheckpointError on
-  /// every process if it fails on any, or if their numbers of updates differ.
+  /// `overwrite`, which replaces it after the new one is complete. It contains the models,
+  /// optimizers, schedulers, loss scaler, registered objects, and each process's random state and
+  /// positions in loaders and accumulation group. Collective. Throws CheckpointError on every
+  /// process if it fails on any, or if processes have done different numbers of updates.
   ///
-  /// With `async` it copies the state to host memory and returns. The next save (after it is done),
-  /// load, wait_for_save() or end_training() throws a failure to write it.
+  /// With `async` it copies the state to host memory and returns. If writing fails, the next
+  /// load_state, wait_for_save, end_training, or save_state (after its own save) throws the error.
   void save_state(const std::filesystem::path& folder, const SaveStateOptions& options = {});
   /// Saves to the next `<project_dir>/checkpoints/checkpoint_<n>`, and keeps
   /// ProjectConfiguration::total_limit of them. Returns the folder.
@@ -354,16 +352,16 @@ class Accelerator {
   /// Returns the costs of the last save, including the time that training was blocked.
   const SaveTimings& last_save() const;
 
-  /// Restores a state of save_state into the objects that were prepared in the same order, with any
-  /// number of processes. Loaders continue after the samples that all processes had consumed.
+  /// Loads a checkpoint of save_state(). Prepare the same objects in the same order; the number of
+  /// processes may differ. Loaders continue after the samples that all processes had consumed.
   /// Additional processes get their own random numbers, derived from the saved state. Collective.
   /// Checks everything before it changes anything. Throws CheckpointError, which names file and
-  /// tensor, or the processes that would load different saves.
+  /// tensor, or the processes that would load different checkpoints.
   void load_state(const std::filesystem::path& folder, const LoadStateOptions& options = {});
   /// Loads the newest complete checkpoint of `<project_dir>/checkpoints`. Incomplete folders are
   /// skipped, with a warning. Throws CheckpointError if there is none, or one of a newer Lockstep.
   std::filesystem::path load_state();
-  /// Calls load_state() if there is a checkpoint; otherwise changes nothing and returns nothing.
+  /// Calls load_state() if there is a checkpoint; otherwise changes nothing and returns nullopt.
   /// Throws CheckpointError if no existing checkpoint can be used, or one is of a newer Lockstep.
   /// Under `lockstep launch --resume` it is called in epochs() or before the first batch, unless
   /// the program has loaded a state by then.
@@ -382,8 +380,8 @@ class Accelerator {
   /// Does the same for load_state, before anything is changed.
   std::function<void()> register_load_state_pre_hook(LoadStatePreHook hook);
 
-  /// Acts as a SIGTERM to this process, see AcceleratorOptions::save_when_preempted. Throws
-  /// ConfigError if that is off, or there is no project_dir.
+  /// Has the effect of a SIGTERM to this process, see AcceleratorOptions::save_when_preempted.
+  /// Throws ConfigError if that is off, or there is no project_dir.
   void request_preemption();
 
  private:

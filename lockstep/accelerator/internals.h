@@ -17,9 +17,12 @@ class AcceleratorInternals {
  public:
   static const RunContext& context(Accelerator& accelerator);
   static PreparedObjects& objects(Accelerator& accelerator);
+  /// State of the training loop between updates.
   static LoopState& loop(Accelerator& accelerator);
   static BackwardRunner& backward_runner(Accelerator& accelerator);
+  /// The running scopes of LocalSgd.
   static LocalSgdScopes& local_sgds(Accelerator& accelerator);
+  /// The check for updates by an optimizer that prepare() did not return.
   static UnpreparedUpdateCheck& update_check(Accelerator& accelerator);
 };
 

@@ -42,8 +42,7 @@ std::vector<storage::TensorSlice> slices_of(const storage::TensorSet& set) {
 std::vector<storage::TensorSlice> slices_of_share(
     const storage::TensorSet& set, const VerificationShare& share) {
   LOCKSTEP_ASSERT(
-      share.index >= 0 && share.index < share.count,
-      "the index of a share is less than their number");
+      share.index >= 0 && share.index < share.count, "the index of a share is out of range");
   std::vector<storage::TensorSlice> slices = slices_of(set);
   uint64_t all_bytes = 0;
   for (const storage::TensorSlice& slice : slices) {

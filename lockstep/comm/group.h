@@ -13,7 +13,8 @@ namespace lockstep {
 /// Holds the result of an operation that may still be running.
 ///
 /// Do not use the tensors of the operation before `wait` has returned. A Pending may be dropped
-/// without waiting: the operation continues, and a failure of it is thrown by the next one.
+/// without waiting: the operation continues, and its failure is thrown by the group's next
+/// operation.
 class Pending {
  public:
   explicit Pending(at::Tensor result) : result_(std::move(result)) {}
@@ -44,8 +45,9 @@ class Pending {
 /// once, so the same program runs in one process.
 ///
 /// Cost: each operation on N > 1 ranks sends 128 bytes more per rank for that check. A Group is a
-/// handle: copies refer to the same group. Destroying the last one never communicates; a running
-/// operation is left to the peers' timeout.
+/// handle: copies refer to the same group. Destroying the last one never communicates. Over shared
+/// memory a running operation then fails, over Gloo it is left to its thread, and over NCCL the
+/// destructor waits for it, at most for its timeout.
 ///
 /// Not thread-safe. Modelled on mlx's `Group` and MPI's communicator.
 class Group {
@@ -57,14 +59,15 @@ class Group {
 
   int rank() const;
   int size() const;
-  /// Returns "shm", "gloo", "shm+gloo", "thread", or "none" for a group of one.
+  /// Returns the transport: "shm", "gloo", "shm+gloo" or "thread"; "none" for a group of one. After
+  /// the first collective of device tensors ", " and the device backend follow: "shm, nccl".
   const char* transport_name() const;
   comm::Milliseconds timeout() const { return timeout_; }
   /// Returns a handle of the same group with another timeout.
   Group with_timeout(comm::Milliseconds timeout) const;
 
-  /// Reduces `tensor` in place over the ranks; the result is bit-exact on all of them. kAvg needs a
-  /// floating point tensor. Result: `tensor`.
+  /// Reduces `tensor` in place over the ranks; the result is bit-identical on all of them. kAvg
+  /// needs a floating point tensor. Result: `tensor`.
   Pending all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
   /// Reduces `input` (N*k, ...); rank r gets rows [r*k, (r+1)*k). Result: (k, ...).
   Pending reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum);

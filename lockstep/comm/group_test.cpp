@@ -189,8 +189,8 @@ TEST_P(GroupTest, AnArgumentThatOneRankRefusesIsAnErrorOnAll) {
         refuses ? HasSubstr("does not divide into")
                 : HasSubstr(
                       "rank " + std::to_string(group.size() - 1) +
-                      " calls reduce_scatter with an argument that it refuses, a tensor of float[" +
-                      shape + "]"));
+                      " calls reduce_scatter with an invalid argument, a tensor of float[" + shape +
+                      "]"));
   });
 }
 

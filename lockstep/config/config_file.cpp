@@ -68,8 +68,8 @@ std::string example_of(const SettingSpec& spec) {
   }
   switch (spec.type) {
     case Type::kInteger:
-      return words_of(spec).empty() ? std::to_string(static_cast<int64_t>(spec.min))
-                                    : words_of(spec).front();
+      return non_integer_choices(spec).empty() ? std::to_string(static_cast<int64_t>(spec.min))
+                                               : non_integer_choices(spec).front();
     case Type::kChoice:
       return yaml_text(spec.choices.front().value);
     default:

@@ -20,9 +20,9 @@ namespace lockstep::ds_config {
 
 /// train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size.
 struct BatchSizes {
-  Resolved<int64_t> train_batch_size;                ///< Samples an update, of all ranks together.
-  Resolved<int64_t> train_micro_batch_size_per_gpu;  ///< Samples a micro-step of one rank.
-  Resolved<int64_t> gradient_accumulation_steps;     ///< Micro-steps an update.
+  Resolved<int64_t> train_batch_size;                ///< Samples per update, of all ranks together.
+  Resolved<int64_t> train_micro_batch_size_per_gpu;  ///< Samples per micro-step of one rank.
+  Resolved<int64_t> gradient_accumulation_steps;     ///< Micro-steps per update.
 };
 
 struct Fp16Section {

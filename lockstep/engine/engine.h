@@ -31,17 +31,17 @@ namespace lockstep {
 ///
 /// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters keep
 ///   their dtype, unless data_types.param_dtype is set. Float32 parameters have no separate master
-///   copy. For 16-bit ones, with fp16 or bf16, ranks keep float32 masters, sharded in stage 0, too.
-///   With fp16 and bf16, operations compute in that dtype, and a result that is one tensor is
-///   returned as float32.
+///   copy. For 16-bit ones, with fp16 or bf16, ranks keep float32 masters, sharded over the ranks
+///   even in stage 0. With fp16 and bf16, operations compute in that dtype, and a result that is
+///   one tensor is returned as float32.
 /// - `backward(loss)` divides by the micro-steps in an update, scales with fp16, and averages: at
 ///   the boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
 /// - `step()` counts a micro-step. At the boundary it clips the optimizer's gradients, updates,
 ///   steps the scheduler unless gradients overflowed, and drops the model's gradients.
 ///
-/// EngineCore declares the calls that do not need the model. The file is read strictly; see
-/// docs/ds_config.md. A handle: copies refer to the same engine. Not thread-safe. Modelled on
-/// DeepSpeed 0.19's DeepSpeedEngine.
+/// EngineCore declares the calls that do not need the model. An unknown key in ds_config.json is an
+/// error; see docs/ds_config.md. A handle: copies refer to the same engine. Not thread-safe.
+/// Modelled on DeepSpeed 0.19's DeepSpeedEngine.
 template <ModuleHandle Model>
 class Engine : public EngineCore {
  public:
@@ -96,9 +96,9 @@ class Engine : public EngineCore {
 /// Takes the place of a loader if no dataset was given.
 struct NoLoader {};
 
-/// Creates an engine for a model: (engine, optimizer, NoLoader, scheduler). Optimizer and scheduler
-/// are empty if there is none. The model is cast as data_types says. Throws ConfigError for an
-/// invalid configuration, with all its errors. Collective.
+/// Returns (engine, optimizer, NoLoader, scheduler) for a model. Optimizer and scheduler are empty
+/// handles if none is configured. The model is cast to data_types.param_dtype, if that is set.
+/// Throws ConfigError for an invalid configuration, with all its errors. Collective.
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
   EngineSetup setup(

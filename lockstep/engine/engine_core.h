@@ -34,8 +34,8 @@ class EngineCore {
 
  public:
   // --- training
-  /// Runs activation_checkpoint with the file's activation_checkpointing, for computations outside
-  /// `engine(...)`, which uses these settings anyway.
+  /// Runs activation_checkpoint() with ds_config.json's activation_checkpointing section. Needed
+  /// only outside `engine(...)`, which applies the section itself.
   std::vector<at::Tensor> checkpoint(
       CheckpointedForward forward,
       const std::vector<at::Tensor>& inputs,
@@ -51,11 +51,12 @@ class EngineCore {
   /// Returns the loss divided by the micro-steps in an update, unless `scale_wrt_gas` is false.
   /// Throws ConfigError without an optimizer, and for a loss of several elements.
   at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options = {});
-  /// Returns the loss, divided by the micro-steps in an update and, with fp16, scaled. The program
-  /// calls .backward() on it, once for each update: gradients equal those of backward(loss), and
-  /// are averaged at the same points. Throws ConfigError as backward(), and for a loss without a
-  /// graph. A backward of another loss throws ConfigError if its gradients would differ: with
-  /// accumulation, fp16, bf16.check_grad_overflow, the sum of ranks, or deferred averaging.
+  /// Returns the loss, divided by the micro-steps in an update and, with fp16, scaled. Call
+  /// .backward() on it before the next update; after an update scale again. Gradients equal those
+  /// of backward(loss), and are averaged at the same points. Throws ConfigError as backward(), and
+  /// for a loss without a graph. A backward of another loss throws ConfigError if its gradients
+  /// would differ: with accumulation, fp16, bf16.check_grad_overflow, gradient_allreduce_op sum, or
+  /// where averaging is deferred (before the boundary, within no_sync()).
   at::Tensor scale(const at::Tensor& loss);
   /// Ends a micro-step, and at the boundary clips, updates, and steps the scheduler. Throws
   /// ConfigError, before any update, within no_sync(), for a missing metric, and for a metric
@@ -64,17 +65,17 @@ class EngineCore {
   void step(const StepOptions& options = {});
   /// Returns whether the current micro-step is the last of the update.
   bool is_gradient_accumulation_boundary() const { return context().counter.is_boundary(); }
-  /// Lets the program set the boundary from now on, instead of the count.
+  /// Sets the boundary: from now on `is_boundary` decides, not the count of micro-steps.
   void set_gradient_accumulation_boundary(bool is_boundary) {
     context().counter.set_boundary(is_boundary);
   }
-  /// Opens an RAII scope whose backwards average nothing; the next backward after it does, or else
-  /// step(). Throws ConfigError in stages 2 and 3.
+  /// Opens an RAII scope in which backward averages nothing. After the scope the next backward at
+  /// the boundary averages, or step() if none follows. Throws ConfigError in stages 2 and 3.
   GradientScope no_sync();
-  /// Runs `body`, whose backwards send nothing, and then averages all their gradients at once:
-  /// several losses for one update, at the cost of one. Call step() afterwards. Full gradients stay
-  /// on each rank meanwhile. If `body` throws, nothing is averaged. Collective. Throws
-  /// ConfigError in stage 0, within no_sync(), and with managed_gradient_accumulation false.
+  /// Runs `body`, whose backward passes send nothing, and then averages all their gradients at
+  /// once: several losses for one update, at the communication cost of one. Call step() afterwards.
+  /// Full gradients stay on each rank meanwhile. If `body` throws, nothing is averaged. Collective.
+  /// Throws ConfigError in stage 0, within no_sync(), and with managed_gradient_accumulation false.
   void coalesce_grad_reduction(const std::function<void()>& body);
 
   // --- configuration and counts
@@ -98,12 +99,14 @@ class EngineCore {
   int64_t micro_steps() const { return context().counter.counts().micro_steps; }
   /// Returns whether the last step() changed the parameters.
   bool was_step_applied() const;
-  /// Returns the gradient norm of the last update, before clipping. It is measured with clipping,
-  /// and with zero_optimization.compute_grad_norm from stage 1 on or with fp16 or bf16. Measuring
-  /// costs each step() one more read of the gradients, and a reduction of one number over the
-  /// ranks. Waits for the device.
+  /// Returns the gradient norm of the last update, before clipping. It is measured if
+  /// gradient_clipping is set. Without clipping it is measured if
+  /// zero_optimization.compute_grad_norm is true and the stage is 1 to 3, or fp16 or bf16 is
+  /// enabled. Otherwise returns nullopt. Measuring costs each step() one more read of the
+  /// gradients, and a reduction of one number over the ranks. Waits for the device.
   std::optional<double> get_global_grad_norm() const;
-  /// Returns options of a loader for further data: the configured micro-batch, shuffled.
+  /// Returns options of a loader for another dataset, such as validation data: the configured
+  /// micro-batch, shuffled.
   data::LoaderOptions loader_options() const;
   /// Returns the learning rate of each parameter group.
   std::vector<double> get_lr() const { return context().learning_rates(); }
@@ -115,7 +118,8 @@ class EngineCore {
   // --- checkpoints
   /// Saves the complete state to `<save_dir>/<tag>`, `global_step<n>` by default, and writes the
   /// tag to `<save_dir>/latest`. Atomic; see docs/checkpoints.md. If the ranks' tags differ,
-  /// checkpoint.tag_validation decides; rank 0's counts. Returns the folder. Collective.
+  /// checkpoint.tag_validation decides whether that is ignored, warned of or an error; rank 0's tag
+  /// is used. Returns the folder. Collective.
   std::filesystem::path save_checkpoint(
       const std::filesystem::path& save_dir,
       const std::optional<CheckpointTag>& tag = std::nullopt,
@@ -150,9 +154,9 @@ class EngineCore {
   }
   /// Moves the states back.
   void reload_states(bool non_blocking = false) { accelerator().reload_states(non_blocking); }
-  /// Logs the costs of this rank's collectives on the main process, and returns them: count, time
-  /// and bandwidth by operation and size; see CommsLog. `show_straggler` compares ranks, and is
-  /// collective. Throws ConfigError unless comms_logger is enabled.
+  /// Returns a table of this rank's collectives; the main process also logs its own. The table has
+  /// count, time and bandwidth by operation and size; see CommsLog. `show_straggler` compares
+  /// ranks, and is collective. Throws ConfigError unless comms_logger is enabled.
   std::string log_summary(bool show_straggler = false);
   /// Ends the engine for all its handles: waits for a running save, closes monitors, and frees its
   /// memory. Later calls are a ConfigError, except module(); in stage 3 the model's values are
@@ -183,9 +187,9 @@ class EngineCore {
   }
 
  private:
-  /// Throws ConfigError once the engine is destroyed.
+  /// Returns the engine's parts. Throws ConfigError after destroy().
   std::shared_ptr<Parts> live() const;
-  /// Does the same, and returns the live engine's context.
+  /// Returns the engine's context. Throws ConfigError after destroy().
   EngineContext& context() const;
 
   /// Shared by all handles; holds null once the engine is destroyed.

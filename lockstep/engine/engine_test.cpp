@@ -349,7 +349,7 @@ TEST(Engine, NamesMissingAndDuplicateArguments) {
       error_of(R"({"train_batch_size": 4})", as_is), HasSubstr("the engine has no optimizer"));
   EXPECT_THAT(
       error_of(simple_config(1), [](InitializeOptions& o) { o.config = "ds_config.json"; }),
-      HasSubstr("give one"));
+      HasSubstr("give only one"));
   EXPECT_THAT(
       error_of(simple_config(1), [](InitializeOptions& o) { o.config_json.clear(); }),
       HasSubstr("needs a configuration"));

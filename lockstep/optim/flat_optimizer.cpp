@@ -8,11 +8,11 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/host_strategy.h"
 #include "lockstep/optim/update/plain_strategy.h"
 #include "lockstep/optim/update/sharded_strategy.h"
-#include "lockstep/optim/update/shared_strategy.h"
+#include "lockstep/optim/update/shared_memory_strategy.h"
 
 namespace lockstep::optim {
 
@@ -23,15 +23,15 @@ FlatOptimizer::FlatOptimizer(
     : torch::optim::Optimizer(
           checked_groups(rule->traits().name, std::move(groups)), std::move(defaults)),
       layout_(std::make_unique<ParameterLayout>(std::move(rule), param_groups_)),
-      numbers_(std::make_unique<DeviceNumbers>(*layout_)),
-      strategy_(std::make_unique<PlainStrategy>(*layout_, *numbers_)) {}
+      steps_and_rates_(std::make_unique<DeviceStepsAndRates>(*layout_)),
+      strategy_(std::make_unique<PlainStrategy>(*layout_, *steps_and_rates_)) {}
 
 FlatOptimizer::~FlatOptimizer() = default;
 
 FlatOptimizer::FlatOptimizer(FlatOptimizer&& other) noexcept
     : torch::optim::Optimizer(static_cast<torch::optim::Optimizer&&>(other)),
       layout_(std::move(other.layout_)),
-      numbers_(std::move(other.numbers_)),
+      steps_and_rates_(std::move(other.steps_and_rates_)),
       strategy_(std::move(other.strategy_)),
       host_(other.host_),
       call_guard_(std::move(other.call_guard_)),
@@ -62,7 +62,7 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   layout_->adopt();
   layout_->check_gradients();
-  numbers_->place(/*on_host=*/host_ != nullptr);
+  steps_and_rates_->place(/*on_host=*/host_ != nullptr);
   run_count_ = strategy_->step();
   return loss;
 }
@@ -98,7 +98,7 @@ void FlatOptimizer::share(const Group& group) {
     return;
   }
   layout_->share(group);
-  strategy_ = std::make_unique<SharedStrategy>(*layout_, *numbers_, group);
+  strategy_ = std::make_unique<SharedMemoryStrategy>(*layout_, *steps_and_rates_, group);
 }
 
 bool FlatOptimizer::is_shared() const {
@@ -125,7 +125,7 @@ void FlatOptimizer::update_shards(
         "expected cpu or nvme");
   } else {
     host_ = nullptr;
-    strategy_ = std::make_unique<ShardedStrategy>(*layout_, *numbers_, ranks);
+    strategy_ = std::make_unique<ShardedStrategy>(*layout_, *steps_and_rates_, ranks);
   }
   layout_->create_eager_state();
 }
@@ -164,7 +164,7 @@ std::shared_ptr<SpeculativeUpdates> FlatOptimizer::speculative() const {
 }
 
 void FlatOptimizer::write_rates() {
-  numbers_->write_rates();
+  steps_and_rates_->write_rates();
 }
 
 void FlatOptimizer::complete_state() {

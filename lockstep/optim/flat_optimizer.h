@@ -17,20 +17,20 @@
 
 namespace lockstep::optim {
 
-class DeviceNumbers;
+class DeviceStepsAndRates;
 class HostStrategy;
 class HostUpdate;
 class SpeculativeUpdates;
 class UpdateStrategy;
 
-/// The base of every optimizer in this folder. It is a torch::optim::Optimizer, so schedulers,
+/// The base of every optimizer of lockstep::optim. It is a torch::optim::Optimizer, so schedulers,
 /// `Accelerator::prepare` and other users of torch's optimizers accept it.
 ///
-/// - Parameters and state are in flat buffers (see FlatGroup). `step` joins neighbours whose
-///   gradients and state are neighbours too, as in DataParallel's buckets, and updates them as one
-///   tensor. The rest is updated by the same calls as a list. In fp32 and fp64 the result is
-///   bit-exact, so replicas stay equal. In half precision it is not: on the CPU libtorch rounds the
-///   last elements of a tensor differently.
+/// - Parameters and state are in flat buffers (see FlatGroup). `step` updates parameters that are
+///   adjacent in memory, with adjacent gradients and state, as one tensor, as in DataParallel's
+///   buckets. The same calls update the remaining tensors, passed as a list. In fp32 and fp64 the
+///   result is bit-exact with an update of each parameter alone, so replicas stay equal. In half
+///   precision it is not: on the CPU libtorch rounds the last elements of a tensor differently.
 /// - A parameter without gradient is skipped, and does not count the step, as in torch. A parameter
 ///   repeated in a group is updated once; a parameter in two groups throws ConfigError.
 /// - Move the model first (`Module::to`), then construct this, or call `follow_parameters`, as
@@ -45,11 +45,11 @@ class UpdateStrategy;
 /// - `capturable`, as torch.optim's: with parameters on a device, `step` can be captured in a graph
 ///   (at::accelerator::Graph, at::cuda::CUDAGraph) and replayed. Steps and the learning rate are
 ///   float32 tensors on the device, and `step` reads nothing back. `set_lr` and schedules write the
-///   rate, so replays follow it; other options keep their values of the capture. Take a step or
-///   more before it, which creates the state; parameters and gradients must keep their memory. A
-///   capture of a group that is not capturable, or has no state yet, throws ConfigError. Results
-///   equal those without `capturable` and with the rate rounded to float32, but for the last bit of
-///   rules without a fused kernel. No effect on the CPU. Cannot be combined with an offloaded
+///   rate, so replays follow it; other options keep their values of the capture. Call `step` at
+///   least once before the capture, which creates the state; parameters and gradients must keep
+///   their memory. A capture of a group that is not capturable, or has no state yet, throws
+///   ConfigError. Results equal those of a learning rate rounded to float32; rules without a fused
+///   kernel may differ in the last bit. No effect on the CPU. Cannot be combined with an offloaded
 ///   update.
 /// - `zero_grad` is torch's: it drops gradients, or zeroes them in place if passed false.
 /// - `Accelerator::prepare` sets a call guard: a direct `step` of a prepared optimizer throws
@@ -86,8 +86,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// after `update_shards`. Collective.
   void share(const Group& group);
   bool is_shared() const;
-  /// Updates `slices`, [group][buffer], from now on in place of its parameters. If the slices are
-  /// not on the device, or `offload` offloads the state, the host updates bucket by bucket; see
+  /// From now on `step` updates `slices`, [group][buffer], instead of its parameters. If the slices
+  /// are not on the device, or `offload` offloads the state, the host updates bucket by bucket; see
   /// HostStrategy. Updates of fp16 and bf16 slices run in fp32, and are rounded once. Their state
   /// has their dtype, or with `fp32_state` is fp32. For a rule that needs full parameters `ranks`
   /// own the other slices; `step` then is collective, and needs gradients of the same parameters on
@@ -100,7 +100,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
       const OffloadOptimizer& offload = {},
       const std::optional<Group>& ranks = std::nullopt,
       bool fp32_state = false);
-  /// Returns the host's update; null if the update runs on the parameters' device.
+  /// Returns the update that runs on the CPU; null if it runs on the parameters' device.
   const HostUpdate* host_update() const;
   /// Returns the object that begins updates before `step`; null without
   /// OffloadOptimizer::super_offload. Keep it as a weak_ptr: it must not outlive this.
@@ -110,15 +110,15 @@ class FlatOptimizer : public torch::optim::Optimizer {
 
   const UpdateRule& rule() const { return *layout_->rule(); }
   const RuleTraits& traits() const { return rule().traits(); }
-  /// Creates state that options enabled later need.
+  /// Creates state that is missing because an option was enabled later.
   void complete_state();
   /// Returns the sizes of the parameter, or of the full parameter of a shard slice.
   std::vector<int64_t> full_sizes(const at::Tensor& parameter) const;
   /// Returns the state; its tensors are not copied. No fields: the parameter has not been updated
   /// yet.
   ParameterState state_of(const at::Tensor& parameter) const;
-  /// Copies `state`'s tensors, cast to the state's dtype. Undefined fields: none yet. Call it for
-  /// all parameters that are set, without a step or replay in between.
+  /// Copies `state`'s tensors, cast to the state's dtype. Undefined fields: none yet. To load a
+  /// state, call it for every parameter, without a step or graph replay in between.
   void set_state(const at::Tensor& parameter, const ParameterState& state);
 
   /// Returns the number of tensors that the last step updated, joined ones counted once, for tests
@@ -136,7 +136,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void discard_speculative();
 
   std::unique_ptr<ParameterLayout> layout_;
-  std::unique_ptr<DeviceNumbers> numbers_;
+  std::unique_ptr<DeviceStepsAndRates> steps_and_rates_;
   std::unique_ptr<UpdateStrategy> strategy_;
   HostStrategy* host_ = nullptr;  ///< `strategy_`, if that is one.
   std::function<void(const char* call)> call_guard_;

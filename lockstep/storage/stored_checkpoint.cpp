@@ -103,7 +103,7 @@ nlohmann::json StoredCheckpoint::json(const std::string& file_name) const {
 
 void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const FileRecord& record) {
   const auto known = record.summary.tensors.find(entry.name);
-  LOCKSTEP_ASSERT(known != record.summary.tensors.end(), "open_tensors has compared the header");
+  LOCKSTEP_ASSERT(known != record.summary.tensors.end(), "open_tensors did not compare the header");
   uint32_t crc = 0;
   file.fetch(entry, [&](std::string_view chunk) { crc = crc32c(crc, chunk.data(), chunk.size()); });
   check_crc(file.path(), crc, known->second, entry.name);

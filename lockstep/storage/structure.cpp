@@ -101,7 +101,8 @@ class StructureCheck {
     faults_.emplace_back(
         (checkpoint_.path() / file).string(),
         fmt::format(
-            "is not listed in {}, although its {} requires the file; try an earlier checkpoint",
+            "is not listed in {}, although {} in the manifest requires it; try an earlier "
+            "checkpoint",
             kManifestName,
             because));
     return false;

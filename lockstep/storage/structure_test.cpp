@@ -110,7 +110,7 @@ TEST_F(Structure, AFileThatAStateNeedsAndTheManifestDoesNotListIsAFault) {
   save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
   edit_manifest(
       folder_ / "checkpoint_1", [](Json& manifest) { manifest["meta"]["models"] = 60000; });
-  expect_fault("model_1.safetensors", "although its meta.models requires the file");
+  expect_fault("model_1.safetensors", "although meta.models in the manifest requires it");
 }
 
 TEST_F(Structure, SlicesThatAreNotTheirTensorAreAFault) {
@@ -165,7 +165,7 @@ TEST_F(Structure, ValuesOfMetaThatMakeNoSenseAreRefusedWithFileAndKey) {
 
 TEST_F(Structure, ACheckpointWithAFaultIsSkippedForThePreviousOne) {
   save("checkpoint_2", {{"a", {{3}, 0}}}, {{"a", {{3}, 2}}});
-  const Newest newest = find_newest(folder_.path(), Verify::kFull);
+  const NewestCheckpoint newest = find_newest(folder_.path(), Verify::kFull);
   EXPECT_EQ(newest.path, folder_ / "checkpoint_1");
   ASSERT_EQ(newest.skipped.size(), 1U);
   EXPECT_THAT(newest.skipped[0].why, HasSubstr("beyond the end of the tensor"));

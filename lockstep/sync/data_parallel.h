@@ -37,8 +37,8 @@ class Reducer;
 ///   does): the next backward writes into the buckets again. Dropping is faster: autograd then
 ///   returns a new tensor, which is copied once. Zeroing and adding reads and writes the memory
 ///   three more times.
-/// - A parameter without a gradient on this rank counts as zero. A parameter without a gradient on
-///   any rank keeps an undefined `grad`, so that optimizers skip it, as in one process.
+/// - A parameter without a gradient on this rank counts as zero. A parameter that has a gradient on
+///   no rank keeps an undefined `grad`, so that optimizers skip it, as in one process.
 /// - After a backward that only accumulates, a parameter without a gradient on this rank has an
 ///   undefined `grad`, so that an optimizer that steps by local gradients skips it as well.
 /// - Frozen parameters (requires_grad false at construction) are ignored. A frozen parameter that
@@ -50,7 +50,7 @@ class Reducer;
 /// - Any backward that reaches the model works, including `loss.backward()`. Only a backward that
 ///   may reach no parameter on this rank needs `begin_backward` and `finish_backward` around it.
 ///
-/// Sends 2(N-1)/N * gradient bytes a step and rank (ring), less with a comm hook (comm_hook.h).
+/// Sends 2(N-1)/N * gradient bytes per step and rank (ring), less with a comm hook (comm_hook.h).
 /// Memory: the gradients. For different numbers of batches see run_joined (join.h). A group of one
 /// has no hooks, no buckets and no communication.
 ///

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 void GradientReduction::set_layout(
-    size_t parameters, const std::vector<std::vector<size_t>>& members) {
-  bucket_of_.resize(parameters);
+    size_t parameter_count, const std::vector<std::vector<size_t>>& members) {
+  bucket_of_.resize(parameter_count);
   for (size_t bucket = 0; bucket < members.size(); ++bucket) {
     sizes_.push_back(members[bucket].size());
     for (const size_t parameter : members[bucket]) {
@@ -34,8 +34,8 @@ void GradientReduction::watch(
 }
 
 void GradientReduction::begin(bool has_work) {
-  backward_.announced = true;
-  backward_.expected = sync_ && has_work;
+  backward_.begun = true;
+  backward_.must_average = sync_ && has_work;
 }
 
 void GradientReduction::gradient_arrived(size_t parameter, int backward) {
@@ -45,15 +45,15 @@ void GradientReduction::gradient_arrived(size_t parameter, int backward) {
   if (!sync_) {
     return;
   }
-  if (backward_.reached && backward_.id != backward && overlap_ == Overlap::kRefused) {
+  if (backward_.has_gradient && backward_.id != backward && overlap_ == Overlap::kRefused) {
     throw Error(
         where_,
-        "the previous backward did not end; an exception in it must end the program, or be "
-        "followed by abandon_backward()");
+        "the previous backward has not ended, probably because it threw; end the program after "
+        "such an exception, or call abandon_backward()");
   }
-  if (!backward_.reached) {
+  if (!backward_.has_gradient) {
     buckets_.begin_backward();
-    backward_.reached = true;
+    backward_.has_gradient = true;
     backward_.id = backward;
     if (auto self = self_.lock()) {
       BackwardHooks::at_end_of_backward([self = std::move(self)] { self->finish(); });
@@ -64,8 +64,8 @@ void GradientReduction::gradient_arrived(size_t parameter, int backward) {
       throw ConfigError(
           where_,
           fmt::format(
-              "{} got a second gradient within one backward, after the first was sent; run a "
-              "backward inside a backward only with set_sync(false), within no_sync()",
+              "parameter {} got a second gradient in one backward, after its bucket was sent; run "
+              "the inner backward within no_sync() (set_sync(false))",
               buckets_.parameter_name(parameter)));
     }
     return;
@@ -89,7 +89,7 @@ void GradientReduction::start_next() {
 }
 
 void GradientReduction::begin_reduction() {
-  if (!std::exchange(backward_.reduces, true)) {
+  if (!std::exchange(backward_.has_started_reduction, true)) {
     buckets_.begin_reduction();
   }
 }
@@ -97,9 +97,9 @@ void GradientReduction::begin_reduction() {
 void GradientReduction::finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  if (backward_.reached || backward_.expected) {
+  if (backward_.has_gradient || backward_.must_average) {
     finish_locked();
-  } else if (std::exchange(backward_.announced, false)) {
+  } else if (std::exchange(backward_.begun, false)) {
     buckets_.finish_local_backward();
   }
 }

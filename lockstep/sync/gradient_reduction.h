@@ -26,7 +26,8 @@ class GradientBuckets {
   /// Returns the name of a parameter, for messages.
   virtual const std::string& parameter_name(size_t parameter) const = 0;
   /// Stores a gradient that autograd has accumulated. `averages`: whether the backward averages.
-  /// Returns whether the gradient counts as a second one if the first was sent.
+  /// Returns true if this call is an error when it is the parameter's second and its bucket has
+  /// started.
   virtual bool on_gradient(size_t parameter, bool averages) = 0;
   /// Called when an averaging backward reaches its first parameter; throws to refuse it.
   virtual void begin_backward() {}
@@ -38,7 +39,7 @@ class GradientBuckets {
   virtual void finish_buckets() = 0;
   /// Drops started reductions; with `wait`, after none is running any more.
   virtual void abandon_buckets(bool wait) = 0;
-  /// Called when an announced backward without averaging has ended.
+  /// Called at the end of a non-averaging backward for which begin() was called.
   virtual void finish_local_backward() = 0;
 };
 
@@ -49,26 +50,26 @@ class GradientBuckets {
 /// backward starts the rest. A backward without averaging starts no bucket.
 ///
 /// Cost: a lock and a virtual call for each gradient, no allocation. Thread safety: gradients may
-/// arrive on several threads; one backward at a time.
+/// arrive on several threads; one backward at a time. Used by Reducer and zero::ShardReducer.
 class GradientReduction {
  public:
   /// The treatment of a backward that begins before the previous averaging one has ended.
   enum class Overlap {
     kRefused,  ///< Its first gradient throws Error.
-    kAllowed   ///< It belongs to the previous one: a backward within a backward.
+    kAllowed   ///< Its gradients belong to the previous one (reentrant backward).
   };
-  /// `where` is for messages. `buckets` must outlive this.
+  /// `where` is the prefix of messages. `buckets` must outlive this.
   GradientReduction(const char* where, Overlap overlap, GradientBuckets& buckets)
       : where_(where), overlap_(overlap), buckets_(buckets) {}
 
   /// Sets the number of parameters and the parameters of each bucket. Call it before any backward.
-  void set_layout(size_t parameters, const std::vector<std::vector<size_t>>& members);
+  void set_layout(size_t parameter_count, const std::vector<std::vector<size_t>>& members);
   /// Installs hooks on the parameters. Hooks refer to `self`, a pointer to this, weakly.
   void watch(
       const std::vector<at::Tensor>& parameters, const std::shared_ptr<GradientReduction>& self);
 
-  /// Announces a backward. If set_sync allows it, the backward averages even if it reaches no
-  /// parameter; without `has_work` only if it reaches one.
+  /// Call it before a backward. With set_sync(true) that backward averages; if `has_work` is false,
+  /// only if it reaches a parameter.
   void begin(bool has_work = true);
   /// Records the arrival of a gradient in autograd's backward number `backward`. Throws ConfigError
   /// for a second gradient of a parameter whose bucket has started.
@@ -76,7 +77,7 @@ class GradientReduction {
   /// Ends the backward: starts the remaining buckets and waits for all. Does nothing if autograd
   /// has called it at the end of backward.
   void finish();
-  /// Averages as a backward that reaches no parameter.
+  /// Averages without a backward: missing gradients count as zero.
   void reduce_without_backward();
   /// Drops a backward that threw, after no operation is running any more.
   void abandon() noexcept;
@@ -86,9 +87,9 @@ class GradientReduction {
   bool sync() const { return sync_; }
   /// While true, no bucket starts before the end of backward.
   void set_deferred(bool deferred) { deferred_ = deferred; }
-  /// The number of ended backwards that started a bucket, successful or not.
+  /// The number of ended backward passes that started a bucket, successful or not.
   int64_t reductions() const { return reductions_; }
-  /// Excludes gradients of other threads.
+  /// Locks out gradients that arrive on other threads.
   [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
  private:
@@ -112,11 +113,11 @@ class GradientReduction {
 
   /// The current backward.
   struct Backward {
-    bool announced = false;
-    bool expected = false;  ///< It was announced, and averages.
-    bool reached = false;   ///< It averages, and has reached a parameter.
-    bool reduces = false;   ///< `begin_reduction` was called.
-    int id = -1;            ///< Its number in autograd.
+    bool begun = false;                  ///< `begin` was called.
+    bool must_average = false;           ///< It was begun, and averages.
+    bool has_gradient = false;           ///< It averages, and has reached a parameter.
+    bool has_started_reduction = false;  ///< `begin_reduction` was called.
+    int id = -1;                         ///< Its number in autograd.
     size_t next_bucket = 0;
   };
   Backward backward_;

@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
 
-constexpr int kFirst = 1;  // Numbers of backwards.
+constexpr int kFirst = 1;  // Numbers of backward passes.
 constexpr int kSecond = 2;
 
 /// Four parameters in three buckets; records the calls.
@@ -209,7 +209,7 @@ TEST(GradientReduction, SecondBackwardBeforeTheEndIsRefused) {
   buckets.arrive({3, 2});
   EXPECT_THAT(
       [&] { buckets.arrive({1}, kSecond); },
-      ThrowsMessage<Error>(StartsWith("[fake] the previous backward did not end")));
+      ThrowsMessage<Error>(StartsWith("[fake] the previous backward has not ended")));
   buckets.reduction.abandon();
   EXPECT_NO_THROW(buckets.arrive({1}, kSecond));
 
@@ -224,7 +224,7 @@ TEST(GradientReduction, SecondGradientIsRefusedOnceTheFirstIsSent) {
   EXPECT_NO_THROW(buckets.arrive({3, 3, 2}));
   EXPECT_THAT(
       [&] { buckets.arrive({3}); },
-      ThrowsMessage<ConfigError>(HasSubstr("d got a second gradient within one backward")));
+      ThrowsMessage<ConfigError>(HasSubstr("parameter d got a second gradient in one backward")));
   buckets.counts = false;
   EXPECT_NO_THROW(buckets.arrive({3})) << "it has no value";
 }

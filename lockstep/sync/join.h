@@ -29,9 +29,9 @@ struct JoinOptions {
 /// state) is called then, and must return tensors of the same shapes and dtypes on every rank.
 /// While ranks are missing, buffers are those of the first rank that still has data.
 ///
-/// Only backwards that average are counted, so accumulation steps may differ. `body` must not call
-/// other collectives a number of times that depends on the data: they would be matched with the
-/// averaging of another rank, which is a CommError.
+/// Only backward passes that average are counted, so accumulation steps may differ. `body` must not
+/// call other collectives a number of times that depends on the data: they would be matched with
+/// the averaging of another rank, which is a CommError.
 ///
 /// Cost: each averaging has one more all-reduce of (ranks + 2 models) int64, overlapped with
 /// backward. With several models, a model's averaging starts after its backward, not within it.

@@ -53,8 +53,8 @@ const JoinCoordinator::ActiveRanks& JoinCoordinator::wait() {
     throw CommError(
         "join",
         fmt::format(
-            "ranks average different models at the same time; got these numbers of ranks by model: "
-            "{}; run the same backwards in the same order on every rank",
+            "ranks average different models at the same time; number of ranks for models 0, 1, "
+            "...: {}; run the same backward passes in the same order on every rank",
             fmt::join(by_model, by_model + models_, ", ")));
   }
   latest_rank_ = counts_.alive.front();

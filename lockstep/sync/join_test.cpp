@@ -51,7 +51,7 @@ TEST(Join, AccumulatedGradientsOfAFinishedRankAreIncluded) {
 }
 
 TEST(Join, AveragesThatAreAddedToAreKeptByRanksWithoutData) {
-  // Two averaging backwards before an update, as with sync_each_batch.
+  // Two averaging backward passes before an update, as with sync_each_batch.
   JoinNet expected;
   for (int i : {0, 1}) {
     for (int rank : {0, 1}) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/sync/reducer.h"
 
-#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -24,18 +23,6 @@ size_t parameter_of(const flat::GradBucket& bucket, size_t entry) {
 }
 
 }  // namespace
-
-NamedTensors trainable(const NamedTensors& parameters) {
-  NamedTensors unique;
-  std::unordered_set<at::TensorImpl*> seen;
-  for (const NamedTensor& item : parameters) {
-    if (item.tensor.requires_grad() && item.tensor.numel() > 0 &&
-        seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
-      unique.push_back(item);
-    }
-  }
-  return unique;
-}
 
 Reducer::Reducer(
     const NamedTensors& parameters,

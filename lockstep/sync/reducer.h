@@ -16,11 +16,9 @@ namespace lockstep {
 
 class JoinCoordinator;
 
-/// Returns the trained parameters, each once even with two names, without frozen and empty ones.
-NamedTensors trainable(const NamedTensors& parameters);
-
-/// The buckets of DataParallel: gradients are views into them, and a comm hook averages them. A
-/// group of one has no buckets and no hooks.
+/// Averages DataParallel's gradients in buckets, like DDP's Reducer. Gradients are views into the
+/// buckets; a comm hook averages each bucket. A group of one has no buckets and no hooks. Used by
+/// DataParallel.
 class Reducer final : public std::enable_shared_from_this<Reducer>, private GradientBuckets {
  public:
   /// `buffers`: those that are broadcast from rank 0.
@@ -37,15 +35,16 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void begin();
   void finish() { reduction_.finish(); }
   void abandon() noexcept { reduction_.abandon(); }
-  /// Averages as a backward that reaches nothing. `keep`: averaged gradients are added to instead
-  /// of zeroed.
+  /// Averages without a backward on this rank. If `keep` is false and a gradient holds an average,
+  /// all gradients are dropped first.
   void average_without_data(bool keep);
 
   void set_sync(bool sync);
+  /// While true, backward only accumulates, whatever set_sync says.
   void set_local(bool local);
 
-  /// Announces every later averaging as one of `model`; nullptr ends this. `defer`: buckets wait
-  /// for the end of backward.
+  /// Before each later averaging, sends the number `model` to `join_coordinator`; nullptr stops
+  /// this. `defer`: buckets start only at the end of backward.
   void set_join_coordinator(
       std::shared_ptr<JoinCoordinator> join_coordinator, size_t model, bool defer);
   bool has_join_coordinator() const { return join_coordinator_ != nullptr; }
@@ -96,7 +95,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   int local_backward_ = -1;  ///< Autograd's number of the last backward that only accumulated.
   std::shared_ptr<JoinCoordinator> join_coordinator_;
   size_t model_ = 0;           ///< This model's number in the join.
-  bool is_announced_ = false;  ///< Ranks with data have announced the next averaging.
+  bool is_announced_ = false;  ///< The ranks with data have announced the averaging that follows.
 };
 
 }  // namespace lockstep

@@ -2,12 +2,25 @@
 #include "lockstep/sync/unfrozen.h"
 
 #include <set>
+#include <unordered_set>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
 
 namespace lockstep {
+
+NamedTensors trainable(const NamedTensors& parameters) {
+  NamedTensors unique;
+  std::unordered_set<at::TensorImpl*> seen;
+  for (const NamedTensor& item : parameters) {
+    if (item.tensor.requires_grad() && item.tensor.numel() > 0 &&
+        seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      unique.push_back(item);
+    }
+  }
+  return unique;
+}
 
 NamedTensors frozen_among(const NamedTensors& parameters) {
   NamedTensors frozen;

@@ -5,6 +5,9 @@
 
 namespace lockstep {
 
+/// Returns the trained parameters, each once even with two names, without frozen and empty ones.
+NamedTensors trainable(const NamedTensors& parameters);
+
 /// Returns the floating-point parameters that require no gradients, each once even with several
 /// names.
 NamedTensors frozen_among(const NamedTensors& parameters);

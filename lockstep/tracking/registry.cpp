@@ -48,7 +48,8 @@ Folder run_folder(const MakeOptions& options) {
     throw ConfigError(
         "tracking",
         fmt::format(
-            "project_name is not a folder in {}; got '{}', expected a relative path without '..'",
+            "project_name must name a folder in {}; got '{}', expected a relative path without "
+            "'..'",
             options.project_dir.string(),
             options.project_name));
   }

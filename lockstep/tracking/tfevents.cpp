@@ -95,7 +95,8 @@ ProtobufWriter struct_value(const json& value) {
   if (value.is_number()) {
     return ProtobufWriter().number(kStructNumber, value.get<double>());
   }
-  LOCKSTEP_ASSERT(value.is_string(), "flat_hparams leaves only booleans, numbers and strings");
+  LOCKSTEP_ASSERT(
+      value.is_string(), "flat_hparams left another type than boolean, number or string");
   return ProtobufWriter().bytes(kStructString, value.get_ref<const std::string&>());
 }
 

@@ -27,7 +27,7 @@ struct FlightRecord {
   std::vector<Operation> operations;  ///< The last ones, oldest first.
 
   /// Returns whether the last operation failed, probably because another rank was lost.
-  bool lost_peer() const {
+  bool last_operation_failed() const {
     return !operations.empty() && operations.back().stage == Stage::kFailed;
   }
 };
@@ -40,7 +40,7 @@ struct FlightRecord {
 /// is odd while it is written. A sealed memfd: nothing in the file system, freed with the last
 /// process that maps it, and its size cannot change under a reader.
 ///
-/// Cost: 64 KiB a rank. Thread safety: one writer at a time; any number of concurrent readers.
+/// Cost: 64 KiB per rank. Thread safety: one writer at a time; any number of concurrent readers.
 class FlightMemory {
  public:
   static constexpr size_t kOperations = 256;

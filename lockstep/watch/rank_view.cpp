@@ -78,7 +78,7 @@ const RankView* find_left_rank(const std::vector<RankView>& ranks) {
   const auto found = std::find_if(ranks.begin(), ranks.end(), [](const RankView& view) {
     // A rank that is still exiting may get SIGTERM meanwhile.
     const int code = view.exit_code.value_or(kExitOk);
-    return view.record.left && !view.record.lost_peer() &&
+    return view.record.left && !view.record.last_operation_failed() &&
            (code == kExitOk || code == kExitSignalBase + SIGTERM);
   });
   return found == ranks.end() ? nullptr : &*found;

@@ -79,7 +79,7 @@ std::optional<SlowRank> slow_by_own_clocks(std::vector<RankView> ranks) {
       slow.rank,
       fmt::format(
           "rank {0} on {1} is slow: the other ranks spend at least {2:.0f} % of their time in "
-          "operations, waiting for rank {0}, which spends {3:.0f} %",
+          "operations, where they wait for it; rank {0} itself spends {3:.0f} % in operations",
           slow.rank,
           slow.host,
           others * 100,

@@ -44,7 +44,7 @@ bool UsedGradients::any_left() const {
 
 ShardReducer::ShardReducer(
     ShardedModel& model,
-    SpeculativeUpdates& speculative,
+    SpeculativeTrigger& speculative,
     Group group,
     std::vector<at::Tensor> buffers,
     const LowPrecisionPolicy& low_precision_policy)

@@ -12,7 +12,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/sync/gradient_reduction.h"
 #include "lockstep/zero/sharded_model.h"
-#include "lockstep/zero/speculative_updates.h"
+#include "lockstep/zero/speculative_trigger.h"
 
 namespace lockstep::zero {
 
@@ -44,7 +44,7 @@ class ShardReducer final : private GradientBuckets {
   /// `model`, `speculative`: must outlive this. `buffers`: those that are broadcast from rank 0.
   ShardReducer(
       ShardedModel& model,
-      SpeculativeUpdates& speculative,
+      SpeculativeTrigger& speculative,
       Group group,
       std::vector<at::Tensor> buffers,
       const LowPrecisionPolicy& low_precision_policy);
@@ -80,13 +80,14 @@ class ShardReducer final : private GradientBuckets {
   void refuse_used();
 
   ShardedModel& model_;
-  SpeculativeUpdates& speculative_;
+  SpeculativeTrigger& speculative_;
   Group group_;
   std::vector<at::Tensor> buffers_;
   bool holds_in_fp32_;  ///< fp16 and bf16 gradients are held in fp32.
   GradientReduction reduction_;
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or held.
-  std::vector<at::Tensor> held_;  ///< [parameter] fp32 sum of earlier backwards; undefined if none.
+  /// [parameter] fp32 sum of earlier backward passes; undefined if none.
+  std::vector<at::Tensor> held_;
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   UsedGradients used_;
   bool adds_to_used_ = false;  ///< The running backward, on this rank.

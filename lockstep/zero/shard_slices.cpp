@@ -11,7 +11,7 @@ void ShardSlices::add(ShardedBucket& bucket) {
   for (const at::Tensor& parameter : bucket.parameters()) {
     const at::TensorImpl* key = parameter.unsafeGetTensorImpl();
     by_parameter_.try_emplace(key);  // Other ranks may own all of it.
-    if (bucket.has_masters() && !bucket.is_sharded_param()) {
+    if (bucket.has_masters() && !bucket.is_sharded()) {
       with_masters_.insert(key);
     }
     if (bucket.is_quantized()) {

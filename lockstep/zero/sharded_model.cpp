@@ -11,7 +11,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/fail_together.h"
 #include "lockstep/sync/agreement.h"
-#include "lockstep/sync/reducer.h"
 #include "lockstep/sync/unfrozen.h"
 #include "lockstep/zero/common_memory.h"
 #include "lockstep/zero/parameter_groups.h"
@@ -118,7 +117,7 @@ void ShardedModel::prepare(
         options.offload,
         options.low_precision_policy,
         sharded,
-        /*copies_stay=*/false);
+        /*keep_rounded_on_device=*/false);
     // Gradients have a separate group: parameters are gathered in the order of operations.
     reduce_group = group_.split(0);
     coordinator_ = std::make_unique<ParamCoordinator>(group_, options.coordinator);
@@ -133,11 +132,11 @@ void ShardedModel::prepare(
         options.offload_masters,
         options.low_precision_policy,
         masters,
-        /*copies_stay=*/true);
+        /*keep_rounded_on_device=*/true);
   }
   comm_ = {
-      .parameters = group_,
-      .gradients = reduce_group,
+      .parameter_group = group_,
+      .gradient_group = reduce_group,
       .quantized_weights = options.plus_plus.quantized_weights,
       .quantized_gradients = options.plus_plus.quantized_gradients,
       .comm_dtype_for_gradients_only = options.comm_dtypes_for_gradients_only,
@@ -149,9 +148,9 @@ void ShardedModel::reserve(
     const OffloadParam& options,
     const LowPrecisionPolicy& low_precision_policy,
     const NamedTensors& parameters,
-    bool copies_stay) {
+    bool keep_rounded_on_device) {
   const auto create = [&] {
-    places.emplace(options, copies_stay);
+    places.emplace(options, keep_rounded_on_device);
     places->reserve(parameters, group_.size(), low_precision_policy);
   };
   if (options.device == OffloadDevice::kNvme) {
@@ -168,8 +167,8 @@ void ShardedModel::add_trained(
   BucketComm comm = comm_;
   if (!sharded) {
     comm = {
-        .parameters = comm_.parameters,
-        .gradients = comm_.gradients,
+        .parameter_group = comm_.parameter_group,
+        .gradient_group = comm_.gradient_group,
         .comm_dtype_for_gradients_only = comm_.comm_dtype_for_gradients_only};
   }
   for (const flat::BucketPlan& plan :
@@ -224,7 +223,7 @@ void ShardedModel::manage(std::unique_ptr<ShardedUnit> unit, std::string name) {
   coordinator_->add(*managed_.back(), std::move(name));
 }
 
-void ShardedModel::check_in_place() const {
+void ShardedModel::check_not_moved() const {
   refuse_unfrozen(untrained_, "zero");
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     for (size_t entry = 0; entry < members_[bucket].size(); ++entry) {
@@ -243,8 +242,8 @@ void ShardedModel::check_in_place() const {
 }
 
 void ShardedModel::check_alive() const {
-  comm_.parameters.check_alive();
-  comm_.gradients.check_alive();
+  comm_.parameter_group.check_alive();
+  comm_.gradient_group.check_alive();
   comm_.plus_plus.check_alive();
 }
 

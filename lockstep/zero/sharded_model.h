@@ -55,10 +55,10 @@ class ShardedModel {
   /// Unshards parameters in stage 3; null in other stages.
   ParamCoordinator* coordinator() { return coordinator_.get(); }
 
-  /// Manages `unit`, a tensor outside the model, from now on.
+  /// Adds a unit of a tensor that is not part of the model.
   void manage(std::unique_ptr<ShardedUnit> unit, std::string name);
-  /// See Sharding::check_in_place.
-  void check_in_place() const;
+  /// See Sharding::check_not_moved.
+  void check_not_moved() const;
   void check_alive() const;
   bool has_masters() const;
   /// Adds the memory of all buckets; see ShardedBucket::add_memory.
@@ -82,7 +82,7 @@ class ShardedModel {
       const OffloadParam& options,
       const LowPrecisionPolicy& low_precision_policy,
       const NamedTensors& parameters,
-      bool copies_stay);
+      bool keep_rounded_on_device);
   /// Creates buckets of `items`, which belong to the last group of `shards_`.
   void add_trained(
       const NamedTensors& items, const ShardingOptions& options, ParamPlacement placement);

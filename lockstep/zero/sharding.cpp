@@ -46,7 +46,7 @@ void Sharding::write_back() {
 void Sharding::write_back_masters() {
   const c10::AutoGradMode no_grad(false);
   for (const auto& bucket : model_.buckets()) {
-    if (bucket->has_masters() && !bucket->is_sharded_param()) {
+    if (bucket->has_masters() && !bucket->is_sharded()) {
       bucket->write_back();
     }
   }
@@ -61,7 +61,7 @@ void Sharding::gather_parameters() {
   pending.reserve(model_.buckets().size());
   for (const auto& bucket : model_.buckets()) {
     bucket->bump_versions();
-    if (!bucket->is_sharded_param()) {
+    if (!bucket->is_sharded()) {
       pending.push_back(bucket->start_gather(Source::kExact));
     }
   }

@@ -13,44 +13,46 @@
 #include "lockstep/zero/shard_slices.h"
 #include "lockstep/zero/sharded_model.h"
 #include "lockstep/zero/sharding_options.h"
-#include "lockstep/zero/speculative_updates.h"
+#include "lockstep/zero/speculative_trigger.h"
 
 namespace lockstep::zero {
 
-/// ZeRO stages 1 to 3: each rank owns an equal shard of every bucket of parameters, and updates it.
+/// Implements ZeRO stages 1 to 3 for one model: each rank owns an equal shard of every bucket of
+/// parameters, and updates it.
 ///
 /// A rank keeps only the gradients and the optimizer state of its shards. All ranks gather the
 /// parameters after an update. In stage 3 they gather a parameter, frozen ones included, when an
 /// operation uses it; see ParamCoordinator.
 ///
-/// Buckets hold parameters of one optimizer group, in reverse order of registration. A full bucket
-/// is reduce-scattered while backward still runs, in index order on every rank. A parameter without
-/// a gradient on this rank counts as zero. A parameter without a gradient on any rank gets none and
-/// is not updated, as in data parallel. The model's own gradients are undefined after a backward
-/// that averages. Without averaging (`set_sync`) full gradients stay on this rank, and are averaged
-/// with the next ones: the same numbers as data parallel's. With averaging in every micro-step,
-/// averages accumulate in the shard.
+/// Each bucket holds parameters of one optimizer group, in reverse order of registration. A full
+/// bucket is reduce-scattered while backward still runs, in index order on every rank. A parameter
+/// without a gradient on this rank counts as zero. A parameter that has a gradient on no rank gets
+/// none and is not updated, as in data parallel. `grad` of the model's parameters is an undefined
+/// tensor after a backward that averages. Without averaging (`set_sync`) full gradients stay on
+/// this rank and are not averaged. The next averaging includes them, with data parallel's result.
+/// With averaging in every micro-step, averages accumulate in the shard.
 ///
-/// Each rank sends (N-1)/N * (gradient + parameter) bytes a step, as an all-reduce does, and a byte
-/// a parameter. Stage 3 gathers parameters twice, for forward and for backward. ZeRO++
-/// (PlusPlusOptions) rounds parameters and gradients for communication, or gathers them from nearby
-/// ranks. Its updates and checkpoints are exact.
+/// Each rank sends (N-1)/N * (gradient + parameter) bytes per step, as an all-reduce does, plus one
+/// byte per parameter. Stage 3 gathers parameters twice, for forward and for backward. ZeRO++
+/// (PlusPlusOptions) rounds parameters and gradients for communication, or gathers parameters from
+/// the ranks of the hpZ group. Its updates and checkpoints are exact.
 ///
 /// fp16 and bf16 parameters are updated in fp32. This rank's shard has fp32 masters and fp32
-/// gradients, and an update sets the parameters to the rounded masters. A different value that a
-/// program writes to a parameter becomes its master at the next update. LowPrecisionPolicy can
+/// gradients, and an update sets the parameters to the rounded masters. If the program writes
+/// another value to a parameter, the next update uses it as the master. LowPrecisionPolicy can
 /// change this.
 ///
 /// fp32 parameters may use 16-bit communication (ShardingOptions::comm_dtypes). Their gradients are
-/// rounded, summed in fp32 and rounded again. All ranks compute with rounded sharded parameters.
-/// Updates and checkpoints are exact.
+/// rounded, summed in fp32 and rounded again. In stage 3 all ranks compute with the rounded
+/// parameters. Updates and checkpoints are exact.
 ///
 /// Memory: full parameters; in stage 3 1/N of them (on the host or in files, if offloaded) and the
 /// unsharded units. Also 1/N of gradients, state and masters, and up to three buckets during
 /// backward.
 ///
 /// Not thread-safe; one backward at a time. Modelled on Rajbhandari et al., "ZeRO", SC 2020, with
-/// every bucket sharded evenly instead of the full model.
+/// every bucket sharded evenly instead of the full model. Used by PreparedObjects,
+/// loop/optimizer.cpp, full_values, sharded_state and zero_init.
 class Sharding final : public GradientSync, public std::enable_shared_from_this<Sharding> {
  public:
   /// Shards the model; all ranks get rank 0's values. `groups`: parameters with the same optimizer
@@ -77,19 +79,20 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
 
   /// The shards to update in place of the parameters, for each optimizer group.
   const std::vector<std::vector<Shard>>& shards() const { return model_.shards(); }
-  /// Throws ConfigError for a parameter that would not be updated. Such a parameter has got new
-  /// memory, or was frozen when it was sharded and requires gradients now. Local.
-  void check_in_place() const { model_.check_in_place(); }
-  /// Prepares the shards for an update: copies values written to parameters to them. Frees
+  /// Throws ConfigError for a parameter that would not be updated: its memory was replaced
+  /// (set_data, Module::to), or it was frozen when it was sharded and requires gradients now.
+  /// Local.
+  void check_not_moved() const { model_.check_not_moved(); }
+  /// Copies values that the program wrote to parameters into the shards, before an update. Frees
   /// unsharded units after all ranks have called it. Collective in stage 3. Throws CommError.
   void finish_parameter_use();
-  /// Prepares the shards for reading: does the same, but keeps unsharded units.
+  /// Does the same before the shards are read, but keeps unsharded units.
   void write_back();
   /// Gathers the updated shards: all ranks get all values now, or in stage 3 when they use them.
   /// Collective. Throws CommError.
   void gather_parameters();
-  /// Manages `unit`, a tensor outside the model, from now on; `name` is for errors. Only in stage
-  /// 3, on all ranks in the same order.
+  /// Adds a unit of a tensor that is not part of the model; `name` is for errors. Only in stage 3,
+  /// on all ranks in the same order.
   void manage(std::unique_ptr<ShardedUnit> unit, std::string name) {
     model_.manage(std::move(unit), std::move(name));
   }
@@ -100,32 +103,32 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> parameters() const { return tensors_of(model_.parameters()); }
   /// This rank's shard slices.
   const ShardSlices& slices() const { return model_.slices(); }
-  /// Stores copies from ShardSlices::saved in 8 bits. Call it on all ranks, between exchanges.
+  /// Quantizes `copies` (of ShardSlices::saved) to 8 bits and stores them. Call it on all ranks,
+  /// not during an exchange (see ParamCoordinator).
   void store_quantized(const std::vector<ShardSlice>& copies);
   /// Returns whether any trained parameter has fp32 masters.
   bool has_masters() const { return model_.has_masters(); }
-  /// Drops the shards' gradients, and those left on this rank by backwards without averaging.
+  /// Drops the shards' gradients, and those of backward passes without averaging.
   void drop_gradients() { reducer_.drop_gradients(); }
   /// Marks the shards' gradients as used by a step. Until they change, the next averaging backward
   /// throws ConfigError on all ranks: it would add to them. A module's zero_grad drops only the
   /// parameters' own gradients. Call it on all ranks.
   void mark_gradients_used() { reducer_.mark_gradients_used(); }
-  /// Returns the fp32 sums of gradients that backwards without averaging have left on this rank.
+  /// Returns the fp32 sums of gradients of backward passes without averaging on this rank.
   std::vector<at::Tensor> held_gradients() const { return reducer_.held_gradients(); }
-  /// Returns the names of trained parameters without a gradient on any rank since gradients were
-  /// dropped. Equal on all ranks. Local.
+  /// Returns the names of trained parameters that have had a gradient on no rank since gradients
+  /// were dropped. Equal on all ranks. Local.
   std::vector<std::string> without_gradient() const { return reducer_.without_gradient(); }
-  /// The memory that this rank keeps, without files: replicated or sharded parameters and rounded
-  /// masters, masters, the shards' gradients.
+  /// The tensors that this rank keeps in memory, not in files.
   struct Memory {
-    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> parameters;  ///< Full values or shards, and rounded masters.
     std::vector<at::Tensor> masters;
-    std::vector<at::Tensor> gradients;
+    std::vector<at::Tensor> gradients;  ///< Of the shards, and those not yet averaged.
   };
   /// Returns the memory for a caller that moves it, between backward and step.
   Memory memory() const;
-  /// Computes the norm over all ranks' slices. The result is on the parameters' device, in fp64 if
-  /// any parameter is, else in fp32. Collective.
+  /// Computes the norm over all ranks' slices. `own`: this rank's norm, 0-d. The result is on the
+  /// parameters' device, in fp64 if any parameter is, else in fp32. Collective.
   at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type);
 
   const Group& group() const { return group_; }
@@ -135,7 +138,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
 
   Group group_;
   ShardedModel model_;
-  SpeculativeUpdates speculative_;
+  SpeculativeTrigger speculative_;
   ShardReducer reducer_;
 };
 

@@ -36,13 +36,13 @@ struct ShardingOptions {
   /// The storage of each rank's shard of sharded parameters.
   OffloadParam offload = {};
   /// The storage of fp32 masters. `offload`, if set, overrides it for sharded parameters. The
-  /// rounded masters stay with the bucket.
+  /// rounded masters stay on the bucket's device.
   OffloadParam offload_masters = {};
   LowPrecisionPolicy low_precision_policy = {};
   /// 16-bit communication dtypes of gradients and sharded parameters. These parameters have
   /// separate buckets. Not together with ZeRO++ quantization.
   flat::CommDtypes comm_dtypes = {};
-  bool comm_dtypes_for_gradients_only = false;  ///< Parameters are sent in full width.
+  bool comm_dtypes_for_gradients_only = false;  ///< Parameters are sent in their dtype.
 };
 
 /// Throws ConfigError for options that are out of range or contradictory.

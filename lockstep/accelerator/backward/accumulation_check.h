@@ -16,11 +16,12 @@ namespace lockstep {
 /// is also wrong with fp16, whose gradients are still multiplied by the loss scale. torch's
 /// optimizers cannot be intercepted, so this class notes one element of up to eight parameters
 /// after a backward and compares them before the next one. SGD's writes change no version counter,
-/// so values are compared. Only the first hundred backwards are checked: a loop repeats the mistake
-/// after each of them. A single change is accepted: a program may clamp its first weights, or load
-/// others.
+/// so values are compared. Only the first 100 backward passes are checked: a loop repeats the
+/// mistake after each of them. A single change is accepted: a program may clamp its first weights,
+/// or load others.
 ///
-/// Cost: some small kernels after those backwards, and a wait for the device. Not thread-safe.
+/// Cost: some small kernels after those backward passes, and a wait for the device. Not
+/// thread-safe.
 class AccumulationCheck {
  public:
   /// Watches `parameters`, of any shape and floating dtype. Drops the noted elements.

@@ -48,7 +48,7 @@ struct BackwardPass {
   }
   /// Forgets all objects, before the registry does.
   void forget() {
-    runner.forget();
+    runner.remove_hooks();
     update_check.clear();
     gradients.forget_norms();
     accumulation.forget();

@@ -21,7 +21,7 @@
 #include "lockstep/accelerator/prepare/equal_optimizers.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/base/error.h"
-#include "lockstep/sync/reducer.h"
+#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 namespace {
@@ -56,7 +56,7 @@ void note_count(LoopState& loop, double count) {
 
 }  // namespace
 
-// --- backwards that this runs
+// --- backward passes that this class runs
 
 /// Returns the factor of a loss in the current micro-step.
 double BackwardRunner::accumulation_factor() const {
@@ -114,9 +114,9 @@ at::Tensor BackwardRunner::scaled(const at::Tensor& loss, double factor) {
   parts_.offloader.refuse_backward();
   parts_.model_check.expect_model();
   LoopState& loop = parts_.loop;
-  abandon_programs();
+  abandon_program_backward();
   parts_.active.mark_trained();
-  ++loop.backwards;
+  ++loop.backward_passes;
   loop.gradients_expected = loop.gradients_expected || loss.requires_grad();
   if (parts_.local_sgds.take_different_optimizers()) {
     make_optimizers_equal(parts_.objects, "load_state");
@@ -148,7 +148,7 @@ void BackwardRunner::run(const at::Tensor& loss, double factor, const BackwardOp
     });
   }
   const std::vector<PreparedModel>& models = parts_.objects.models;
-  caller_ = Caller::kThis;
+  caller_ = Caller::kRunner;
   try {
     if (models.size() == 1) {
       models[0].sync->begin_backward();
@@ -180,7 +180,7 @@ void BackwardRunner::abandon() noexcept {
 }
 
 /// Drops an unfinished backward of the program: it has thrown, which only the program has caught.
-void BackwardRunner::abandon_programs() noexcept {
+void BackwardRunner::abandon_program_backward() noexcept {
   if (caller_ == Caller::kProgram) {
     abandon();
   }
@@ -193,7 +193,7 @@ void BackwardRunner::average_gradients() {
         "average_gradients() was called within no_sync(), which averages nothing; call it after "
         "that scope ends");
   }
-  abandon_programs();
+  abandon_program_backward();
   parts_.loop.clipped.clear();
   try {
     for (const PreparedModel& model : parts_.objects.models) {
@@ -206,9 +206,9 @@ void BackwardRunner::average_gradients() {
   }
 }
 
-// --- backwards that the program calls
+// --- backward passes that the program starts
 
-at::Tensor BackwardRunner::scale_loss(const at::Tensor& loss, BackwardSteps steps) {
+at::Tensor BackwardRunner::scale_loss(const at::Tensor& loss, BackwardCallbacks callbacks) {
   require_one_number(loss);
   if (!loss.requires_grad()) {
     throw ConfigError(
@@ -218,20 +218,21 @@ at::Tensor BackwardRunner::scale_loss(const at::Tensor& loss, BackwardSteps step
   }
   // A separate tensor, since it keeps the hook.
   const at::Tensor root = scaled(at::mul(loss, accumulation_factor()), 1);
-  root.register_hook([this, alive = std::weak_ptr<const void>(alive_), steps = std::move(steps)](
-                         const at::Tensor&) {
+  root.register_hook([this,
+                      alive = std::weak_ptr<const void>(alive_),
+                      callbacks = std::move(callbacks)](const at::Tensor&) {
     if (alive.expired()) {
       throw ConfigError(
           "backward", "the Accelerator that scaled this loss was destroyed; scale the loss again");
     }
-    begin_of_program(steps);
+    on_program_backward_begin(callbacks);
   });
   return root;
 }
 
-void BackwardRunner::begin_of_program(const BackwardSteps& steps) {
+void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callbacks) {
   const int backward = BackwardHooks::current_backward();
-  if (caller_ == Caller::kThis) {
+  if (caller_ == Caller::kRunner) {
     throw ConfigError(
         "backward",
         "the loss is already scaled; call .backward() on it, or pass the unscaled loss");
@@ -239,49 +240,49 @@ void BackwardRunner::begin_of_program(const BackwardSteps& steps) {
   if (caller_ == Caller::kProgram && program_backward_ == backward) {
     return;  // Two scaled losses in one backward.
   }
-  abandon_programs();
-  if (steps.begins) {
-    steps.begins();
+  abandon_program_backward();
+  if (callbacks.begins) {
+    callbacks.begins();
   }
   caller_ = Caller::kProgram;
   program_backward_ = backward;
   if (parts_.objects.models.size() == 1) {
     parts_.objects.models[0].sync->begin_backward();
   }
-  BackwardHooks::at_end_of_backward([this, alive = std::weak_ptr<const void>(alive_), steps] {
+  BackwardHooks::at_end_of_backward([this, alive = std::weak_ptr<const void>(alive_), callbacks] {
     if (!alive.expired()) {
-      end_of_program(steps);
+      on_program_backward_end(callbacks);
     }
   });
 }
 
-void BackwardRunner::end_of_program(const BackwardSteps& steps) {
+void BackwardRunner::on_program_backward_end(const BackwardCallbacks& callbacks) {
   try {
-    if (steps.computed) {
-      steps.computed();
+    if (callbacks.computed) {
+      callbacks.computed();
     }
     for (const PreparedModel& model : parts_.objects.models) {
       model.sync->finish_backward();
     }
   } catch (...) {
     abandon();
-    if (steps.ends) {
-      steps.ends();
+    if (callbacks.ends) {
+      callbacks.ends();
     }
     throw;
   }
   caller_ = Caller::kNone;
   parts_.update_check.note_backward();
-  if (steps.ends) {
-    steps.ends();
+  if (callbacks.ends) {
+    callbacks.ends();
   }
 }
 
-// --- backwards of unscaled losses, which the program calls
+// --- backward passes of unscaled losses, which the program starts
 
-void BackwardRunner::watch_unscaled_backwards(std::function<void()> check) {
+void BackwardRunner::watch_unscaled_backward(std::function<void()> check) {
   set_hooks(std::move(check));
-  watch_.is_engines = true;
+  watch_.set_by_engine = true;
 }
 
 void BackwardRunner::set_ends_update(std::function<bool()> ends_update) {
@@ -290,7 +291,7 @@ void BackwardRunner::set_ends_update(std::function<bool()> ends_update) {
 
 void BackwardRunner::watch_prepared() {
   const size_t models = parts_.objects.models.size();
-  if (parts_.loop.accumulation.plugin.num_steps > 1 && !watch_.is_engines &&
+  if (parts_.loop.accumulation.plugin.num_steps > 1 && !watch_.set_by_engine &&
       watch_.models != models) {
     set_hooks([this] { refuse_unscaled_backward(); });
     watch_.models = models;
@@ -311,10 +312,10 @@ void BackwardRunner::set_hooks(std::function<void()> check) {
 void BackwardRunner::on_gradient(const std::function<void()>& check) {
   const int backward = BackwardHooks::current_backward();
   const bool is_scaled = caller_ == Caller::kProgram && program_backward_ == backward;
-  if (caller_ == Caller::kThis || is_scaled || watch_.accepted == backward) {
+  if (caller_ == Caller::kRunner || is_scaled || watch_.accepted == backward) {
     return;
   }
-  abandon_programs();
+  abandon_program_backward();
   try {
     check();
   } catch (...) {
@@ -323,7 +324,7 @@ void BackwardRunner::on_gradient(const std::function<void()>& check) {
   }
   watch_.accepted = backward;
   parts_.active.mark_trained();
-  ++parts_.loop.backwards;
+  ++parts_.loop.backward_passes;
   parts_.loop.clipped.clear();
 }
 
@@ -340,9 +341,9 @@ void BackwardRunner::refuse_unscaled_backward() const {
   }
 }
 
-void BackwardRunner::forget() {
+void BackwardRunner::remove_hooks() {
   watch_.hooks.reset();
-  watch_.is_engines = false;
+  watch_.set_by_engine = false;
   watch_.models = 0;
 }
 

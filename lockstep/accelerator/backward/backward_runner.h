@@ -24,11 +24,12 @@ struct LoopState;
 struct PreparedObjects;
 
 /// Callbacks of a backward that the program calls itself. Each is called on an autograd thread,
-/// once a backward; an exception propagates out of the backward. Each may be empty.
-struct BackwardSteps {
-  std::function<void()> begins = nullptr;    ///< Before the differentiation.
-  std::function<void()> computed = nullptr;  ///< As BackwardOptions::computed.
-  std::function<void()> ends = nullptr;      ///< After averaging, or its failure.
+/// once per backward; an exception propagates out of the backward. Each may be empty.
+struct BackwardCallbacks {
+  std::function<void()> begins = nullptr;  ///< Before the differentiation.
+  /// When this rank's gradients are computed, before averaging is awaited.
+  std::function<void()> computed = nullptr;
+  std::function<void()> ends = nullptr;  ///< After averaging, or its failure.
 };
 
 /// The objects that take part in a backward.
@@ -45,8 +46,8 @@ struct BackwardParts {
   UnpreparedUpdateCheck& update_check;
 };
 
-/// Runs backwards, and completes those that the program calls itself: scales the loss, averages the
-/// gradients, and checks what must be true before and after. Not thread-safe, except for the
+/// Runs backward passes, and completes those that the program starts itself: scales the loss,
+/// averages the gradients, and checks conditions before and after. Not thread-safe, except for the
 /// callbacks of autograd.
 class BackwardRunner {
  public:
@@ -55,50 +56,50 @@ class BackwardRunner {
   /// See Accelerator::backward.
   void backward(const at::Tensor& loss, const BackwardOptions& options);
   void backward(const at::Tensor& loss_sum, double count);
-  /// See Accelerator::scale_loss. `steps` are called in the backward of the returned loss.
-  at::Tensor scale_loss(const at::Tensor& loss, BackwardSteps steps = {});
+  /// See Accelerator::scale_loss. `callbacks` are called in the backward of the returned loss.
+  at::Tensor scale_loss(const at::Tensor& loss, BackwardCallbacks callbacks = {});
   /// See Accelerator::average_gradients.
   void average_gradients();
 
-  /// Calls `check` at the first gradient of the prepared models from a backward of an unscaled
-  /// loss; it throws if the gradients are wrong then. For the engine.
-  void watch_unscaled_backwards(std::function<void()> check);
+  /// Calls `check` at the first gradient that a loss not returned by scale_loss() produces in a
+  /// prepared model. `check` throws if that gradient would be wrong. For the engine.
+  void watch_unscaled_backward(std::function<void()> check);
   /// Lets `ends_update` decide whether a backward is the last of an update. For the engine, which
   /// counts micro-steps itself.
   void set_ends_update(std::function<bool()> ends_update);
 
-  /// Watches the models that were prepared since the last call.
+  /// Installs hooks on the models that were prepared since the last call.
   void watch_prepared();
-  /// Removes its hooks from the models.
-  void forget();
+  /// Removes the hooks from the models.
+  void remove_hooks();
 
  private:
-  /// The caller of the running backward: backward(), or the program, on a scaled loss.
-  enum class Caller { kNone, kThis, kProgram };
-  /// The hooks that see backwards of unscaled losses.
+  /// The caller of the running backward: this class, or the program, on a scaled loss.
+  enum class Caller { kNone, kRunner, kProgram };
+  /// The hooks that detect the backward of an unscaled loss.
   struct Watch {
     std::unique_ptr<BackwardHooks> hooks;
-    bool is_engines = false;  ///< Set by watch_unscaled_backwards.
-    size_t models = 0;        ///< Else: the number of watched models.
-    int accepted = -1;        ///< The last such backward that passed the check.
+    bool set_by_engine = false;  ///< By watch_unscaled_backward.
+    size_t models = 0;           ///< Else: the number of watched models.
+    int accepted = -1;  ///< Autograd's number of the last unscaled backward that passed the check.
   };
 
   double accumulation_factor() const;
   at::Tensor scaled(const at::Tensor& loss, double factor);
   void run(const at::Tensor& loss, double factor, const BackwardOptions& options = {});
   void abandon() noexcept;
-  void abandon_programs() noexcept;
-  void begin_of_program(const BackwardSteps& steps);
-  void end_of_program(const BackwardSteps& steps);
+  void abandon_program_backward() noexcept;
+  void on_program_backward_begin(const BackwardCallbacks& callbacks);
+  void on_program_backward_end(const BackwardCallbacks& callbacks);
   void set_hooks(std::function<void()> check);
   void on_gradient(const std::function<void()>& check);
   void refuse_unscaled_backward() const;
 
   BackwardParts parts_;
   Caller caller_ = Caller::kNone;
-  int program_backward_ = -1;  ///< The program's backward, as autograd numbers it.
+  int program_backward_ = -1;  ///< Autograd's number of the program's backward.
   Watch watch_;
-  /// For hooks that live longer than this.
+  /// Hooks hold it weakly, to detect that this object is destroyed.
   std::shared_ptr<const void> alive_ = std::make_shared<int>(0);
 };
 

@@ -13,9 +13,9 @@
 
 namespace lockstep {
 
-/// Decides which backwards average gradients: micro-steps, accumulation groups, no_sync. `models`
-/// are the addresses of modules; none means all prepared ones. Throws ConfigError for a model that
-/// was not prepared. Not thread-safe.
+/// Decides which backward passes average gradients: micro-steps, accumulation groups, no_sync.
+/// `models` are the addresses of modules; none means all prepared ones. Throws ConfigError for a
+/// model that was not prepared. Not thread-safe.
 class GradientAccumulation {
  public:
   GradientAccumulation(
@@ -36,7 +36,7 @@ class GradientAccumulation {
   GradientScope begin_no_sync(const std::vector<const void*>& models);
   /// See Accelerator::trigger_sync_in_backward.
   void trigger_sync(const std::vector<const void*>& models);
-  /// Returns whether any scope has kept gradients on their process so far.
+  /// Returns whether any scope has so far kept gradients on their process, not averaged.
   bool has_held() const { return !holds_.empty(); }
   void forget() { holds_.clear(); }
 

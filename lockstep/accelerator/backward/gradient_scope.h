@@ -15,8 +15,8 @@ struct GradientNorms {
   at::Tensor after;
 };
 
-/// RAII scope of one micro-step (accumulate), or of backwards that do not communicate (no_sync).
-/// Its destructor ends the scope without communicating.
+/// RAII scope of one micro-step (accumulate), or of backward passes that do not communicate
+/// (no_sync). Its destructor ends the scope without communicating.
 class [[nodiscard]] GradientScope {
  public:
   explicit GradientScope(std::function<void()> at_end) : at_end_(std::move(at_end)) {}

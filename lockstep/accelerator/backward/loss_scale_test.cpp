@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using torch::nn::Linear;
 
-/// Two backwards with fp16, each with a step() of `opt`, and the error of a third one.
+/// Two backward passes with fp16, each with a step() of `opt`, and the error of a third one.
 template <typename Inner>
 void expect_refused_with_fp16(
     Accelerator& accelerator, Linear net, Inner& opt, const std::string& remedy) {
@@ -37,7 +37,7 @@ void expect_refused_with_fp16(
   EXPECT_THAT(
       [&] { accelerator.backward(loss_of(net, rows_of(accelerator))); },
       ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("multiplied by fp16's loss scale of 1024"), HasSubstr(remedy))));
+          AllOf(HasSubstr("was unscaled (fp16 loss scale 1024)"), HasSubstr(remedy))));
   accelerator.wait_for_everyone();
 }
 
@@ -50,13 +50,16 @@ TEST(LossScale, MakesTheStepOfAnOptimizerThatPrepareDidNotReturnAnError) {
       auto opt = std::make_shared<torch::optim::Adam>(net->parameters());
       auto [model, optimizer] = accelerator.prepare(net, opt);
       expect_refused_with_fp16(
-          accelerator, net, *opt, "use the optimizer that prepare returned: its step() divides by");
+          accelerator,
+          net,
+          *opt,
+          "call step() of the optimizer that prepare returned, and move code that writes");
     });
     accelerated_ranks(size, options, [](Accelerator& accelerator) {
       Linear net = two_by_two();
       optim::AdamW opt(net->parameters(), {.lr = 0.1});
       accelerator.prepare(net);
-      expect_refused_with_fp16(accelerator, net, opt, "pass its optimizer to prepare");
+      expect_refused_with_fp16(accelerator, net, opt, "pass the parameter's optimizer to prepare");
     });
   }
 }

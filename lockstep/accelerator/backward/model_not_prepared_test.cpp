@@ -112,8 +112,9 @@ TEST(ModelNotPrepared, WithAnUnpreparedOptimizerTheErrorSaysThatRanksTrainApart)
   EXPECT_THAT(
       warnings_of_second_model([](Accelerator&, Linear) {}),
       ElementsAre(AllOf(
-          HasSubstr("2 trained parameters that no prepared model has"),
-          HasSubstr("pass their model and its optimizer to prepare"))));
+          HasSubstr("2 trained parameters (first: shape ["),
+          HasSubstr("belong to no prepared model and differ between processes"),
+          HasSubstr("pass their model and optimizer to prepare"))));
   EXPECT_THAT(
       warnings_of_second_model([](Accelerator& accelerator, Linear head) {
         for (at::Tensor& parameter : head->parameters()) {

@@ -123,7 +123,7 @@ void expect_refused_in_a_group(
   EXPECT_THAT(
       [&] { micro_step(accelerator, net, [&] {}); },
       ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("was updated after micro-step 1 of 2"), HasSubstr(remedy))));
+          AllOf(HasSubstr("was changed after micro-step 1 of 2"), HasSubstr(remedy))));
   accelerator.wait_for_everyone();
 }
 
@@ -134,7 +134,10 @@ TEST(OriginalOptimizer, OfTorchIsRefusedInTheSecondGroup) {
       auto opt = make(net);
       auto [model, optimizer] = accelerator.prepare(net, opt);
       expect_refused_in_a_group(
-          accelerator, net, *opt, "use the optimizer that prepare returned: its step() waits");
+          accelerator,
+          net,
+          *opt,
+          "call step() of the optimizer that prepare returned, and run code that writes");
     });
   };
   check([](Linear net) { return std::make_shared<torch::optim::SGD>(net->parameters(), 0.1); });
@@ -150,7 +153,7 @@ TEST(OptimizerNotPrepared, IsRefusedInTheSecondGroup) {
     Linear net = two_by_two();
     optim::AdamW opt(net->parameters(), {.lr = 0.1});
     accelerator.prepare(net);
-    expect_refused_in_a_group(accelerator, net, opt, "pass its optimizer to prepare");
+    expect_refused_in_a_group(accelerator, net, opt, "pass the parameter's optimizer to prepare");
   });
 }
 

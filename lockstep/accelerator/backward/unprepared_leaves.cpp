@@ -94,10 +94,9 @@ void UnpreparedLeaves::compare(Group& group) {
   checks_ = kMaxChecks;
   last_leaves_.clear();
   log_warning(fmt::format(
-      "the loss depends on {} trained parameters that no prepared model has (the first has the "
-      "shape [{}]), and their values differ between processes; pass their model and its optimizer "
-      "to prepare, or average their gradients with accelerator.reduce before the step; ignore this "
-      "warning if they should differ",
+      "{} trained parameters (first: shape [{}]) belong to no prepared model and differ between "
+      "processes; pass their model and optimizer to prepare, or average their gradients with "
+      "accelerator.reduce; ignore this if they should differ",
       in_both_graphs.size(),
       fmt::join(in_both_graphs.front().sizes(), ", ")));
 }

@@ -15,11 +15,11 @@ namespace lockstep {
 ///
 /// A second model whose optimizer was not passed to prepare trains separately in each process, and
 /// nothing else detects that. The tensors that a loss depends on are read from its graph, in the
-/// first backwards only. It is a warning, not an error, since some programs have parameters that
-/// should differ.
+/// first backward passes only. It is a warning, not an error, since some programs have parameters
+/// that should differ.
 ///
-/// Cost: in 4 backwards a walk through the graph, in all but the first an all_gather of 16 bytes,
-/// and a checksum of such parameters if there are any. Not thread-safe.
+/// Cost: in 4 backward passes a walk through the graph, in all but the first an all_gather of 16
+/// bytes, and a checksum of such parameters if there are any. Not thread-safe.
 class UnpreparedLeaves {
  public:
   /// Reads the graph of a loss before its backward. `prepared`: the parameters of prepared models.

@@ -46,7 +46,7 @@ void UnpreparedModelCheck::expect_model() const {
         fmt::format(
             "no model is prepared in a job of {} processes, so no gradients would be averaged; "
             "call prepare(model, optimizer, ...) first, or loss.backward() for gradients that stay "
-            "on their process",
+            "on their process and are not averaged",
             processes));
   }
 }

@@ -25,8 +25,9 @@ class UnpreparedModelCheck {
   void watch_optimizers();
   /// Throws ConfigError for a backward of several processes without any prepared model.
   void expect_model() const;
-  /// Reads the graph of a loss before its backward, in the first backwards. Returns whether
-  /// compare() must follow the backward. `any_held`: gradients were kept on their process before.
+  /// Reads the graph of a loss before its backward, in the first backward passes. Returns whether
+  /// compare() must follow the backward. `any_held`: earlier gradients were kept on their process
+  /// and not averaged.
   bool read_graph(const at::Tensor& loss, bool any_held);
   /// Warns if the graph has trained parameters that differ between processes. Collective.
   void compare();
@@ -38,7 +39,7 @@ class UnpreparedModelCheck {
   LoopState& loop_;
   const LocalSgdScopes& local_sgds_;
   UnpreparedLeaves leaves_;
-  /// For optimizers that live longer than this.
+  /// Prepared optimizers hold it weakly, to detect that this object is destroyed.
   std::shared_ptr<const void> alive_ = std::make_shared<int>(0);
 };
 

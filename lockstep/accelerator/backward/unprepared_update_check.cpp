@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/sync/reducer.h"
+#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 
@@ -75,19 +75,17 @@ void UnpreparedUpdateCheck::refuse_unprepared_update() {
   const bool is_scaled = loop_.scaling.scaler && accumulation.sync_gradients;
   const std::string_view remedy =
       is_prepared && is_scaled
-          ? "use the optimizer that prepare returned: its step() divides by that scale, while the "
-            "optimizer passed to prepare does not"
+          ? "call step() of the optimizer that prepare returned, and move code that writes to "
+            "parameters after it"
       : is_prepared
-          ? "use the optimizer that prepare returned: its step() waits for the group's end, while "
-            "the optimizer passed to prepare does not"
-          : "no prepared optimizer has this parameter: pass its optimizer to prepare, and use the "
-            "optimizer that prepare returns";
+          ? "call step() of the optimizer that prepare returned, and run code that writes to "
+            "parameters only where sync_gradients() is true"
+          : "pass the parameter's optimizer to prepare, and use the one that prepare returns";
   if (is_scaled) {
     throw ConfigError(
         "backward",
         fmt::format(
-            "parameter {} was updated by gradients that are still multiplied by fp16's loss scale "
-            "of {}; {}; move code that writes to parameters after the optimizer's step()",
+            "parameter {} was changed before its gradient was unscaled (fp16 loss scale {}); {}",
             changed->name,
             loop_.scaling.scaler->get_scale(),
             remedy));
@@ -95,9 +93,8 @@ void UnpreparedUpdateCheck::refuse_unprepared_update() {
   throw ConfigError(
       "accumulate",
       fmt::format(
-          "parameter {} was updated after micro-step {} of {}, before the gradients of all "
-          "micro-steps were averaged; {}; run code that writes to parameters only where "
-          "sync_gradients() is true",
+          "parameter {} was changed after micro-step {} of {}, before the gradients were averaged; "
+          "{}",
           changed->name,
           accumulation.in_group,
           accumulation.plugin.num_steps,

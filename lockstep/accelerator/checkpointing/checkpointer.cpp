@@ -134,7 +134,7 @@ fs::path Checkpointer::load_latest() {
   return *loaded;
 }
 
-void Checkpointer::resume_if_asked(bool in_epochs) {
+void Checkpointer::resume_if_requested(bool in_epochs) {
   if (!std::exchange(resume_pending_, false) || loaded_) {
     return;
   }

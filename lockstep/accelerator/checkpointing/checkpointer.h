@@ -24,7 +24,7 @@ namespace lockstep {
 /// when a job is restarted. Not thread-safe.
 class Checkpointer {
  public:
-  /// Prepares the project's folder. Throws as ProjectFolder does. `end_training` is called before
+  /// Creates and locks project_dir. Throws as ProjectFolder does. `end_training` is called before
   /// an exit for preemption. Collective.
   Checkpointer(
       PreparedObjects& objects,
@@ -41,10 +41,11 @@ class Checkpointer {
   void load(const std::filesystem::path& folder, const LoadStateOptions& options);
   std::filesystem::path load_latest();
   std::optional<std::filesystem::path> resume_latest();
-  /// Resumes once if the launcher asks for it and the program has loaded no state. `in_epochs`: a
-  /// loop over epochs follows.
-  void resume_if_asked(bool in_epochs);
-  /// Saves if that is due, and exits the process if the processes agree to stop.
+  /// Resumes once if the launcher requests it and the program has loaded no state. `in_epochs`:
+  /// called by Accelerator::epochs().
+  void resume_if_requested(bool in_epochs);
+  /// Saves every checkpointing_steps updates. Saves and exits with code 75 once all processes have
+  /// agreed that one was preempted.
   void between_batches();
 
   StateSaver& saver() { return saver_; }

@@ -187,7 +187,7 @@ std::optional<fs::path> ProjectFolder::newest_checkpoint(storage::Verify verify)
   const std::vector<std::string> names = reports_of_disks(groups_, folder, [&] {
     // Also completes the rename of a save that was interrupted.
     storage::remove_stale(folder);
-    const storage::Newest newest = storage::find_newest(folder, verify);
+    const storage::NewestCheckpoint newest = storage::find_newest(folder, verify);
     std::vector<storage::Skipped> damaged;
     for (const storage::Skipped& skipped : newest.skipped) {
       log_warning(fmt::format("skipped {}: {}", skipped.path.string(), skipped.why));

@@ -318,7 +318,7 @@ TEST(SaveOnEachNode, EveryHostKeepsACompleteCheckpointOnItsOwnDisk) {
     EXPECT_THAT(
         [&] { accelerator.resume_latest(); },
         ThrowsMessage<CheckpointError>(
-            HasSubstr("ranks would continue from different saves; rank 2")));
+            HasSubstr("ranks would load different checkpoints: rank 2")));
   });
 }
 

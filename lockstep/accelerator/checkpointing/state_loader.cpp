@@ -216,7 +216,7 @@ StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
   return checked;
 }
 
-/// Throws CheckpointError on all ranks if they would continue from different saves. Collective.
+/// Throws CheckpointError on all ranks if they would load different checkpoints. Collective.
 void StateLoader::expect_same_save(const fs::path& folder, const Checked& checked) {
   const nlohmann::json own{
       {"folder", storage::in_quotes(folder.string())},
@@ -232,9 +232,8 @@ void StateLoader::expect_same_save(const fs::path& folder, const Checked& checke
       throw CheckpointError(
           folder.string(),
           fmt::format(
-              "cannot be loaded: ranks would continue from different saves; rank {} got {}, after "
-              "{} updates, expected that of rank 0, {}, after {}; give all ranks the same "
-              "checkpoint",
+              "ranks would load different checkpoints: rank {} has {} ({} updates), rank 0 has {} "
+              "({} updates); give all ranks the same checkpoint",
               rank,
               other.at("folder").get<std::string>(),
               updates_text(other.at("steps")),

@@ -157,8 +157,8 @@ std::string StateSaver::agree_on_save(const fs::path& folder) const {
       throw CheckpointError(
           folder.string(),
           fmt::format(
-              "is not saved; rank {} has done {} updates, expected {}, as rank 0; save after the "
-              "same update on all ranks",
+              "is not saved; rank {} has done {} updates, rank 0 {}; save after the same update on "
+              "all ranks",
               rank,
               fmt::join(all[rank].at("steps").get<std::vector<int64_t>>(), ", "),
               fmt::join(all[0].at("steps").get<std::vector<int64_t>>(), ", ")));

@@ -26,8 +26,8 @@ struct LocalSgdScopeOptions {
   LocalOptimizerState optimizer_state = LocalOptimizerState::kKeep;
 };
 
-/// RAII scope of local SGD for one prepared model: gradients stay on their process, and parameters
-/// are averaged every `local_sgd_steps` updates (see LocalSgdCore):
+/// RAII scope of local SGD for one prepared model: gradients stay on their process and are not
+/// averaged; parameters are averaged every `local_sgd_steps` updates (see LocalSgdCore):
 ///
 ///   lockstep::LocalSgd local_sgd(accelerator, model, {.local_sgd_steps = 8});
 ///   for (auto& batch : loader) {

@@ -80,8 +80,8 @@ struct LoopState {
   std::shared_ptr<FiniteGuard> finite;
   LossWatch losses;  ///< Used if `finite` ignores losses.
 
-  /// Backwards in this process; an optimizer stores the number of the last one it used.
-  int64_t backwards = 0;
+  /// Backward passes in this process; an optimizer stores the number of the last one it used.
+  int64_t backward_passes = 0;
   bool gradients_expected = false;  ///< A loss has depended on a tensor that requires gradients.
   bool gradients_used = false;      ///< A step of any optimizer has found gradients.
   int64_t optimizers = 0;           ///< Number of prepared optimizers.

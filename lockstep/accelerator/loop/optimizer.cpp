@@ -41,7 +41,8 @@ struct Optimizer::State {
   std::shared_ptr<LoopState> loop;
   int64_t steps = 0;
   bool skipped = false;
-  int64_t backwards_at_use = 0;  ///< LoopState::backwards at the last step or zero_grad.
+  /// LoopState::backward_passes at the last step or zero_grad.
+  int64_t backward_passes_at_use = 0;
   std::shared_ptr<zero::Sharding> sharding = nullptr;
   bool is_flat = false;                ///< One of lockstep::optim.
   size_t parameter_count = 0;          ///< Of `inner`, when each was last listed once.
@@ -56,7 +57,7 @@ struct Optimizer::State {
     if (!sharding) {
       return inner->step(closure);
     }
-    sharding->check_in_place();
+    sharding->check_not_moved();
     sharding->finish_parameter_use();
     const auto loss_and_reshard = [&] {
       at::Tensor loss = closure();
@@ -131,7 +132,7 @@ void Optimizer::State::refuse_direct_call(std::string_view call) const {
           call));
 }
 
-/// Throws ConfigError for an optimizer of other parameters than the backwards reach. Local; the
+/// Throws ConfigError for an optimizer of other parameters than those with gradients. Local; the
 /// same on all ranks after a backward that averages.
 void Optimizer::State::expect_gradients() {
   constexpr int64_t kManySteps = 100;
@@ -198,7 +199,7 @@ void Optimizer::step() {
   state.expect_agreement();
   state.expect_gradients();
   loop.clipped.clear();
-  state.backwards_at_use = loop.backwards;
+  state.backward_passes_at_use = loop.backward_passes;
   state.skipped = !loop.finite->may_step(state.steps);
   if (loop.scaling.scaler && state.skipped) {
     // The scaler must register these gradients, although the update is skipped.
@@ -247,7 +248,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.expect_agreement();
   state.expect_gradients();
   ++state.loop->prepared_steps;
-  state.backwards_at_use = state.loop->backwards;
+  state.backward_passes_at_use = state.loop->backward_passes;
   state.mark_used();
   ++state.steps;
   watch::FlightRecorder::process().set_step(state.steps);
@@ -259,7 +260,7 @@ void Optimizer::zero_grad() {
     return;
   }
   state_->loop->clipped.clear();
-  state_->backwards_at_use = state_->loop->backwards;
+  state_->backward_passes_at_use = state_->loop->backward_passes;
   if (state_->sharding) {
     state_->sharding->drop_gradients();
     return;
@@ -282,11 +283,11 @@ void Optimizer::set_steps(int64_t steps) {
 }
 
 bool Optimizer::gradients_are_due() const {
-  return state_->backwards_at_use < state_->loop->backwards;
+  return state_->backward_passes_at_use < state_->loop->backward_passes;
 }
 
 void Optimizer::set_gradients_due(bool due) {
-  state_->backwards_at_use = due ? -1 : state_->loop->backwards;
+  state_->backward_passes_at_use = due ? -1 : state_->loop->backward_passes;
 }
 
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {

@@ -212,7 +212,7 @@ std::string Scheduler::describe(int64_t steps) const {
       state_->base_rates.front().front(),
       shown);
   if (state_->policy.inner_steps > 1 && state_->policy.with_optimizer) {
-    text += fmt::format("; {} of its steps an update", state_->policy.inner_steps);
+    text += fmt::format("; {} scheduler steps per update", state_->policy.inner_steps);
   }
   return text;
 }
@@ -246,14 +246,17 @@ std::function<void()> Scheduler::check_state(
       state.base_rates.end(),
       [](const auto& a, const auto& b) { return a.size() == b.size(); });
   if (!fits) {
-    throw CheckpointError(path, "holds a schedule for other parameter groups");
+    throw CheckpointError(
+        path,
+        "holds a schedule for other parameter groups; prepare an optimizer with the same groups");
   }
   const int64_t steps = values.count("steps");
   if (!state.plateau && state.of_steps()->total_steps().value_or(steps) < steps) {
     throw CheckpointError(
         path,
         fmt::format(
-            "was saved after {} steps of its schedule; this program's ends after {}",
+            "was saved after {} steps of its schedule, but this program's schedule ends after {}; "
+            "give it at least as many total steps",
             steps,
             *state.of_steps()->total_steps()));
   }

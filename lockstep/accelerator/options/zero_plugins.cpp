@@ -17,7 +17,7 @@ ShardingStrategy strategy_of(const FsdpPlugin& plugin) {
     throw ConfigError(
         "fsdp_plugin",
         "reshard_after_forward and sharding_strategy are both set, but configure the same thing; "
-        "give one");
+        "give only one");
   }
   return *plugin.reshard_after_forward ? ShardingStrategy::kFullShard
                                        : ShardingStrategy::kShardGradOp;

@@ -213,7 +213,7 @@ TEST(FsdpPlugin, ContradictoryOptionsAreRefused) {
         Accelerator(
             {.zero = ZeroPlugin(), .deepspeed_plugin = DeepSpeedPlugin()}, WorldSpec(), Group());
       }),
-      HasSubstr("give one"));
+      HasSubstr("give only one"));
 }
 
 TEST(FsdpPlugin, OffloadsTheStatesOfEachStage) {
@@ -450,7 +450,7 @@ TEST(DeepSpeedPlugin, TrainsAndAccumulatesAsItSays) {
             WorldSpec(),
             Group());
       }),
-      HasSubstr("give one"));
+      HasSubstr("give only one"));
 }
 
 TEST(ZeroUnits, AreTheParametersOfModulesOfAClass) {

@@ -19,7 +19,8 @@
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/state/follow_parameters.h"
-#include "lockstep/sync/reducer.h"
+#include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/unfrozen.h"
 #include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {

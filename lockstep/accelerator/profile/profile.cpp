@@ -58,7 +58,7 @@ void check(const ProfileOptions& options) {
                               options.repeat != 0)) {
     throw ConfigError(
         "profile",
-        "skip_first, wait, warmup and repeat are steps around the active ones; set active to 1 or "
+        "skip_first, wait, warmup and repeat have no effect while active is 0; set active to 1 or "
         "more");
   }
   if (options.output_trace_dir.empty()) {

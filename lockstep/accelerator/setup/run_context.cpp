@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-/// Warns once a process: a program may make many Accelerators.
+/// Warns once per process: a program may make many Accelerators.
 void warn_of_emulated_bf16() {
   static std::once_flag warned;
   std::call_once(warned, [] {
@@ -56,7 +56,8 @@ GradientAccumulationPlugin resolve_accumulation(
   if (options.gradient_accumulation_plugin && options.gradient_accumulation_steps != 1) {
     throw ConfigError(
         "accelerator",
-        "gradient_accumulation_steps and gradient_accumulation_plugin are both set; give one");
+        "gradient_accumulation_steps and gradient_accumulation_plugin are both set; give only "
+        "one");
   }
   const auto deepspeed = options.deepspeed_plugin
                              ? options.deepspeed_plugin->gradient_accumulation_steps
@@ -66,7 +67,7 @@ GradientAccumulationPlugin resolve_accumulation(
     throw ConfigError(
         "accelerator",
         "deepspeed_plugin and the Accelerator's own options both set gradient accumulation; give "
-        "one");
+        "only one");
   }
   GradientAccumulationPlugin plugin =
       options.gradient_accumulation_plugin.value_or(GradientAccumulationPlugin{
@@ -133,7 +134,7 @@ void resolve_folders(AcceleratorOptions& options) {
       throw ConfigError(
           "accelerator",
           fmt::format(
-              "project_dir is {} and project_config.project_dir {}; give one",
+              "project_dir is {} and project_config.project_dir {}; give only one",
               options.project_dir.string(),
               project.project_dir.string()));
     }

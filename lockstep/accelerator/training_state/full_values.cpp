@@ -158,8 +158,8 @@ void FullValues::check_averaged() const {
   if (!averaged_) {
     throw ConfigError(
         "full_values",
-        "gradients are not averaged yet: this stage averages them in the last micro-step of an "
-        "update; call it after the backward of the boundary");
+        "gradients are not averaged yet; stages 0 and 1 average them in the last micro-step of an "
+        "update; call this after that micro-step's backward");
   }
 }
 

@@ -119,8 +119,8 @@ TEST(OwnOptimizer, WithoutStateDictIsRefusedBeforeTrainingWhereItWouldBeSaved) {
     EXPECT_THAT(
         [&] { accelerator.prepare(net, HeavyBall(net->parameters())); },
         ThrowsMessage<ConfigError>(AllOf(
-            HasSubstr("this optimizer's state cannot be read"),
-            HasSubstr("load_state_dict(const lockstep::ObjectState&)"))));
+            HasSubstr("the state of this optimizer cannot be read"),
+            HasSubstr("give your class state_dict() and load_state_dict()"))));
   });
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(3, 2);
@@ -217,7 +217,7 @@ TEST(OwnOptimizer, ThatCouldNotBeMadeEqualIsRefusedBeforeTraining) {
             HasSubstr("all processes get the state of one process's optimizer")));
     EXPECT_THAT(
         [&] { LocalSgd(accelerator, net, {}); },
-        ThrowsMessage<ConfigError>(HasSubstr("this optimizer's state cannot be read")));
+        ThrowsMessage<ConfigError>(HasSubstr("the state of this optimizer cannot be read")));
   });
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(3, 2);

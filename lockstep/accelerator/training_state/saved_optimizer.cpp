@@ -47,10 +47,10 @@ void expect_readable_state(
     throw ConfigError(
         where,
         fmt::format(
-            "{}, but this optimizer's state cannot be read; expected one of lockstep::optim's, "
-            "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or your own class with "
-            "`lockstep::ObjectState state_dict() const` and `void load_state_dict(const "
-            "lockstep::ObjectState&)`, passed to prepare() with its own type",
+            "the state of this optimizer cannot be read, and is needed: {}; use one of "
+            "lockstep::optim or torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or give your "
+            "class state_dict() and load_state_dict() (see checkpointable.h) and pass it to "
+            "prepare() with its own type",
             need));
   }
 }

@@ -68,13 +68,14 @@ std::map<std::string, zero::ShardSlice> trained_slices(
 }
 
 [[noreturn]] void refuse_sharding(
-    const std::string& path, const std::string& name, const std::string& there, int64_t begin) {
+    const std::string& path, const std::string& name, const std::string& saved, int64_t begin) {
   throw CheckpointError(
       path,
       fmt::format(
-          "is sharded differently from this run: it has {}, and this rank's part begins at element "
-          "{}; load it with the stage, the bucket size, and the ranks that saved it",
-          there,
+          "was sharded differently; this file has {}, this rank expects a slice that begins at "
+          "element {}; load it with the same ZeRO stage, bucket size and number of ranks as the "
+          "save",
+          saved,
           begin),
       name);
 }
@@ -88,7 +89,7 @@ void check_beginnings(
   for (const auto& [name, shard_slice] : shard_slices) {
     const auto saved = slices.find(name);
     if (saved == slices.end()) {
-      refuse_sharding(path, name, "no part of this parameter", shard_slice.begin);
+      refuse_sharding(path, name, "no slice of this parameter", shard_slice.begin);
     }
     if (saved->second.begin != shard_slice.begin ||
         shard_slice.parameter.sizes() != at::IntArrayRef(saved->second.shape)) {
@@ -96,7 +97,7 @@ void check_beginnings(
           path,
           name,
           fmt::format(
-              "elements from {} on of [{}]",
+              "a slice of [{1}] that begins at element {0}",
               saved->second.begin,
               fmt::join(saved->second.shape, ", ")),
           shard_slice.begin);
@@ -152,8 +153,9 @@ SavedPart read_part(
       throw CheckpointError(
           path,
           fmt::format(
-              "is sharded differently from this run: it has {} elements from {} on, and this rank "
-              "{} from {} on; load it with the stage, the bucket size, and the ranks that saved it",
+              "was sharded differently; this file has a slice of {} elements that begins at "
+              "element {}, this rank expects one of {} that begins at element {}; load it with the "
+              "same ZeRO stage, bucket size and number of ranks as the save",
               item.tensor.numel(),
               slice->second.begin,
               here.values.numel(),

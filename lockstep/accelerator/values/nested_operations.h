@@ -70,7 +70,7 @@ int64_t share_padding(int64_t size, int rank, int world);
 void check_same_values(Group& group, const char* operation, const std::string& description);
 
 /// Throws ConfigError on every rank, with each rank's number, unless all pass the same number of
-/// `tensors`. Collective; costs one all-gather of 8 bytes a rank.
+/// `tensors`. Collective; costs one all-gather of 8 bytes per rank.
 void check_same_count(Group& group, const char* operation, size_t tensors);
 
 // --- nested values

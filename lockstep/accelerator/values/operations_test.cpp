@@ -107,17 +107,17 @@ TEST(Operations, ARefusalOfOneRankIsReportedToTheOthers) {
         gather_rows(group, at::ones({group.rank() == 1 ? 1 : 2}), {2, 2}, {2, 2});
       },
       "expected 2 rows; got a tensor of [1]",
-      "rank 1 calls all_gather with an argument that it refuses, a tensor of float[1]");
+      "rank 1 calls all_gather with an invalid argument, a tensor of float[1]");
   expect_refusal(
       [](Group& group) { gather(group, group.rank() == 1 ? at::Tensor() : at::ones({2})); },
       "the tensor is undefined",
-      "rank 1 calls all_gather with an argument that it refuses");
+      "rank 1 calls all_gather with an invalid argument");
   expect_refusal(
       [](Group& group) {
         pad_across_processes(group, group.rank() == 1 ? at::ones({}) : at::ones({2}));
       },
       "no dimension 0",
-      "rank 1 calls all_reduce with an argument that it refuses");
+      "rank 1 calls all_reduce with an invalid argument");
 }
 
 TEST(GroupOfOne, GetsItsInputBack) {

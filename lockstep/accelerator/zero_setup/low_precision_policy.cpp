@@ -8,7 +8,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/sync/reducer.h"
+#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 
@@ -30,9 +30,8 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
       throw ConfigError(
           "zero",
           fmt::format(
-              "gradients of {} ({}) are sent in its dtype; got communication_data_type={}; leave "
-              "it "
-              "out, or convert the model before prepare()",
+              "communication_data_type must be the gradients' own dtype for 16-bit parameters; got "
+              "{2} for {0} ({1}); leave it unset, or convert the model before prepare()",
               item.name,
               c10::toString(item.tensor.scalar_type()),
               c10::toString(*wire)));
@@ -42,10 +41,9 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "communication_data_type is for gradients of fp32 that are sent in 16 bits, or for "
-            "sums "
-            "of stage 1 in fp32; got {} in stage {}; expected at::kHalf, at::kBFloat16, or "
-            "at::kFloat with stage 1 and grad_accum_dtype=at::kFloat; leave it out",
+            "invalid communication_data_type; got {} in stage {}; expected at::kHalf or "
+            "at::kBFloat16 for fp32 gradients, or at::kFloat in stage 1 with "
+            "grad_accum_dtype=at::kFloat; otherwise leave it unset",
             c10::toString(*wire),
             plugin.stage));
   }
@@ -57,8 +55,9 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "without fp32 masters gradients are of the parameters' dtype; got "
-            "grad_accum_dtype={} and no fp32_masters; leave one of them out",
+            "grad_accum_dtype needs fp32_masters, since gradients without masters have the "
+            "parameters' dtype; got grad_accum_dtype={} and fp32_masters=false; set fp32_masters, "
+            "or leave grad_accum_dtype unset",
             c10::toString(sums)));
   }
   for (const NamedTensor& item : trainable(parameters)) {
@@ -66,8 +65,9 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
       throw ConfigError(
           "zero",
           fmt::format(
-              "gradients of {} ({}) cannot add up in grad_accum_dtype={}; expected at::kFloat, or "
-              "the parameters' dtype; leave it out, or convert the model before prepare()",
+              "gradients of {} ({}) cannot be accumulated in grad_accum_dtype={}; expected "
+              "at::kFloat, or the parameters' dtype; leave it unset, or convert the model before "
+              "prepare()",
               item.name,
               c10::toString(item.tensor.scalar_type()),
               c10::toString(sums)));

@@ -48,23 +48,24 @@ TEST(LowPrecisionPolicy, SumsThatCannotBeAreRefused) {
   plugin.grad_accum_dtype = at::kHalf;
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
-      ThrowsMessage<ConfigError>(HasSubstr("gradients of weight (BFloat16) cannot add up in")));
+      ThrowsMessage<ConfigError>(
+          HasSubstr("gradients of weight (BFloat16) cannot be accumulated in")));
   plugin = {.stage = 2, .fp32_masters = false, .grad_accum_dtype = at::kFloat};
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
       ThrowsMessage<ConfigError>(
-          HasSubstr("without fp32 masters gradients are of the parameters'")));
+          HasSubstr("gradients without masters have the parameters' dtype")));
   plugin = {.stage = 2, .communication_data_type = at::kFloat};
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
-      ThrowsMessage<ConfigError>(HasSubstr("got Float in stage 2; expected at::kHalf, at::k")));
+      ThrowsMessage<ConfigError>(HasSubstr("got Float in stage 2; expected at::kHalf or at::k")));
   plugin.communication_data_type = at::kBFloat16;
   EXPECT_NO_THROW(check_sums(plugin, narrow_and_frozen()));
   plugin.communication_data_type = at::kHalf;
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
-      ThrowsMessage<ConfigError>(HasSubstr("gradients of weight (BFloat16) are sent in its dtype; "
-                                           "got communication_data_type=Half")));
+      ThrowsMessage<ConfigError>(HasSubstr("own dtype for 16-bit parameters; got Half for weight "
+                                           "(BFloat16)")));
 }
 
 /// The weights after two epochs over 11 samples in groups of three: the last of an epoch has two.

@@ -84,7 +84,8 @@ void check_lower_precision(
       throw ConfigError(
           where,
           fmt::format(
-              "{} needs classes of the model's modules; got \"{}\", expected some of {}; remove it",
+              "{0} names a class that the model does not have; got \"{1}\", expected some of {2}; "
+              "remove \"{1}\"",
               option,
               name,
               fmt::join(known, ", ")));
@@ -111,7 +112,7 @@ flat::CommDtypes comm_dtypes(
     throw ConfigError(
         "prepare",
         fmt::format(
-            "{} are sent in 16 bits; got the dtype {}, expected at::kHalf or at::kBFloat16",
+            "{} needs a 16-bit dtype; got {}, expected at::kHalf or at::kBFloat16",
             option,
             c10::toString(lower.dtype)));
   }
@@ -135,7 +136,7 @@ std::optional<at::ScalarType> narrow_wire(
     throw ConfigError(
         "zero",
         "communication_data_type is for all gradients, and lower_precision_safe_modules for those "
-        "of some modules; leave one of them out");
+        "of some modules; set only one of them");
   }
   return communication_data_type;
 }

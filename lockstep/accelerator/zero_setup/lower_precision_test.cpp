@@ -96,7 +96,7 @@ TEST(LowerPrecision, AClassThatSaysNothingIsAnErrorThatListsThoseThereAre) {
   EXPECT_THAT(
       check("Conv2d"),
       ThrowsMessage<ConfigError>(::testing::AllOf(
-          HasSubstr("[ds.json:3:4] the.key needs classes of the model's modules; got "
+          HasSubstr("[ds.json:3:4] the.key names a class that the model does not have; got "
                     "\"Conv2d\", expected some of"),
           HasSubstr(
               "torch::nn::LayerNormImpl, torch::nn::LinearImpl, torch::nn::SequentialImpl"))));
@@ -105,7 +105,7 @@ TEST(LowerPrecision, AClassThatSaysNothingIsAnErrorThatListsThoseThereAre) {
       ThrowsMessage<ConfigError>(HasSubstr("got \"Sequential\", which has none itself")));
   EXPECT_THAT(
       [&] { comm_dtypes({.classes = {"Linear"}, .dtype = at::kFloat}, parameters, modules); },
-      ThrowsMessage<ConfigError>(HasSubstr("got the dtype Float")));
+      ThrowsMessage<ConfigError>(HasSubstr("needs a 16-bit dtype; got Float")));
 }
 
 TEST(LowerPrecision, IsForDataParallelAndEveryStage) {

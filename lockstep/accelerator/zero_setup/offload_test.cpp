@@ -442,7 +442,7 @@ TEST(ZeroOffload, UnsupportedOptionsAreRefusedByName) {
         ThrowsMessage<ConfigError>(HasSubstr("offload_param needs offload_optimizer")));
   });
   plugin.offload_optimizer = {.device = OffloadDevice::kCpu, .ratio = 0.5};
-  expect(plugin, "offload_optimizer.ratio=0.5, expected 1");
+  expect(plugin, "cannot be combined with offload_param; got ratio=0.5; set it to 1");
   plugin.offload_optimizer.ratio = 1;
   plugin.stage = 2;
   expect(plugin, "got stage 2, expected 3");

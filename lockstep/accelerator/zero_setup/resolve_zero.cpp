@@ -25,7 +25,8 @@ RequestedZero requested_zero(const AcceleratorOptions& options, const Environmen
       (options.zero ? 1 : 0) + (options.fsdp_plugin ? 1 : 0) + (options.deepspeed_plugin ? 1 : 0);
   if (given > 1) {
     throw ConfigError(
-        "accelerator", "zero, fsdp_plugin and deepspeed_plugin all configure sharding; give one");
+        "accelerator",
+        "zero, fsdp_plugin and deepspeed_plugin all configure sharding; give only one");
   }
   if (options.fsdp_plugin) {
     return {.fsdp = options.fsdp_plugin, .resolved = {}};
@@ -129,19 +130,19 @@ void check_offload_param(const ZeroPlugin& zero) {
   if (optimizer.super_offload && param.device == OffloadDevice::kNvme) {
     refuse(
         "offload_optimizer.super_offload updates parameters in memory; got offload_param.device "
-        "nvme, expected cpu or none; leave one of them out");
+        "nvme, expected cpu or none; remove one of them");
   }
   if (param.device != OffloadDevice::kNone && optimizer.ratio < 1) {
     refuse(fmt::format(
-        "a part of the update can stay on the device only if the parameters do; got "
-        "offload_param, and offload_optimizer.ratio={}, expected 1; leave one of them out",
+        "offload_optimizer.ratio below 1 keeps a part of the update on the device, so it cannot be "
+        "combined with offload_param; got ratio={}; set it to 1, or remove offload_param",
         optimizer.ratio));
   }
   if (param.device != OffloadDevice::kNone && zero.zero_quantized_nontrainable_weights) {
     refuse(
         "zero_quantized_nontrainable_weights keeps frozen parameters in 8 bits on the device; got "
-        "offload_param, too, which keeps them off the device in their own dtype; leave one of "
-        "them out");
+        "offload_param, too, which keeps them off the device in their own dtype; set only one of "
+        "them");
   }
 }
 

@@ -86,7 +86,7 @@ TEST(ResolveZero, NeedsTheHostSizeForFsdpsOptionsOnly) {
 
 TEST(ResolveZero, RefusesTwoSetsOfOptions) {
   const AcceleratorOptions both{.zero = ZeroPlugin(), .fsdp_plugin = FsdpPlugin()};
-  EXPECT_THAT(refusal(both), HasSubstr("give one"));
+  EXPECT_THAT(refusal(both), HasSubstr("give only one"));
   EXPECT_THROW(needs_host_size(both, nothing_set()), ConfigError);
 }
 
@@ -131,7 +131,7 @@ TEST(ResolveZero, RefusesContradictionsOfOffloading) {
   plugin.offload_optimizer = {.nvme_path = "/scratch"};
   EXPECT_THAT(refusal(plugin), HasSubstr("offload_optimizer.nvme_path is for the device nvme"));
   plugin.offload_optimizer = {.device = OffloadDevice::kCpu, .ratio = 0.5};
-  EXPECT_THAT(refusal(plugin), HasSubstr("offload_optimizer.ratio=0.5"));
+  EXPECT_THAT(refusal(plugin), HasSubstr("offload_param; got ratio=0.5"));
   plugin.offload_optimizer = {.device = OffloadDevice::kCpu};
   plugin.zero_quantized_nontrainable_weights = true;
   EXPECT_THAT(refusal(plugin), HasSubstr("zero_quantized_nontrainable_weights"));

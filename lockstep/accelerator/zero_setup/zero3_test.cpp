@@ -250,7 +250,7 @@ TEST(Zero3, ARankThatReadsAParameterAloneGetsAnErrorWithTheRemedy) {
           }),
       CommError)
       << "rank 1 was waiting elsewhere";
-  EXPECT_THAT(said, HasSubstr("an operation used 0."));
+  EXPECT_THAT(said, HasSubstr("the all-gather of 0."));
   EXPECT_THAT(said, HasSubstr("barrier"));
   EXPECT_THAT(said, HasSubstr("use the same parameters on all ranks"));
   EXPECT_THAT(said, HasSubstr("with_gathered_parameters"));

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "lockstep/flat/move_in_place.h"
-#include "lockstep/sync/reducer.h"
 #include "lockstep/zero/coordinator/flat_param_buffer.h"
 
 namespace lockstep {

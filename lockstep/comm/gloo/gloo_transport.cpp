@@ -52,8 +52,8 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-at::Tensor print_tensor(Fingerprint& print) {
-  return at::from_blob(&print, {16}, at::TensorOptions(at::kLong));
+at::Tensor fingerprint_tensor(Fingerprint& fingerprint) {
+  return at::from_blob(&fingerprint, {16}, at::TensorOptions(at::kLong));
 }
 
 /// Returns options of c10d for an operation without a root.
@@ -115,7 +115,7 @@ struct GlooState {
 
   std::vector<Fingerprint> exchange(Fingerprint mine, Milliseconds timeout) {
     std::vector<Fingerprint> all(static_cast<size_t>(size));
-    at::Tensor input = print_tensor(mine);
+    at::Tensor input = fingerprint_tensor(mine);
     at::Tensor output =
         at::from_blob(all.data(), {int64_t{16} * size}, at::TensorOptions(at::kLong));
     all_gather(output, input, timeout);
@@ -235,8 +235,8 @@ struct GlooState {
       const bool sends = c.op == Op::kSend;
       Fingerprint mine = fingerprint_of(c, 0);
       Fingerprint theirs;
-      Tensors out{print_tensor(mine)};
-      Tensors in{print_tensor(theirs)};
+      Tensors out{fingerprint_tensor(mine)};
+      Tensors in{fingerprint_tensor(theirs)};
       wait_all(
           {backend->send(out, c.root, sends ? kSenderHeader : kReceiverHeader),
            backend->recv(in, c.root, sends ? kReceiverHeader : kSenderHeader)},

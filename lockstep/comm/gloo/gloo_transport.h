@@ -17,8 +17,8 @@ namespace lockstep::comm {
 /// ranks agree, the operation. Send and recv have their own threads, so that two ranks may send to
 /// each other before they receive. After the first failure every operation throws its reason.
 ///
-/// Results are bit-exact across ranks and runs. reduce_scatter, by an all_to_all, adds in rank
-/// order and rounds once. all_reduce is Gloo's, which rounds float16 and bfloat16 at every
+/// Results are bit-identical on all ranks and in all runs. reduce_scatter, by an all_to_all, adds
+/// in rank order and rounds once. all_reduce is Gloo's, which rounds float16 and bfloat16 at every
 /// addition.
 ///
 /// `store`: the store that all ranks of `world` have joined (rendezvous.h); the transport keeps it.

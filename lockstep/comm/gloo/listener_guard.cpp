@@ -223,7 +223,7 @@ void ListenerGuard::watch() {
       log_warning(
           fmt::format(
               "not all ranks have connected within {:g} s; connections from all addresses are now "
-              "accepted, since addresses may be translated between the hosts",
+              "accepted, since the hosts may be behind NAT",
               std::chrono::duration<double>(patience_).count()),
           LogAudience::kEveryRank);
     }

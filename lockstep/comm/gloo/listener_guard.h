@@ -29,10 +29,10 @@ void raise_descriptor_limit();
 /// ranks connect, packets of the job's hosts pass; afterwards none do. Idle connections wait in the
 /// kernel (TCP_DEFER_ACCEPT) and cost no descriptor.
 ///
-/// After 10 s without all ranks, packets of every address pass, with a warning, since addresses may
-/// be translated between the hosts. Later groups of the job skip that wait. If descriptors become
-/// scarce, no connection is accepted any more, and fault() returns the reason. If the kernel lacks
-/// packet filters, only fault() works.
+/// After 10 s without all ranks, packets of every address pass, with a warning, since the hosts may
+/// be behind NAT. Later groups of the job skip that wait. If descriptors become scarce, no
+/// connection is accepted any more, and fault() returns the reason. If the kernel lacks packet
+/// filters, only fault() works.
 ///
 /// Cost: a thread that wakes up every millisecond until close_to_all(). Not thread-safe.
 class ListenerGuard {

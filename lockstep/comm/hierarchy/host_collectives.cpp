@@ -111,9 +111,9 @@ void HostCollectives::perform(const Collective& c) {
 
 void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
   const int64_t bytes = sizeof(Fingerprint);
-  const int64_t host_prints = layout_.largest();
-  const at::Tensor host = at::zeros({host_prints * bytes}, at::kByte);
-  const at::Tensor world = at::zeros({layout_.hosts() * host_prints * bytes}, at::kByte);
+  const int64_t host_fingerprints = layout_.largest();
+  const at::Tensor host = at::zeros({host_fingerprints * bytes}, at::kByte);
+  const at::Tensor world = at::zeros({layout_.hosts() * host_fingerprints * bytes}, at::kByte);
   on_host(
       {.op = Op::kAllGather,
        .input = bytes_of_value(mine),
@@ -123,11 +123,11 @@ void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
           ? std::optional(Collective{.op = Op::kAllGather, .input = host, .output = world})
           : std::nullopt);
   on_host({.op = Op::kBroadcast, .output = world});
-  const auto prints = values_in<Fingerprint>(world);
+  const auto fingerprints = values_in<Fingerprint>(world);
   std::vector<Fingerprint> by_rank;
   for (int rank = 0; rank < layout_.size(); ++rank) {
-    const int64_t index = layout_.host_of(rank) * host_prints + layout_.index_of(rank);
-    by_rank.push_back(prints[static_cast<size_t>(index)]);
+    const int64_t index = layout_.host_of(rank) * host_fingerprints + layout_.index_of(rank);
+    by_rank.push_back(fingerprints[static_cast<size_t>(index)]);
   }
   if (const auto sides = mismatch(by_rank)) {
     throw CommError(name_of(op_), *sides);
@@ -291,10 +291,9 @@ void HostCollectives::over(
     throw CommError(
         name_of(op_),
         fmt::format(
-            "{} ranks {} (numbered 0 to {} in this message): {}",
+            "{} ranks {} (from here on numbered from 0, in this order): {}",
             where,
             fmt::join(ranks, ", "),
-            ranks.size() - 1,
             without_rank_suffix(error.what())),
         known ? ranks[static_cast<size_t>(error.peer())] : -1,
         std::chrono::duration<double>(Clock::now() - start).count());

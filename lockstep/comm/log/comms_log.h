@@ -32,7 +32,7 @@ struct CommsLogRow {
   double total_ms = 0;
 
   double mean_ms() const { return total_ms / static_cast<double>(count); }
-  /// Returns the bandwidth in gigabits a second: bytes over time; 0 if no time has passed.
+  /// Returns the bandwidth in gigabits per second: bytes over time; 0 if no time has passed.
   double algorithm_gbps() const;
   /// Returns nccl-tests' bus bandwidth: the part of it that each rank's link carries.
   double bus_gbps() const;

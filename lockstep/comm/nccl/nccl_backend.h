@@ -24,7 +24,7 @@ namespace lockstep::comm {
 ///   those of the other transports. The bits depend on the number of ranks and NCCL's choice.
 ///
 /// No send and recv (see with_devices). `group`: its id in the flight record. Cost: an exchange of
-/// 128 bytes a rank over `host`, and a launch. Thread safety: one thread.
+/// 128 bytes per rank over `host`, and a launch. Thread safety: one thread.
 std::unique_ptr<DeviceBackend> make_nccl_backend(
     std::shared_ptr<Transport> host,
     at::Device device,

@@ -36,9 +36,9 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
 }  // namespace
 
 CollectiveRun::CollectiveRun(
-    const Member& member, const Collective& collective, const Fingerprint& print)
+    const Member& member, const Collective& collective, const Fingerprint& fingerprint)
     : collective_(collective),
-      print_(print),
+      fingerprint_(fingerprint),
       input_(data_of(collective.input)),
       output_(data_of(collective.output)),
       ranks_(member.size()) {
@@ -122,9 +122,9 @@ CollectiveRun::Chunk CollectiveRun::part(size_t length, int rank) const {
 void CollectiveRun::fill(Member& member) {
   const int me = member.rank();
   if (!compared_) {
-    Notice& notice = member.own_notice();
-    notice.print = print_;
-    notice.shared_offset = own_offset_;
+    PhaseHeader& header = member.own_phase_header();
+    header.fingerprint = fingerprint_;
+    header.shared_offset = own_offset_;
     if (own_offset_ >= 0) {
       return;
     }
@@ -153,7 +153,7 @@ void CollectiveRun::fill(Member& member) {
 }
 
 std::byte* CollectiveRun::tensor_of(const Member& member, int rank) const {
-  return member.segment().arena(rank) + member.notice_of(rank).shared_offset;
+  return member.segment().arena(rank) + member.phase_header_of(rank).shared_offset;
 }
 
 const std::byte* CollectiveRun::source(const Member& member, int rank) const {
@@ -235,23 +235,24 @@ void CollectiveRun::collect(const Member& member) {
   }
 }
 
-void CollectiveRun::compare_notices(const Member& member) {
+void CollectiveRun::compare_phase_headers(const Member& member) {
   int sources = 0;
   int in_arenas = 0;
   bool same = true;
   for (int rank = 0; rank < ranks_; ++rank) {
-    const Notice& notice = member.notice_of(rank);
-    same = same && notice.print == print_;
+    const PhaseHeader& header = member.phase_header_of(rank);
+    same = same && header.fingerprint == fingerprint_;
     sources += is_source(rank) ? 1 : 0;
-    in_arenas += notice.shared_offset >= 0 ? 1 : 0;
+    in_arenas += header.shared_offset >= 0 ? 1 : 0;
   }
   if (!same) {
-    std::vector<Fingerprint> prints;
+    std::vector<Fingerprint> fingerprints;
     for (int rank = 0; rank < ranks_; ++rank) {
-      prints.push_back(member.notice_of(rank).print);
+      fingerprints.push_back(member.phase_header_of(rank).fingerprint);
     }
     throw CommError(
-        name_of(collective_.op), mismatch(prints).value_or("the ranks call different operations"));
+        name_of(collective_.op),
+        mismatch(fingerprints).value_or("the ranks call different operations"));
   }
   compared_ = true;
   direct_ = in_arenas > 0 && in_arenas == sources;
@@ -276,7 +277,7 @@ bool CollectiveRun::advance(Member& member) {
         break;
       case Stage::kRead:
         if (!compared_) {
-          compare_notices(member);
+          compare_phase_headers(member);
           if (must_refill_) {
             stage_ = Stage::kFill;
             break;

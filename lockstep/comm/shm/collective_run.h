@@ -17,16 +17,19 @@ namespace lockstep::comm::shm {
 /// - small all-reduces: every rank copies its data into its slot and, after all ranks have, reduces
 ///   all slots; one phase;
 /// - large all-reduces: slot by slot, each rank reduces its part and then copies the others' parts;
-///   two phases a slot;
+///   two phases per chunk;
 /// - tensors in the ranks' arenas (Transport::allocate): nothing is copied into slots; peers read,
 ///   and for an all-reduce write, the tensors in place.
 ///
 /// The first phase has each rank's fingerprint; if fingerprints differ, no data is read. Order of
 /// reduction: rank 0 first, bit-exact with the thread transport. Not thread-safe.
+///
+/// Terms: a share is the bytes that one rank sends to, or gets from, another. A chunk is the range
+/// of each share that is in a slot at a time. A part is the range of a chunk that one rank reduces.
 class CollectiveRun {
  public:
   /// `collective` and its tensors must live until done. Does not start yet.
-  CollectiveRun(const Member& member, const Collective& collective, const Fingerprint& print);
+  CollectiveRun(const Member& member, const Collective& collective, const Fingerprint& fingerprint);
 
   /// Returns true if the result may be read. Throws CommError if the fingerprints differ.
   bool advance(Member& member);
@@ -38,13 +41,13 @@ class CollectiveRun {
   struct Chunk {
     size_t begin, length;
   };
-  /// Returns the current range of each rank's share, which fits into a slot.
+  /// Returns the current chunk.
   Chunk chunk() const;
-  /// Returns the range of `length` bytes that `rank` reduces.
+  /// Returns the part of `rank` in a chunk of `length` bytes.
   Chunk part(size_t length, int rank) const;
   void plan(const Member& member);
   void fill(Member& member);
-  void compare_notices(const Member& member);
+  void compare_phase_headers(const Member& member);
   void read(Member& member);
   void reduce_part(Member& member) const;
   void collect(const Member& member);
@@ -60,13 +63,13 @@ class CollectiveRun {
   const std::byte* source(const Member& member, int rank) const;
 
   const Collective& collective_;
-  Fingerprint print_;
+  Fingerprint fingerprint_;
   std::byte* input_ = nullptr;
   std::byte* output_ = nullptr;
   c10::ScalarType dtype_ = c10::ScalarType::Byte;
   size_t element_bytes_ = 1;
-  size_t share_bytes_ = 0;  ///< Bytes that one rank sends to, or gets from, another.
-  size_t chunk_bytes_ = 0;  ///< The part of a share that fits into a slot.
+  size_t share_bytes_ = 0;
+  size_t chunk_bytes_ = 0;  ///< The last chunk may be shorter.
   int ranks_ = 0;
   bool two_phases_ = false;
   bool compared_ = false;     ///< The fingerprints were compared.

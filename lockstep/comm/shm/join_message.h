@@ -26,9 +26,10 @@ struct Hello {
   /// ranks are in different namespaces and could not watch each other.
   int32_t pid = 0;
   int32_t local_size = 0;
-  int32_t over_gloo = 0;  ///< 1: the rank joins over Gloo, and only compares its settings.
-  uint32_t master_addr_crc = 0;
-  std::array<char, 8> comm{};
+  /// 1: the rank uses Gloo; it sends its Hello only so that rank 0 can compare settings.
+  int32_t over_gloo = 0;
+  uint32_t master_addr_crc = 0;  ///< CRC-32C of MASTER_ADDR.
+  std::array<char, 8> comm{};    ///< LOCKSTEP_COMM.
 
   static Hello of(const RendezvousAddress& address, bool over_gloo);
 };

@@ -103,21 +103,21 @@ bool Member::has_died(int peer) const {
   return ::poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0;
 }
 
-std::optional<Member::Loss> Member::lost(const std::vector<int>& awaited) const {
+std::optional<Member::LostRank> Member::lost(const std::vector<int>& awaited) const {
   for (const int peer : awaited) {
     const Control& theirs = segment_->control(peer);
     const RankState state = theirs.state.load(std::memory_order_acquire);
     if (state == RankState::kLeft) {
-      return Loss{peer, fmt::format("rank {} has left the group", peer)};
+      return LostRank{peer, fmt::format("rank {} has left the group", peer)};
     }
     if (state == RankState::kJoined && has_died(peer)) {
-      return Loss{peer, fmt::format("rank {} (process {}) has died", peer, theirs.pid)};
+      return LostRank{peer, fmt::format("rank {} (process {}) has died", peer, theirs.pid)};
     }
   }
   for (int peer = 0; peer < size(); ++peer) {
     const Control& theirs = segment_->control(peer);
     if (peer != rank_ && theirs.state.load(std::memory_order_acquire) == RankState::kFailed) {
-      return Loss{peer, fmt::format("rank {} failed: {}", peer, theirs.why.data())};
+      return LostRank{peer, fmt::format("rank {} failed: {}", peer, theirs.why.data())};
     }
   }
   return std::nullopt;

@@ -15,9 +15,9 @@ namespace lockstep::comm::shm {
 /// Gives a rank access to a segment.
 ///
 /// Ranks proceed in phases. In each phase a rank writes data for the others, publishes it, waits
-/// until all ranks have published, and reads their data. The slots of a phase are reused two phases
-/// later. By then this rank has seen every rank begin the phase in between, and a rank begins it
-/// only after it has read all slots.
+/// until all ranks have published, and reads their data. Phase p + 2 reuses the slots of phase p. A
+/// rank writes them only after it has seen every rank publish phase p + 1, and a rank publishes
+/// p + 1 only after it has read all slots of phase p.
 ///
 /// Not thread-safe.
 class Member {
@@ -35,16 +35,22 @@ class Member {
 
   /// Returns the next phase: writes before publish() belong to it.
   uint64_t phase() const { return phase_; }
+  /// Returns this rank's slot of the next phase.
   std::byte* own_slot() const { return segment_->slot(rank_, phase_); }
-  Notice& own_notice() const { return segment_->control(rank_).notices[phase_ % 2]; }
+  /// Returns this rank's header of the next phase.
+  PhaseHeader& own_phase_header() const {
+    return segment_->control(rank_).phase_headers[phase_ % 2];
+  }
   /// Begins the next phase, and wakes the ranks that wait for it.
   void publish();
-  /// Returns whether all ranks have published this rank's last phase. Their slots and notices of
+  /// Returns whether all ranks have published this rank's last phase. Their slots and headers of
   /// that phase may then be read.
   bool all_published() const;
+  /// Returns the slot of `rank` in the last published phase.
   const std::byte* slot_of(int rank) const { return segment_->slot(rank, phase_ - 1); }
-  const Notice& notice_of(int rank) const {
-    return segment_->control(rank).notices[(phase_ - 1) % 2];
+  /// Returns the header of `rank` in the last published phase.
+  const PhaseHeader& phase_header_of(int rank) const {
+    return segment_->control(rank).phase_headers[(phase_ - 1) % 2];
   }
 
   /// Returns the channel from `from` to `to`, one of which is this rank. Throws Error if no memory
@@ -58,13 +64,13 @@ class Member {
   /// Returns the ranks that have not published this rank's last phase.
   std::vector<int> missing() const;
   /// Holds a rank that others wait for in vain, and the reason.
-  struct Loss {
+  struct LostRank {
     int rank;
     std::string why;
   };
   /// Returns the first rank of `awaited` that has died or left; else the first rank that has
   /// failed. Costs a system call for each.
-  std::optional<Loss> lost(const std::vector<int>& awaited) const;
+  std::optional<LostRank> lost(const std::vector<int>& awaited) const;
   /// Reports this rank's failure and its reason to all others.
   void fail(const std::string& why);
   /// Reports to waiting ranks that this rank has left.

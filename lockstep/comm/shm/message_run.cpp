@@ -16,9 +16,10 @@ const at::Tensor& tensor_of(const Collective& collective) {
 
 }  // namespace
 
-MessageRun::MessageRun(const Member& member, const Collective& collective, const Fingerprint& print)
+MessageRun::MessageRun(
+    const Member& member, const Collective& collective, const Fingerprint& fingerprint)
     : collective_(collective),
-      print_(print),
+      fingerprint_(fingerprint),
       bytes_(tensor_of(collective).nbytes()),
       chunk_bytes_(member.segment().sizes().chunk_bytes),
       chunks_(
@@ -38,7 +39,7 @@ bool MessageRun::send(Member& member) {
   Channel& channel = member.channel(member.rank(), to);
   if (!begun_) {
     before_ = channel.posted.load(std::memory_order_relaxed);
-    channel.sent = print_;
+    channel.sent = fingerprint_;
     begun_ = true;
   }
   const auto* data = static_cast<const std::byte*>(collective_.input.const_data_ptr());
@@ -47,7 +48,7 @@ bool MessageRun::send(Member& member) {
     if (channel.refused.load(std::memory_order_acquire) != 0) {
       throw CommError(
           name_of(Op::kSend),
-          mismatch(print_, member.rank(), channel.expected, to)
+          mismatch(fingerprint_, member.rank(), channel.expected, to)
               .value_or("the two ranks call different operations"),
           to);
     }
@@ -82,8 +83,8 @@ bool MessageRun::receive(Member& member) {
     }
     if (!begun_) {
       begun_ = true;
-      if (const auto sides = mismatch(channel.sent, from, print_, member.rank())) {
-        channel.expected = print_;
+      if (const auto sides = mismatch(channel.sent, from, fingerprint_, member.rank())) {
+        channel.expected = fingerprint_;
         channel.refused.store(1, std::memory_order_seq_cst);
         wake(segment.control(from));
         throw CommError(name_of(Op::kRecv), *sides, from);

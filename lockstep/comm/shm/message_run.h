@@ -16,7 +16,7 @@ namespace lockstep::comm::shm {
 class MessageRun {
  public:
   /// `collective` (kSend or kRecv) and its tensor must live until done.
-  MessageRun(const Member& member, const Collective& collective, const Fingerprint& print);
+  MessageRun(const Member& member, const Collective& collective, const Fingerprint& fingerprint);
 
   /// Returns true once the receiver has everything. Throws CommError, on both sides, if the tensors
   /// differ, and Error if no memory is left for the channel.
@@ -28,7 +28,7 @@ class MessageRun {
   size_t chunk_length(uint32_t number) const;
 
   const Collective& collective_;
-  Fingerprint print_;
+  Fingerprint fingerprint_;
   size_t bytes_ = 0;
   size_t chunk_bytes_ = 0;
   uint32_t chunks_ = 1;  ///< A message of no bytes has one chunk, too.

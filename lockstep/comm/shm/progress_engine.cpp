@@ -89,11 +89,11 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
  private:
   using Run = std::variant<CollectiveRun, MessageRun>;
   Run make_run(int64_t sequence) {
-    const Fingerprint print = fingerprint_of(collective_, sequence);
+    const Fingerprint fingerprint = fingerprint_of(collective_, sequence);
     if (collective_.op == Op::kSend || collective_.op == Op::kRecv) {
-      return MessageRun(*progress_engine_->member_, collective_, print);
+      return MessageRun(*progress_engine_->member_, collective_, fingerprint);
     }
-    return CollectiveRun(*progress_engine_->member_, collective_, print);
+    return CollectiveRun(*progress_engine_->member_, collective_, fingerprint);
   }
 
   std::shared_ptr<ProgressEngine> progress_engine_;
@@ -207,8 +207,8 @@ void ProgressEngine::check_peers(QueuedOperation& operation, double seconds) {
   if (operation.finished()) {
     return;
   }
-  if (const auto loss = member_->lost(awaited(operation))) {
-    fail(operation, CommError(name_of(operation.op()), loss->why, loss->rank, seconds));
+  if (const auto lost = member_->lost(awaited(operation))) {
+    fail(operation, CommError(name_of(operation.op()), lost->why, lost->rank, seconds));
   }
 }
 

@@ -32,7 +32,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
  public:
   /// `group`: its id in the flight record.
   ProgressEngine(std::unique_ptr<Member> member, uint64_t group);
-  /// Needs a previous close().
+  /// close() must have been called.
   ~ProgressEngine();
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;

@@ -21,8 +21,8 @@ enum class RankState : uint32_t {
 };
 
 /// Holds the header of a rank's data in a phase. Other ranks read it before the data.
-struct Notice {
-  Fingerprint print;
+struct PhaseHeader {
+  Fingerprint fingerprint;
   /// The offset in its arena of the tensor that others read; -1: not in the arena.
   int64_t shared_offset = -1;
 };
@@ -34,11 +34,12 @@ struct Control {
   alignas(64) std::atomic<uint64_t> published;
   /// The futex on which the rank sleeps; peers wake it after a change.
   alignas(64) std::atomic<uint32_t> wake_count;
+  /// Number of calls between announce_sleep() and end_sleep(); at 0 peers need not wake the rank.
   std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<RankState> state;
   int32_t pid;
   std::array<char, 512> why;  ///< Written before `state` becomes kFailed.
-  alignas(64) std::array<Notice, 2> notices;
+  alignas(64) std::array<PhaseHeader, 2> phase_headers;
 };
 
 /// Passes messages from one rank to another: `posted` chunks were written, `taken` chunks were
@@ -58,7 +59,8 @@ struct SegmentSizes {
   int slots = 2;
   size_t slot_bytes = 0;   ///< 0: 1 MiB, less for many ranks.
   size_t chunk_bytes = 0;  ///< Half of a channel. 0: 128 KiB, less for many ranks.
-  size_t arena_bytes = 0;  ///< Address space of a rank's shared tensors. 0: the host's memory.
+  /// Address space of a rank's shared tensors. 0: as much as the host has memory.
+  size_t arena_bytes = 0;
 };
 
 /// Rounds up to full pages, at least one.

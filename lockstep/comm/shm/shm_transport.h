@@ -16,9 +16,9 @@ namespace lockstep::comm {
 // Connects the ranks of one host over shared memory, for CPU tensors.
 //
 // An operation progresses when its rank calls the transport, and otherwise every 2 ms; see
-// shm/progress_engine.h. A lost rank ends every wait of the others within 0.2 s. Memory: 2 MiB a
-// rank, and 256 KiB for each pair of ranks that send and recv. Bit-exact across ranks and runs:
-// reductions are in rank order. Speed: docs/benchmarks.md.
+// shm/progress_engine.h. A lost rank ends every wait of the others within 0.2 s. Memory: 2 MiB per
+// rank, and 256 KiB for each pair of ranks that send and recv. Results are bit-identical on all
+// ranks and in all runs: reductions are in rank order. Speed: docs/benchmarks.md.
 
 /// Returns the rendezvous address of the ranks of `world` on this host.
 ///

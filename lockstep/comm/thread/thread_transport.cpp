@@ -29,9 +29,9 @@ namespace {
 
 /// Holds a collective for which not all ranks have arrived. Protected by the hub's mutex.
 struct PendingCollective {
-  explicit PendingCollective(int size) : by_rank(size), prints(size), present(size, false) {}
+  explicit PendingCollective(int size) : by_rank(size), fingerprints(size), present(size, false) {}
   std::vector<Collective> by_rank;
-  std::vector<Fingerprint> prints;
+  std::vector<Fingerprint> fingerprints;
   std::vector<bool> present;
   int arrived = 0;
   bool done = false;
@@ -54,7 +54,7 @@ class NeutralModes {
 /// Holds a message between two threads; both ends share it.
 struct PendingMessage {
   Collective sent;
-  Fingerprint print;
+  Fingerprint fingerprint;
   std::atomic<bool> taken{false};
   std::string refusal;  // Protected by the hub's mutex.
 };
@@ -77,23 +77,24 @@ class ThreadHub {
   int size() const { return size_; }
 
   /// Never waits: the last rank to arrive executes the operation for all.
-  std::shared_ptr<PendingCollective> join(int rank, Collective mine, const Fingerprint& print) {
+  std::shared_ptr<PendingCollective> join(
+      int rank, Collective mine, const Fingerprint& fingerprint) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.empty()) {
       throw error_after(failure_, name_of(mine.op));
     }
-    auto& entry = collectives_[print.sequence];
+    auto& entry = collectives_[fingerprint.sequence];
     if (!entry) {
       entry = std::make_shared<PendingCollective>(size_);
     }
     const std::shared_ptr<PendingCollective> pending = entry;
     const char* name = name_of(mine.op);
     pending->by_rank[rank] = std::move(mine);
-    pending->prints[rank] = print;
+    pending->fingerprints[rank] = fingerprint;
     pending->present[rank] = true;
     if (++pending->arrived == size_) {
-      collectives_.erase(print.sequence);
-      if (const auto sides = mismatch(pending->prints)) {
+      collectives_.erase(fingerprint.sequence);
+      if (const auto sides = mismatch(pending->fingerprints)) {
         failure_ = *sides;
       } else if (attempt(name, [&] { perform_collective(pending->by_rank); })) {
         pending->done = true;
@@ -150,10 +151,10 @@ class ThreadHub {
   }
 
   std::shared_ptr<PendingMessage> post(
-      int from, int to, Collective sent, const Fingerprint& print) {
+      int from, int to, Collective sent, const Fingerprint& fingerprint) {
     auto message = std::make_shared<PendingMessage>();
     message->sent = std::move(sent);
-    message->print = print;
+    message->fingerprint = fingerprint;
     const std::lock_guard<std::mutex> lock(mutex_);
     mail_[{from, to}].push_back(message);
     changed_.notify_all();
@@ -169,14 +170,18 @@ class ThreadHub {
   }
 
   void take(
-      int from, int to, const Collective& into, const Fingerprint& print, Milliseconds timeout) {
+      int from,
+      int to,
+      const Collective& into,
+      const Fingerprint& fingerprint,
+      Milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
     auto& queue = mail_[{from, to}];
     await(lock, "recv", from, timeout, [&] { return !queue.empty(); });
     const auto message = queue.front();
     queue.pop_front();
     message->taken = true;
-    if (const auto sides = mismatch(message->print, from, print, to)) {
+    if (const auto sides = mismatch(message->fingerprint, from, fingerprint, to)) {
       message->refusal = *sides;
     } else {
       at::Tensor output = into.output;
@@ -328,12 +333,20 @@ class SendWork final : public Work {
 class RecvWork final : public Work {
  public:
   RecvWork(
-      std::shared_ptr<ThreadHub> hub, int from, int to, Collective into, const Fingerprint& print)
-      : hub_(std::move(hub)), from_(from), to_(to), into_(std::move(into)), print_(print) {}
+      std::shared_ptr<ThreadHub> hub,
+      int from,
+      int to,
+      Collective into,
+      const Fingerprint& fingerprint)
+      : hub_(std::move(hub)),
+        from_(from),
+        to_(to),
+        into_(std::move(into)),
+        fingerprint_(fingerprint) {}
   bool done() const override { return done_; }
   void wait(Milliseconds timeout) override {
     if (!done_) {
-      hub_->take(from_, to_, into_, print_, timeout);
+      hub_->take(from_, to_, into_, fingerprint_, timeout);
       done_ = true;
     }
   }
@@ -342,7 +355,7 @@ class RecvWork final : public Work {
   std::shared_ptr<ThreadHub> hub_;
   int from_, to_;
   Collective into_;
-  Fingerprint print_;
+  Fingerprint fingerprint_;
   bool done_ = false;
 };
 
@@ -361,18 +374,18 @@ class ThreadTransport final : public Transport {
   std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
     const int peer = collective.root;
     if (collective.op == Op::kSend) {
-      const Fingerprint print = fingerprint_of(collective, 0);
+      const Fingerprint fingerprint = fingerprint_of(collective, 0);
       return std::make_shared<SendWork>(
-          hub_, hub_->post(rank_, peer, std::move(collective), print), peer);
+          hub_, hub_->post(rank_, peer, std::move(collective), fingerprint), peer);
     }
     if (collective.op == Op::kRecv) {
-      const Fingerprint print = fingerprint_of(collective, 0);
-      return std::make_shared<RecvWork>(hub_, peer, rank_, std::move(collective), print);
+      const Fingerprint fingerprint = fingerprint_of(collective, 0);
+      return std::make_shared<RecvWork>(hub_, peer, rank_, std::move(collective), fingerprint);
     }
-    const Fingerprint print = fingerprint_of(collective, sequence_++);
+    const Fingerprint fingerprint = fingerprint_of(collective, sequence_++);
     const char* name = name_of(collective.op);
     return std::make_shared<CollectiveWork>(
-        hub_, hub_->join(rank_, std::move(collective), print), name);
+        hub_, hub_->join(rank_, std::move(collective), fingerprint), name);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {

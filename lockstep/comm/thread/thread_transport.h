@@ -13,9 +13,9 @@ namespace lockstep::comm {
 /// Connects ranks that are threads of one process.
 ///
 /// The last rank to arrive executes an operation for all, reducing in rank order (in float32 for
-/// float16 and bfloat16). The result is bit-exact across ranks and runs, and independent of that
-/// thread's torch modes (inference, autocast). If the operation fails, all ranks get the error, and
-/// no operation may follow. For tests and as the slow reference.
+/// float16 and bfloat16). The result is bit-identical on all ranks and in all runs, and independent
+/// of that thread's torch modes (inference, autocast). If the operation fails, all ranks get the
+/// error, and no operation may follow. For tests and as the slow reference.
 class ThreadHub;
 
 /// Creates `size` connected transports, one for each thread.

@@ -28,7 +28,7 @@ std::array<char, 20> dtype_text(int64_t dtype) {
 }
 
 watch::Operation operation_of(const Collective& collective, uint64_t group, int64_t sequence) {
-  const Fingerprint print = fingerprint_of(collective, sequence);
+  const Fingerprint fingerprint = fingerprint_of(collective, sequence);
   watch::Operation operation;
   operation.group = group;
   operation.sequence = sequence;
@@ -49,10 +49,10 @@ watch::Operation operation_of(const Collective& collective, uint64_t group, int6
     default:
       break;
   }
-  operation.dims = static_cast<int32_t>(print.dims);
-  if (print.dims >= 0) {
-    operation.dtype = dtype_text(print.dtype);
-    std::copy_n(print.sizes.begin(), operation.sizes.size(), operation.sizes.begin());
+  operation.dims = static_cast<int32_t>(fingerprint.dims);
+  if (fingerprint.dims >= 0) {
+    operation.dtype = dtype_text(fingerprint.dtype);
+    std::copy_n(fingerprint.sizes.begin(), operation.sizes.size(), operation.sizes.begin());
   }
   return operation;
 }

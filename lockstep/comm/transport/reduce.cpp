@@ -183,7 +183,7 @@ void reduce(
     case c10::ScalarType::Long:
       return reduce_values<int64_t>(op, request);
     default:
-      LOCKSTEP_ASSERT(false, "Group has checked the dtype");
+      LOCKSTEP_ASSERT(false, "Group did not check the dtype");
   }
 }
 

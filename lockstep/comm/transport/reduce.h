@@ -14,7 +14,7 @@ namespace lockstep::comm {
 /// target.
 ///
 /// A target may be a source. float16 and bfloat16 are accumulated in float32 and rounded once;
-/// integers wrap. The fixed order makes the result bit-exact on all ranks.
+/// integers wrap. The fixed order makes the result bit-identical on all ranks.
 ///
 /// Cost: one pass over memory, in chunks that stay in the first-level cache; AVX2 if the processor
 /// has it. Allocates nothing.

@@ -81,14 +81,15 @@ const at::Tensor& shared_tensor(const Collective& collective) {
   }
 }
 
-std::string tensor_text(const Fingerprint& print) {
-  if (print.dims < 0) {
+std::string tensor_text(const Fingerprint& fingerprint) {
+  if (fingerprint.dims < 0) {
     return "";
   }
-  const auto shown = std::min<size_t>(static_cast<size_t>(print.dims), print.sizes.size());
+  const auto shown =
+      std::min<size_t>(static_cast<size_t>(fingerprint.dims), fingerprint.sizes.size());
   const std::vector<int64_t> sizes(
-      print.sizes.begin(), print.sizes.begin() + static_cast<ptrdiff_t>(shown));
-  std::string dtype = c10::toString(static_cast<c10::ScalarType>(print.dtype));
+      fingerprint.sizes.begin(), fingerprint.sizes.begin() + static_cast<ptrdiff_t>(shown));
+  std::string dtype = c10::toString(static_cast<c10::ScalarType>(fingerprint.dtype));
   std::transform(dtype.begin(), dtype.end(), dtype.begin(), [](char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   });
@@ -102,7 +103,7 @@ std::string Fingerprint::describe() const {
   if (kind == Op::kBarrier && root != 0) {
     const std::string tensor = tensor_text(*this);
     return fmt::format(
-        "{} with an argument that it refuses{}{}",
+        "{} with an invalid argument{}{} (see the error of that rank)",
         name_of(static_cast<Op>(root - 1)),
         tensor.empty() ? "" : ", a tensor",
         tensor);
@@ -134,23 +135,23 @@ std::optional<Op> refused_op(const Collective& collective) {
 }
 
 Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
-  Fingerprint print;
-  print.sequence = sequence;
-  print.op = static_cast<int64_t>(collective.op);
-  print.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
+  Fingerprint fingerprint;
+  fingerprint.sequence = sequence;
+  fingerprint.op = static_cast<int64_t>(collective.op);
+  fingerprint.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
   const bool is_refusal = refused_op(collective).has_value();
-  print.root = has_root(collective.op) || is_refusal ? collective.root : 0;
+  fingerprint.root = has_root(collective.op) || is_refusal ? collective.root : 0;
   const at::Tensor& tensor = shared_tensor(collective);
   if (tensor.defined()) {
-    print.dtype = static_cast<int64_t>(tensor.scalar_type());
-    print.dims = tensor.dim();
-    print.sizes.fill(1);
+    fingerprint.dtype = static_cast<int64_t>(tensor.scalar_type());
+    fingerprint.dims = tensor.dim();
+    fingerprint.sizes.fill(1);
     for (int64_t i = 0; i < tensor.dim(); ++i) {
-      const auto index = std::min<size_t>(static_cast<size_t>(i), print.sizes.size() - 1);
-      print.sizes[index] *= tensor.size(i);
+      const auto index = std::min<size_t>(static_cast<size_t>(i), fingerprint.sizes.size() - 1);
+      fingerprint.sizes[index] *= tensor.size(i);
     }
   }
-  return print;
+  return fingerprint;
 }
 
 std::optional<std::string> mismatch(

@@ -17,7 +17,7 @@ enum class ReduceOp { kSum, kAvg, kMin, kMax, kProduct };
 
 const char* name_of(ReduceOp op);
 
-/// Declares the interface of a transport, below Group. Users never include it.
+/// Declares the interface of a transport, below Group. Users include group.h instead.
 namespace comm {
 
 using Milliseconds = std::chrono::milliseconds;

@@ -329,8 +329,9 @@ class Importer {
   void note_mesh(const std::string& name, const Entry& part) {
     if (type_ == "FSDP" && name == "dp_replicate_size" && part.value.text != "1") {
       import_.notes.push_back(fmt::format(
-          "{}: {}: not imported; for a copy in each group of processes, set "
-          "ShardingStrategy::kHybridShard in the program; it does not change results",
+          "{}: {}: not imported; to keep a copy of the parameters in each group of processes "
+          "(HSDP), set ShardingStrategy::kHybridShard in the program; results are the same without "
+          "it",
           part.key,
           part.value.text));
     }

@@ -215,8 +215,8 @@ void read_strategy(const Section& section, Import& import) {
       stage));
   if (lower(text) == "hybrid_shard" || (!is_version_2 && text == "4")) {
     import.notes.push_back(fmt::format(
-        "{}{}: for a second copy on each host, set ShardingStrategy::kHybridShard in the program; "
-        "it does not change results",
+        "{}{}: to keep a copy of the parameters on each host (HSDP), set "
+        "ShardingStrategy::kHybridShard in the program; results are the same without it",
         kFsdpPrefix,
         key));
   }

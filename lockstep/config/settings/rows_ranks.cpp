@@ -130,7 +130,7 @@ std::vector<SettingSpec> monitoring_rows() {
        .flags = "--save-pid",
        .placeholder = "FILE",
        .member = &JobOptions::pid_file,
-       .is_sent = false},
+       .is_sent_to_hosts = false},
   };
 }
 
@@ -156,7 +156,8 @@ std::vector<SettingSpec> output_rows() {
        .check = check_streams,
        .member = &JobOptions::redirects},
       {.name = "tee",
-       .description = "Streams that go to these files and to the console, written in the same way",
+       .description =
+           "Streams that go to these files and to the console, in the format of --redirects",
        .flags = "-t,--tee",
        .placeholder = "WHICH",
        .variables = {"LOCKSTEP_TEE"},

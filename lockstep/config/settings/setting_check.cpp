@@ -29,7 +29,7 @@ std::string expected_of(const SettingSpec& spec) {
           "a whole number from {} to {}",
           static_cast<int64_t>(spec.min),
           static_cast<int64_t>(spec.max));
-      const std::vector<std::string> words = words_of(spec);
+      const std::vector<std::string> words = non_integer_choices(spec);
       return words.empty() ? number
                            : fmt::format("{}, or one of {}", number, fmt::join(words, ", "));
     }
@@ -83,7 +83,7 @@ void check_value(
     return;
   }
   if (hint.empty()) {
-    hint = did_you_mean(text, words_of(spec));
+    hint = did_you_mean(text, non_integer_choices(spec));
   }
   throw ConfigError(
       where,

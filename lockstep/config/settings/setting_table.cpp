@@ -80,7 +80,7 @@ std::string values_cell(const SettingSpec& spec) {
   };
   switch (spec.type) {
     case Type::kInteger: {
-      const std::string words = quoted(words_of(spec));
+      const std::string words = quoted(non_integer_choices(spec));
       return fmt::format(
           "whole number, {} to {}{}{}",
           static_cast<int64_t>(spec.min),
@@ -192,7 +192,7 @@ std::vector<std::string> choice_values(const SettingSpec& spec) {
   return values;
 }
 
-std::vector<std::string> words_of(const SettingSpec& spec) {
+std::vector<std::string> non_integer_choices(const SettingSpec& spec) {
   std::vector<std::string> words = choice_values(spec);
   std::erase_if(words, [](const std::string& word) { return integer_value(word).has_value(); });
   return words;

@@ -68,7 +68,7 @@ struct SettingSpec {
   std::string unset = {};  ///< The behaviour without a value; empty: `default_value` applies.
   double min = 0;
   double max = 0;
-  double flag_min = min;  ///< The range of the flag, which may be another.
+  double flag_min = min;  ///< The range of the flag, which may differ from min to max.
   double flag_max = max;
   std::vector<SettingChoice> choices = {};
   /// Returns "" for a valid text, else a description of the valid texts. May be null.
@@ -81,8 +81,8 @@ struct SettingSpec {
   /// Other flags that override the file and the environment: "--standalone".
   std::vector<std::string> overriding_flags = {};
   std::vector<RankVariable> rank_variables = {};
-  bool is_sent = true;        ///< The launchers of other hosts get the member's value.
-  std::string question = {};  ///< The question of `lockstep config`.
+  bool is_sent_to_hosts = true;  ///< The launchers of other hosts get the member's value.
+  std::string question = {};     ///< The question of `lockstep config`.
 
   // Computed from the fields above.
   std::string flag = {};           ///< The spelling like the name, or the first long one.
@@ -104,9 +104,9 @@ std::vector<std::string> setting_names();
 /// Stores a valid text of the file or the environment.
 void set_value(const SettingSpec& spec, const std::string& text, LaunchFlags& flags);
 
-/// Returns the values of all choices; `words_of` omits those that are integers.
+/// Returns the values of all choices; non_integer_choices() omits integers.
 std::vector<std::string> choice_values(const SettingSpec& spec);
-std::vector<std::string> words_of(const SettingSpec& spec);
+std::vector<std::string> non_integer_choices(const SettingSpec& spec);
 
 /// Describes the values of a setting: "a whole number from 0 to 1000, or one of auto, cpu, gpu".
 std::string expected_of(const SettingSpec& spec);
@@ -119,8 +119,8 @@ void check_value(
     const std::string& where,
     const std::string& subject);
 
-/// Throws ConfigError unless a program may have a variable of that name: letters, digits and _, not
-/// set by `lockstep launch`.
+/// Throws ConfigError unless `name` consists of letters, digits and _ (no digit first), and
+/// `lockstep launch` does not set it itself.
 void check_variable_name(const std::string& name, const std::string& where);
 
 /// Renders the table of docs/configuration.md.

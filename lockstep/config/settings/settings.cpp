@@ -78,7 +78,7 @@ void read_entry(const Document& file, const Entry& entry, Source& source) {
   if (node.kind != Kind::kScalar) {
     refuse_kind(file, entry.key, node, expected_of(*spec));
   }
-  const std::vector<std::string> words = words_of(*spec);
+  const std::vector<std::string> words = non_integer_choices(*spec);
   const bool is_word = std::find(words.begin(), words.end(), node.text) != words.end();
   if (node.quoted && !is_text(spec->type) && !is_word) {
     throw ConfigError(

@@ -105,17 +105,18 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
     throw Error(
         "dispatch",
         fmt::format(
-            "the ranks' loops are at different steps; rank 0 is at batch {} of epoch {} ({} "
-            "samples a step from sample {} on), this rank at batch {} of epoch {} ({} from sample "
-            "{} on); all ranks must leave a loop at the same batch, and load the same position",
+            "the ranks are at different positions: rank 0 at batch {} of epoch {} (pass from "
+            "sample {}, {} samples per step), this rank at batch {} of epoch {} (pass from sample "
+            "{}, {} samples per step); all ranks must leave a loop at the same batch, and load the "
+            "same position",
             field[kIndex],
             field[kEpoch],
-            field[kGlobalBatchRows],
             field[kFirstSample],
+            field[kGlobalBatchRows],
             index,
             epoch_,
-            global_batch_rows_,
-            first_sample_));
+            first_sample_,
+            global_batch_rows_));
   }
   return field[kKind] == kEnd ? std::nullopt : std::optional(std::move(arrival));
 }

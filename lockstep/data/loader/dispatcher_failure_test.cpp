@@ -116,7 +116,7 @@ TEST(Dispatcher, ReportsARankThatAloneEndedItsLoop) {
                 EXPECT_THAT(
                     error.what(),
                     AllOf(
-                        HasSubstr("at different steps; rank 0 is at batch 2 of epoch 0"),
+                        HasSubstr("at different positions: rank 0 at batch 2 of epoch 0"),
                         HasSubstr("this rank at batch 0 of epoch 1")));
                 ++reported;
               }

@@ -67,7 +67,7 @@ class Loader {
 /// reads, a resumed pass reads and drops the skipped samples, and an error appears one batch
 /// earlier. If sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
 ///
-/// Copies are handles of the same loader. Memory: 8 bytes a sample and the batches ahead, on the
+/// Copies are handles of the same loader. Memory: 8 bytes per sample and the batches ahead, on the
 /// device if there is one. Not thread-safe. Modelled on torch's DataLoader.
 template <typename D>
 requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
@@ -248,14 +248,16 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// Returns the batches of this rank in the running or next pass: fewer than usual if it continues
-  /// another layout's pass.
+  /// Returns the number of batches of this rank in the running or next pass; fewer if the pass
+  /// resumes a checkpoint with another number of ranks or another batch size.
   int64_t size() const requires SizedDataset<D> { return state()->core.layout().size(); }
-  /// Returns the option: rows of one rank, or of all ranks together with split_batches.
+  /// Returns the option: samples per batch of one rank, or of all ranks together with
+  /// split_batches.
   int64_t batch_size() const { return state()->core.options().batch_size; }
-  /// Returns the samples of a full step of all ranks.
+  /// Returns the number of samples in a full step of all ranks.
   int64_t total_batch_size() const { return state()->core.layout().global_batch_rows(); }
-  /// Returns the samples of a pass over all ranks: the sampler's size if given, else the dataset's.
+  /// Returns the number of samples in a pass over all ranks: the sampler's size if given, else the
+  /// dataset's.
   int64_t dataset_size() const requires SizedDataset<D> { return state()->core.layout().samples(); }
   const D& dataset() const { return state()->dataset; }
 
@@ -269,9 +271,9 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
 
   /// Returns the epoch of the running or next pass.
   int64_t epoch() const { return state()->core.epoch(); }
-  /// Returns the position of this rank. Inside the loop it counts the current batch; after a full
-  /// pass it is {epoch + 1, 0}. After a loop left early it is the position in that pass: a job
-  /// resumed from it continues the epoch, while this loader's next pass begins the next epoch.
+  /// Returns the position of this rank. Inside the loop the current batch counts as consumed; after
+  /// a full pass it is {epoch + 1, 0}. After a loop left early it is the position in that pass: a
+  /// job resumed from it continues the epoch, while this loader's next pass begins the next epoch.
   Cursor cursor() const { return state()->core.cursor(); }
   /// Makes the next pass resume there; at the very end of an epoch that pass is empty. A cursor
   /// saved with another number of ranks or batch size needs resharded() first. Throws ConfigError
@@ -319,9 +321,10 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
 /// Its later passes, and those of other handles, are full. A dataset is not read for skipped
 /// batches; a stream is read, and its samples dropped. The handles share one position: the pass
 /// after the shortened one is the next epoch, and a checkpoint within it resumes exactly. A loader
-/// at `batches` or later (load_cursor, load_state) is not moved, so code that skips after
-/// restoring, as with Accelerate, does not skip twice. Nor is one that continues another layout's
-/// pass, since the count belongs to that layout.
+/// already at or past `batches` (load_cursor, load_state) keeps its position, so code that skips
+/// after restoring, as with Accelerate, does not skip twice. So does a loader that resumes a
+/// checkpoint with another number of ranks or another batch size, since `batches` then counts
+/// batches of the saved run.
 ///
 /// Throws ConfigError, the same on every rank, if `batches` is negative or exceeds the most batches
 /// of any rank (not known for a stream). A rank with one batch less then has none left.

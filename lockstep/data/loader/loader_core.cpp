@@ -124,8 +124,8 @@ void LoaderCore::check_cursor(const Cursor& cursor) const {
     throw ConfigError(
         "sequence_loader",
         fmt::format(
-            "the position was saved with another length; got {} time steps a batch, expected this "
-            "loader's {}; make the loader with .length = {} to continue there",
+            "the position was saved with another length; got {} time steps per batch, expected "
+            "this loader's {}; make the loader with .length = {} to continue there",
             cursor.seed,
             seed,
             cursor.seed));
@@ -265,8 +265,8 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
   auto plan = make_plan(start);
   if (options_.drop_last && source_.samples && layout_.size() == 0) {
     log_warning(fmt::format(
-        "this pass has no batches: drop_last drops its {} samples, fewer than the {} of one full "
-        "round",
+        "this pass has no batches: drop_last drops all {} samples, fewer than the {} of one step "
+        "of all ranks; use a smaller batch_size, or drop_last = false",
         layout_.samples(),
         layout_.global_batch_rows()));
   }

@@ -174,7 +174,7 @@ TEST(Loader, SaysThatAPassHasNoBatches) {
   EXPECT_THAT(
       lines,
       ElementsAre(
-          HasSubstr("this pass has no batches: drop_last drops its 7 samples, fewer than the 8")));
+          HasSubstr("this pass has no batches: drop_last drops all 7 samples, fewer than the 8")));
 }
 
 }  // namespace

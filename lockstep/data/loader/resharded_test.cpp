@@ -293,7 +293,8 @@ TEST(ReshardedLoader, RanksThatWouldContinueAtDifferentSamplesGetAnError) {
     EXPECT_THAT(
         [&] { batches_of(loader); },
         ThrowsMessage<Error>(AllOf(
-            HasSubstr("(4 samples a step from sample 8 on)"), HasSubstr("(4 from sample 10 on)"))));
+            HasSubstr("(pass from sample 8, 4 samples per step), this rank"),
+            HasSubstr("(pass from sample 10, 4 samples per step);"))));
   });
 }
 

@@ -40,7 +40,7 @@ class SequenceDataset {
   using Batch = SequenceBatch;
 
   /// Throws ConfigError if `rows` or `length` is less than 1, for a corpus with less than two time
-  /// steps a row, and for one that gather_rows cannot read.
+  /// steps per row, and for one that gather_rows cannot read.
   SequenceDataset(const at::Tensor& corpus, int64_t rows, int64_t length);
 
   int64_t size() const { return rows_ * batches_; }

@@ -90,7 +90,7 @@ TEST(SequenceLoader, RefusesPositionsOfAnotherShapeOfTheCorpus) {
       "got 4 rows, expected this loader's 6; make the loader with .rows = 4");
   expect_refused(
       [&] { loader.load_cursor({.seed = 4, .batches = 1}); },
-      "got 4 time steps a batch, expected this loader's 3; make the loader with .length = 4");
+      "got 4 time steps per batch, expected this loader's 3; make the loader with .length = 4");
 }
 
 TEST(SequenceLoader, RefusesSizesThatBreakTheRows) {

@@ -70,7 +70,7 @@ void TensorDeserializer::raw(void* bytes, size_t count) {
   const auto size = static_cast<int64_t>(count);
   LOCKSTEP_ASSERT(
       read_ + size <= description_end_,
-      "a serialized batch is read with the type with which it was written");
+      "the batch is read with another type than it was written with");
   if (count > 0) {
     std::memcpy(bytes, bytes_.const_data_ptr<uint8_t>() + read_, count);
   }
@@ -88,8 +88,7 @@ at::Tensor TensorDeserializer::tensor() {
     size *= each;
   }
   next_ = aligned(next_);
-  LOCKSTEP_ASSERT(
-      next_ + size <= bytes_.numel(), "a serialized batch has the length of its description");
+  LOCKSTEP_ASSERT(next_ + size <= bytes_.numel(), "the batch is shorter than its description");
   const at::Tensor part = bytes_.narrow(0, next_, size);
   next_ += size;
   return part.view(dtype).view(sizes);

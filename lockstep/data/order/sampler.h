@@ -21,7 +21,7 @@ class Sampler {
 
   /// Returns the number of samples of a pass, over all ranks together.
   virtual int64_t size() const = 0;
-  /// Returns `size()` indices into the dataset. They take 8 bytes a sample during the pass.
+  /// Returns `size()` indices into the dataset. They take 8 bytes per sample during the pass.
   virtual std::vector<int64_t> order(int64_t epoch) const = 0;
   /// Returns the second input of `order` next to the epoch; 0 if there is none. A cursor saved with
   /// another seed is refused.

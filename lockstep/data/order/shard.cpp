@@ -91,7 +91,7 @@ ShardLayout ShardLayout::with_samples(int64_t samples) const {
 }
 
 ShardLayout ShardLayout::with_first_sample(int64_t first_sample) const {
-  LOCKSTEP_ASSERT(first_sample >= 0, "a pass begins in its epoch");
+  LOCKSTEP_ASSERT(first_sample >= 0, "the pass begins before its epoch");
   ShardLayout layout = *this;
   layout.first_sample_ = first_sample;
   return layout;
@@ -150,7 +150,7 @@ ShardPlan::ShardPlan(
       layout_(static_cast<int64_t>(order_.size()), batch_size, drop_last, spec) {}
 
 std::vector<int64_t> ShardPlan::indices(int64_t batch) const {
-  LOCKSTEP_ASSERT(batch >= 0 && batch < size(), "the batch is within the pass");
+  LOCKSTEP_ASSERT(batch >= 0 && batch < size(), "the batch is outside the pass");
   return indices(batch, layout_.spec().rank);
 }
 

@@ -85,14 +85,14 @@ class ShardLayout {
 
 /// The samples of one batch.
 struct BatchSamples {
-  std::vector<int64_t> indices;  ///< Indices into the dataset, one a row.
+  std::vector<int64_t> indices;  ///< Indices into the dataset, one per row.
   /// Number of earlier occurrences of each in the epoch's order; empty if none occurs twice.
   std::vector<int64_t> visits;
 };
 
 /// Applies a layout to an order: one rank's batches of one epoch.
 ///
-/// Memory: 8 bytes a sample, or 16 if the order repeats one. Thread safety: immutable.
+/// Memory: 8 bytes per sample, or 16 if the order repeats one. Thread safety: immutable.
 class ShardPlan {
  public:
   /// Throws ConfigError unless `order` has `layout.samples()` entries.

@@ -147,7 +147,8 @@ void KeyReader::check_other_name(const KeySpec& spec, const Node& section, const
   if (!check_entry(*find_key(spec.successor), entry, spec.path)) {
     return;
   }
-  note(entry.place, fmt::format("{} is another name of {}; write that", spec.path, spec.successor));
+  note(
+      entry.place, fmt::format("{0} is another name of {1}; write {1}", spec.path, spec.successor));
   keep(
       spec.successor,
       {.value = &entry.value,

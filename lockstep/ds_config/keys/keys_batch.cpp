@@ -94,7 +94,7 @@ void add_bf16(std::vector<KeySpec>& keys) {
       "bf16.bf16_optimizer_states",
       KeyKind::kBoolean,
       "optimizer state is bfloat16; with bf16_master_weights_and_grads")));
-  keys.push_back(works("torch_autocast", KeyKind::kSection, "another form of fp16 and bf16"));
+  keys.push_back(works("torch_autocast", KeyKind::kSection, "another way to enable fp16 or bf16"));
   keys.push_back(no_auto(stored<&DsConfig::torch_autocast, &AutocastSection::enabled>(
       works("torch_autocast.enabled", KeyKind::kBoolean, "not together with fp16 or bf16"))));
   keys.push_back(nullable(stored<&DsConfig::torch_autocast, &AutocastSection::dtype>(
@@ -156,7 +156,7 @@ void add_gradients(std::vector<KeySpec>& keys) {
   keys.push_back(ignored(
       "disable_allgather",
       KeyKind::kBoolean,
-      "only buckets are gathered, so no fallback is needed"));
+      "Lockstep always all-gathers buckets, and has no broadcast fallback"));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ std::vector<KeySpec> refused_keys() {
   keys.push_back(removed("sparse_gradients", "gradients of embeddings are dense"));
   for (const char* name : {"mics_shard_size", "mics_hierarchical_params_gather"}) {
     keys.push_back(removed(
-        std::string("zero_optimization.") + name, "zero_hpz_partition_size is close to MiCS"));
+        std::string("zero_optimization.") + name, "use zero_hpz_partition_size, which is similar"));
   }
   keys.push_back(removed(
       "zero_optimization.zeropp_loco_param", "zero_quantized_gradients works without LoCo"));

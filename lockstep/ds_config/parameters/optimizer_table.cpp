@@ -227,8 +227,9 @@ std::vector<TypeSpec> make_optimizer_types() {
       {.name = "Muon",
        .description =
            "not with offload_optimizer, since it needs full parameters; gradients are clipped "
-           "before, in every stage; AdamW updates parameters that are not matrices, or have embed "
-           "or lm_head in their names: with adam_lr, else lr if that is given, else 0.0003",
+           "before orthogonalization, in every stage; AdamW updates parameters that are not "
+           "matrices, or have embed or lm_head in their names: with adam_lr, else lr if that is "
+           "given, else 0.0003",
        .parameters = with_common(
            {number("lr", 0, 2e-2),
             own_rate("muon_lr"),

@@ -36,10 +36,9 @@ void check_mode(KeyReader& reader, const DsConfig& config) {
         reader,
         kParamDtype,
         fmt::format(
-            "conflicts with the compute dtype; got {} and {}; set {}.enabled, or delete it",
+            "is {0}, but {1}; set {0}.enabled, or delete param_dtype",
             word,
-            mode ? word_of(*mode) + ".enabled" : "neither fp16.enabled nor bf16.enabled",
-            word));
+            mode ? word_of(*mode) + ".enabled is set" : "neither fp16 nor bf16 is enabled"));
   }
   if (is_16_bit(config.data_types.buffer_dtype) && !mode) {
     refuse_key(
@@ -105,7 +104,7 @@ void apply_16_bit_masters(KeyReader& reader, DsConfig& config) {
     param = {dtype, {Origin::Kind::kDerived, path}};
   }
   if (config.zero.stage.value == 0) {
-    refuse_key(reader, path, "needs ZeRO's masters; got stage 0, expected 1, 2 or 3");
+    refuse_key(reader, path, "needs ZeRO; got stage 0, expected 1, 2 or 3");
   }
   const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
   const bool has_16_bit_state = !is_fp16 && config.bf16.optimizer_states.value;
@@ -114,14 +113,15 @@ void apply_16_bit_masters(KeyReader& reader, DsConfig& config) {
         reader,
         path,
         fmt::format(
-            "needs an update on the host; set zero_optimization.offload_optimizer.device{}",
+            "needs the optimizer on the CPU; set zero_optimization.offload_optimizer.device{}",
             is_fp16 ? "" : ", or bf16.bf16_optimizer_states"));
   }
   if (offloads && config.optimizer && !is_adam(config)) {
     refuse_key(
         reader,
         path,
-        "with an offloaded optimizer needs Adam or AdamW, without torch_adam; use one of them");
+        "with offload_optimizer works only with Adam or AdamW, and not with torch_adam; use one of "
+        "these optimizers, and delete torch_adam");
   }
 }
 
@@ -221,7 +221,9 @@ void check_safe_modules(KeyReader& reader, const DsConfig& config) {
           reader,
           std::string("zero_optimization.") + key,
           fmt::format(
-              "cannot be combined with {}: both round sent values; delete one of them", path));
+              "cannot be combined with {}, since both round the same values for communication; "
+              "delete one of them",
+              path));
     }
   }
 }

@@ -55,7 +55,7 @@ void check_job_name(KeyReader& reader, const std::string& path, const MonitorSec
     reader.error(
         reader.find(path)->value->place,
         fmt::format(
-            "{} must be a folder in output_path; got \"{}\", expected a relative path without ..",
+            "{} must name a folder in output_path; got \"{}\", expected a relative path without ..",
             path,
             shown(section.job_name.value)));
   }
@@ -92,8 +92,8 @@ void apply_watching_rules(KeyReader& reader, DsConfig& config) {
   if (!comms.prof_all.value && comms.prof_ops.value.empty()) {
     reader.error(
         reader.find("comms_logger.prof_all")->value->place,
-        "comms_logger logs nothing; got prof_all false and no prof_ops, expected one of them: "
-        "name operations in prof_ops");
+        "comms_logger logs nothing: prof_all is false and prof_ops is empty; set prof_all to true, "
+        "or list operations in prof_ops");
   }
 }
 

@@ -40,7 +40,7 @@ TEST(CommsLogger, AnUnknownOperationNameIsAnError) {
 TEST(CommsLogger, AnEmptySelectionIsAnErrorAndAKeyWithoutEffectANote) {
   EXPECT_THAT(
       errors_of(R"("comms_logger": {"enabled": true, "prof_all": false})"),
-      HasSubstr("comms_logger logs nothing; got prof_all false and no prof_ops"));
+      HasSubstr("comms_logger logs nothing: prof_all is false and prof_ops is empty"));
   EXPECT_THAT(
       notes_of(R"("comms_logger": {"enabled": true, "prof_ops": ["barrier"]})"),
       HasSubstr("prof_ops is ignored with prof_all"));
@@ -55,7 +55,7 @@ TEST(Monitors, WriteIntoSeparateFolders) {
     for (const std::string name : {"../x", "a/../../x", "/x", ""}) {
       EXPECT_THAT(
           errors_of(named(name, true)),
-          HasSubstr(section + ".job_name must be a folder in output_path; got \"" + name + "\""));
+          HasSubstr(section + ".job_name must name a folder in output_path; got \"" + name + "\""));
       EXPECT_EQ(errors_of(named(name, false)), "");
     }
     EXPECT_EQ(errors_of(named("mnist/lr=0.1..2", true)), "");

@@ -56,7 +56,7 @@ void read_old_offload(
   reader.note(
       old->key,
       is_on ? fmt::format(
-                  "{}: true is the old form of \"{}\": {{\"device\": \"cpu\"}}; write that",
+                  "{}: true is the old form; write \"{}\": {{\"device\": \"cpu\"}}",
                   zero_path(old_name),
                   name)
             : fmt::format("{}: false is the default; delete it", zero_path(old_name)));

@@ -56,7 +56,8 @@ TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
   EXPECT_THAT(
       lines_of(reading.notes),
       HasSubstr("zero_optimization.max_live_parameters is another name of "
-                "zero_optimization.stage3_max_live_parameters; write that\n"));
+                "zero_optimization.stage3_max_live_parameters; write "
+                "zero_optimization.stage3_max_live_parameters\n"));
 }
 
 TEST(ZeroSection, AnOldNameTogetherWithTheNewOneIsAnError) {
@@ -169,8 +170,8 @@ TEST(ZeroSection, TheOldTruthsOfOffloadingAreTheNewSections) {
     EXPECT_THAT(
         lines_of(both.notes),
         HasSubstr(
-            std::string("zero_optimization.") + name + ": true is the old form of \"" + now +
-            "\": {\"device\": \"cpu\"}; write that\n"));
+            std::string("zero_optimization.") + name + ": true is the old form; write \"" + now +
+            "\": {\"device\": \"cpu\"}\n"));
     const std::string key = std::string("\"") + name + "\"";
     EXPECT_EQ(errors_of(zero(key + ": false")), "");
     EXPECT_EQ(errors_of(zero(key + ": null")), "");

@@ -46,7 +46,7 @@ fs::path EngineCheckpointer::save(
     const SaveCheckpointOptions& options) {
   if (!options.client_state.is_null() && !options.client_sd.is_null()) {
     throw ConfigError(
-        "save_checkpoint", "client_sd is another name of client_state; give one of them");
+        "save_checkpoint", "client_sd is another name of client_state; give only one");
   }
   Accelerator& accelerator = *context_.accelerator;
   const std::string name = tag_of_rank_0(

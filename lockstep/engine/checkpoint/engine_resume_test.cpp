@@ -74,7 +74,7 @@ TEST(EngineResume, ADifferentNumberOfMicroStepsBeginsANewUpdate) {
       expected = net->fc->weight.detach().clone();
     }
   });
-  // As many samples an update: half the ranks, twice the micro-steps.
+  // As many samples per update: half the ranks, twice the micro-steps.
   on_engines(1, simple_config(2), [&](TestEngine& engine, EngineNet& net) {
     engine.load_checkpoint(folder.path());
     EXPECT_EQ(engine.micro_steps(), 10);
@@ -260,7 +260,7 @@ TEST(EngineResume, SamplesASecondAreThoseOfThisRun) {
     set_log_sink([&](const std::string& line) { said += line + "\n"; });
     train(engine, 1, 2);
     set_log_sink({});
-    const std::string label = "samples a second=";
+    const std::string label = "samples per second=";
     ASSERT_THAT(said, HasSubstr(label));
     EXPECT_LT(std::stod(said.substr(said.find(label) + label.size())), 1e9);
   });

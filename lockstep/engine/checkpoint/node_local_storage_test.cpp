@@ -215,7 +215,7 @@ TEST(NodeLocal, RowAndColumnStateIsRefusedIfAMatrixIsShardedDifferently) {
         EXPECT_THAT(
             [&] { engine.load_checkpoint(disk); },
             ThrowsMessage<CheckpointError>(
-                AllOf(HasSubstr("is sharded differently"), HasSubstr("optimizer_part_of_rank_"))));
+                AllOf(HasSubstr("was sharded differently"), HasSubstr("optimizer_part_of_rank_"))));
       });
 }
 

@@ -102,7 +102,7 @@ void StepReport::report_update(const StepFacts& facts) {
     if (throughput_) {
       const double seconds = std::chrono::duration<double>(now - last_print_).count();
       line += fmt::format(
-          ", samples a second={:.1f}",
+          ", samples per second={:.1f}",
           static_cast<double>(facts.global_samples - samples_at_print_) / seconds);
     }
     last_print_ = now;

@@ -208,10 +208,10 @@ TEST(StepsPerPrint, ReportsEveryNUpdates) {
     train_twice("");
   });
   ASSERT_THAT(lines, SizeIs(3));
-  EXPECT_THAT(lines[0], HasSubstr("step=2, skipped=0, lr=[0.25], mom=[0.5], samples a second="));
+  EXPECT_THAT(lines[0], HasSubstr("step=2, skipped=0, lr=[0.25], mom=[0.5], samples per second="));
   EXPECT_THAT(lines[1], HasSubstr("step=1, skipped=0, lr=[0.25], mom=[0.5]"));
   EXPECT_THAT(lines[2], HasSubstr("step=2, skipped=0, lr=[0.25], mom=[0.5]"));
-  EXPECT_THAT(lines[2], ::testing::Not(HasSubstr("samples a second")));
+  EXPECT_THAT(lines[2], ::testing::Not(HasSubstr("samples per second")));
 }
 
 TEST(GradientNorm, IsReportedFromStage1OnWithoutClipping) {

@@ -91,7 +91,7 @@ TEST(ConfigArguments, InitializeTakesTheFileTheyNameAndNoSecondOne) {
     EngineNet net;
     EXPECT_THAT(
         [&] { initialize(net, std::move(both)); },
-        ThrowsMessage<ConfigError>(HasSubstr("on the command line; give one")));
+        ThrowsMessage<ConfigError>(HasSubstr("on the command line; give only one")));
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
     EXPECT_EQ(engine.gradient_accumulation_steps(), 3);
   });

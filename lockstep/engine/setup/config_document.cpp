@@ -45,7 +45,7 @@ config::Document read_config_document(const InitializeOptions& options) {
         "initialize",
         fmt::format(
             "got a configuration from the program, and --deepspeed_config {} on the command line; "
-            "give one",
+            "give only one",
             argument.string()));
   }
   if (!argument.empty()) {
@@ -62,7 +62,7 @@ config::Document read_config_document(const InitializeOptions& options) {
         "--deepspeed-config-file, or pass the result of add_config_arguments as `args`");
   }
   if (!options.config.empty() && !options.config_json.empty()) {
-    throw ConfigError("initialize", "got both `config` and `config_json`; give one");
+    throw ConfigError("initialize", "got both `config` and `config_json`; give only one");
   }
   if (!options.config.empty()) {
     return ds_config::read_ds_document(options.config);

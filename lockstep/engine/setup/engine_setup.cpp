@@ -149,7 +149,8 @@ void EngineSetup::freeze_without_optimizer(const NamedTensors& parameters) const
 /// Calls make_optimizer, if it is given, and stores its result as the given optimizer.
 void EngineSetup::make_optimizer_of_program(const NamedTensors& parameters) {
   const auto refuse = [](const char* name, const char* other) {
-    throw ConfigError("initialize", fmt::format("got both `{}` and `{}`; give one", name, other));
+    throw ConfigError(
+        "initialize", fmt::format("got both `{}` and `{}`; give only one", name, other));
   };
   if (given_.lr_scheduler && given_.make_lr_scheduler) {
     refuse("lr_scheduler", "make_lr_scheduler");
@@ -176,9 +177,8 @@ std::shared_ptr<torch::optim::Optimizer> EngineSetup::optimizer_for(NamedTensors
         dynamic_cast<optim::FlatOptimizer*>(given_.optimizer.get()) == nullptr) {
       throw ConfigError(
           "initialize",
-          "16-bit parameters are updated as float32 masters, which are sharded in stage 0, too; "
-          "got an optimizer that needs full parameters, expected one of lockstep::optim; or keep "
-          "the parameters in float32");
+          "this optimizer cannot update 16-bit parameters, whose float32 masters are sharded even "
+          "in stage 0; use one of lockstep::optim, or keep the parameters in float32");
     }
     return given_.optimizer;
   }

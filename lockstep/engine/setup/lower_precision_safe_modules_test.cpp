@@ -237,7 +237,8 @@ TEST(LowerPrecisionModules, ThatTheModelLacksAreErrorsAtTheKey) {
   "lower_precision_safe_modules": ["Linear", "Conv2d"]}})";
   const std::string key = "torch_autocast.lower_precision_safe_modules";
   expect_refused(
-      config, "config_json:3:35] " + key + " needs classes of the model's modules; got \"Conv2d\"");
+      config,
+      "config_json:3:35] " + key + " names a class that the model does not have; got \"Conv2d\"");
   expect_refused(config, "NormedNetImpl, torch::nn::LayerNormImpl, torch::nn::LinearImpl");
   expect_refused(config_of(2, R"(["NormedNet"])"), "got \"NormedNet\", which has none itself");
 }

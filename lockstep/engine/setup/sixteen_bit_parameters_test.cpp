@@ -432,7 +432,7 @@ TEST(SixteenBitParameters, Stage0RefusesAnOptimizerThatNeedsFullMasters) {
         std::make_shared<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.1));
     EXPECT_THAT(
         [&] { initialize(net, std::move(options)); },
-        ThrowsMessage<ConfigError>(HasSubstr("expected one of lockstep::optim")));
+        ThrowsMessage<ConfigError>(HasSubstr("use one of lockstep::optim")));
   });
 }
 

@@ -36,7 +36,7 @@ class MicroStepCounter {
 
   /// Returns whether the current micro-step is the last of its update.
   bool is_boundary() const;
-  /// Replaces the count's decision from now on.
+  /// Sets the boundary: from now on `is_boundary` decides, not the count of micro-steps.
   void set_boundary(bool is_boundary) { boundary_ = is_boundary; }
 
   const StepCounts& counts() const { return counts_; }

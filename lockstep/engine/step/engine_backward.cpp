@@ -20,7 +20,7 @@ namespace lockstep {
 /// Callbacks may outlive the engine in a loss's graph and in the program's optimizer.
 void EngineBackward::register_callbacks() {
   BackwardRunner& runner = AcceleratorInternals::backward_runner(*context_.accelerator);
-  runner.watch_unscaled_backwards([weak = weak_from_this()] {
+  runner.watch_unscaled_backward([weak = weak_from_this()] {
     if (const auto self = weak.lock()) {
       self->check_unscaled_backward();
     }
@@ -40,23 +40,23 @@ at::Tensor EngineBackward::scale(const at::Tensor& loss) {
       }
     };
   };
-  BackwardSteps steps{
+  BackwardCallbacks callbacks{
       .begins = callback([update = context_.counter.counts().global_steps](EngineBackward& self) {
         self.begin_program_backward(update);
       }),
       .computed = nullptr,
       .ends = callback([](EngineBackward& self) { self.end_program_backward(); })};
   if (monitor_.measures_gradient_averaging()) {
-    steps.computed =
+    callbacks.computed =
         callback([](EngineBackward& self) { self.monitor_.mark_gradients_computed(); });
   }
   at::Tensor scaled = AcceleratorInternals::backward_runner(*context_.accelerator)
-                          .scale_loss(scaled_for_reduction(part), std::move(steps));
+                          .scale_loss(scaled_for_reduction(part), std::move(callbacks));
   monitor_.add_loss(part.detach());
   return scaled;
 }
 
-// --- backwards of the engine
+// --- backward passes of the engine
 
 /// Stages 2 and 3 average in each backward, so that no rank keeps full gradients for long.
 bool EngineBackward::defers_averaging() const {
@@ -187,14 +187,14 @@ void EngineBackward::check_before_step() {
 }
 
 void EngineBackward::average_pending_gradients() {
-  // Pending: backwards within no_sync(), or before the program moved the boundary.
+  // Pending: backward passes within no_sync(), or before the program moved the boundary.
   if (!gradients_are_averaged_) {
     context_.accelerator->average_gradients();
     gradients_are_averaged_ = true;
   }
 }
 
-// --- backwards that the program calls
+// --- backward passes that the program calls
 
 void EngineBackward::begin_program_backward(int64_t update) {
   if (update != context_.counter.counts().global_steps) {
@@ -231,9 +231,9 @@ void EngineBackward::check_unscaled_backward() {
         "backward",
         fmt::format(
             "loss.backward() was called directly, {}; call engine.backward(loss), or "
-            "engine.scale(loss).backward(); if it is another model's loss, freeze this one "
-            "meanwhile (requires_grad_(false)); if another engine has this model now, destroy() "
-            "the first",
+            "engine.scale(loss).backward(). If the loss belongs to another model, freeze this one "
+            "meanwhile (requires_grad_(false)); if another engine has this model, destroy() the "
+            "first engine",
             because));
   };
   const int64_t micro_steps = context_.counter.gradient_accumulation_steps();

@@ -22,15 +22,15 @@ struct EngineBackwardOptions {
   bool scale_wrt_gas = true;
 };
 
-/// Runs an engine's backwards, and decides which of them average gradients. See Engine for the
-/// functions. Not thread-safe; the Accelerator's callbacks come while a backward runs.
+/// Runs an engine's backward passes, and decides which of them average gradients. See Engine for
+/// the functions. Not thread-safe; the Accelerator's callbacks come while a backward runs.
 class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
  public:
   EngineBackward(EngineContext& context, StepMonitor& monitor)
       : context_(context), monitor_(monitor) {}
 
-  /// Lets the Accelerator ask this object about backwards that the program calls itself, and about
-  /// the boundary. Called once.
+  /// Lets the Accelerator ask this object about backward passes that the program calls itself, and
+  /// about the boundary. Called once.
   void register_callbacks();
 
   at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options);
@@ -40,7 +40,7 @@ class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
 
   /// Throws ConfigError within no_sync(), and after a program's backward that has thrown.
   void check_before_step();
-  /// Averages the gradients of backwards that averaged nothing. Collective.
+  /// Averages the gradients of backward passes that averaged nothing. Collective.
   void average_pending_gradients();
   /// Returns whether all existing gradients are averaged.
   bool gradients_are_averaged() const { return gradients_are_averaged_; }

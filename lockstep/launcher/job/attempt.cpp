@@ -41,7 +41,7 @@ Attempt::Attempt(const AttemptSpec& spec, Console& console, SignalInbox& inbox)
           ranks_,
           spec.options->grace_seconds,
           [this](const std::string& text) { console_.say(text); },
-          [this](size_t local_rank) { return flights_.lost_peer(local_rank); },
+          [this](size_t local_rank) { return flights_.last_operation_failed(local_rank); },
           [this] { return flights_.is_saving(ranks_); }),
       flights_(
           spec.plan->local_size(),
@@ -154,11 +154,11 @@ void Attempt::on_local_signal(int signal) {
     received_signal_->own = true;
     return;
   }
-  const bool again = end_requested_ && ends_job(signal);
+  const bool is_repeated = end_requested_ && ends_job(signal);
   received_signal_ = {.signal = signal, .time = Clock::now(), .own = true};
   on_signal(signal);
   if (spec_.session() != nullptr) {
-    spec_.session()->report_signal({.signal = signal, .again = again});
+    spec_.session()->report_signal({.signal = signal, .is_repeated = is_repeated});
   }
 }
 
@@ -166,7 +166,7 @@ void Attempt::on_peer_signals() {
   while (const std::optional<NodeSignal> received = spec_.session()->next_signal()) {
     if (received->signal == SIGTSTP || received->signal == SIGCONT) {
       change_pause(received->signal);
-    } else if (received->again || !is_duplicate(received->signal)) {
+    } else if (received->is_repeated || !is_duplicate(received->signal)) {
       received_signal_ = {.signal = received->signal, .time = Clock::now(), .own = false};
       on_signal(received->signal);
     }
@@ -251,7 +251,7 @@ void Attempt::check_control_channel() {
   if (spec_.session() != nullptr) {
     on_peer_signals();
   }
-  if (const auto why = control_channel.end(); why && !ended_elsewhere_) {
+  if (const auto why = control_channel.stop_reason(); why && !ended_elsewhere_) {
     ended_elsewhere_ = true;
     if (diagnosis_.dump_path().empty() && !end_requested_) {
       diagnosis_.write_dump(*why);  // Before the ranks are stopped.
@@ -274,8 +274,8 @@ void Attempt::report_failure_to_session() {
 }
 
 void Attempt::on_rank_exits() {
-  const bool first_failure = state_machine_.has_failed() && !failure_seen_;
-  failure_seen_ = failure_seen_ || first_failure;
+  const bool first_failure = state_machine_.has_failed() && !diagnosed_;
+  diagnosed_ = diagnosed_ || first_failure;
   if (!first_failure && spec_.session() == nullptr) {
     return;
   }

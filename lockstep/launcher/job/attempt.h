@@ -18,7 +18,8 @@
 
 namespace lockstep::launcher {
 
-/// Runs one start of this host's ranks, until none is left. Not thread-safe.
+/// Runs one attempt on this host: starts its ranks and watches them until all have ended. Not
+/// thread-safe.
 class Attempt {
  public:
   /// `console` gets the ranks' output and messages; `inbox` the user's signals.
@@ -30,7 +31,7 @@ class Attempt {
   /// Runs until no rank is left.
   NodeResult run();
   /// Returns the path of node 0's dump of the ranks' last operations; empty if there is none.
-  const std::string& flight() const { return diagnosis_.dump_path(); }
+  const std::string& flight_dump_path() const { return diagnosis_.dump_path(); }
   /// Returns the total time for which the job was paused.
   Clock::duration paused() const { return paused_; }
   /// Returns the last operations of the ranks of this host.
@@ -78,8 +79,8 @@ class Attempt {
   FlightWatch flights_;
   FailureDiagnosis diagnosis_;
   bool failure_reported_ = false;  // Reported to the other hosts.
-  bool failure_seen_ = false;      // The cause of the failure was searched for.
-  bool ended_elsewhere_ = false;
+  bool diagnosed_ = false;         // The cause of the failure was searched for.
+  bool ended_elsewhere_ = false;   // The job ended on another host, or the starter has ended.
   std::optional<ReceivedSignal> received_signal_;
   std::optional<Clock::time_point> paused_since_;  // Set while the ranks are stopped (SIGSTOP).
   Clock::duration paused_{};                       // Total of earlier pauses.

@@ -18,7 +18,7 @@ struct AttemptSpec {
   const JobOptions* options = nullptr;            ///< [not null]
   const JobPlan* plan = nullptr;                  ///< [not null]
   const LogFolder* logs = nullptr;                ///< Null: no log files.
-  int number = 0;                                 ///< Previous starts of the job.
+  int number = 0;                                 ///< Number of previous attempts.
   int master_port = 0;                            ///< The reserved port of rank 0's store.
   std::optional<Clock::time_point> time_limit{};  ///< The end of the whole job.
   ControlChannel* control_channel = nullptr;      ///< Null: this is the only host.

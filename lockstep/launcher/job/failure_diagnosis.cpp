@@ -24,7 +24,7 @@ std::string utc_now() {
 
 }  // namespace
 
-void explain_by_left_rank(RankFailure& cause, const std::vector<watch::RankView>& ranks) {
+void explain_by_departed_rank(RankFailure& cause, const std::vector<watch::RankView>& ranks) {
   const watch::RankView* const left = watch::find_left_rank(ranks);
   if (!cause.lost_peer || !cause.diagnostic.empty() || left == nullptr) {
     return;
@@ -94,7 +94,7 @@ std::string FailureDiagnosis::try_write(const watch::FlightDump& dump) const {
 
 FailureReport FailureDiagnosis::report(const JobStateMachine& state_machine, int exit_code) {
   RankFailure cause = *state_machine.cause();
-  explain_by_left_rank(cause, all_views());
+  explain_by_departed_rank(cause, all_views());
   FailureReport report = {
       .ranks = spec_.plan->world_size(),
       .cause = cause,

@@ -336,7 +336,7 @@ int run_fan_out(
       .token = random_token(),
       .hosts = plan.hosts,
       .options = options,
-      .words = words,
+      .command = words,
       .kind = kind,
       .folder = std::filesystem::current_path().string()};
   spec.options.master_addr = plan.common.master_addr;

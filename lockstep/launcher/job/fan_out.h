@@ -17,10 +17,10 @@ enum class Starter { kSsh, kMpirun, kSrun };
 /// them. Returns the job's exit code.
 ///
 /// This process runs no rank: a launcher on this machine does. The launchers' output is copied to
-/// ours. Signals are sent to the launcher of node 0, which forwards them to all. SIGTSTP stops this
-/// process and pauses the ranks until SIGCONT. With ssh the launchers end with their stdin, so that
-/// no process remains on any host after this one ends in any way. A host that cannot be reached
-/// ends the job, and is named.
+/// this process's. Signals are sent to the launcher of node 0, which forwards them to all. SIGTSTP
+/// stops this process and pauses the ranks until SIGCONT. With ssh the launchers exit when their
+/// stdin closes, so that no process remains on any host after this one ends in any way. A host that
+/// cannot be reached ends the job, and is named.
 ///
 /// Throws ConfigError if the starter is not installed.
 int run_fan_out(

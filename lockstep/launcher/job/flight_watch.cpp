@@ -42,8 +42,8 @@ FlightWatch::FlightWatch(int ranks, int first_rank, double stall_timeout_seconds
   next_read_ = Clock::now() + interval_;
 }
 
-bool FlightWatch::lost_peer(size_t local_rank) const {
-  return memories_[local_rank].read().lost_peer();
+bool FlightWatch::last_operation_failed(size_t local_rank) const {
+  return memories_[local_rank].read().last_operation_failed();
 }
 
 bool FlightWatch::is_saving(const RankSet& ranks) {

@@ -21,7 +21,8 @@ namespace lockstep::launcher {
 
 /// Reads the flight records of the ranks of this host, and detects stalls and slow ranks.
 ///
-/// Cost: one read copies 45 KiB per rank and a line of /proc. Not thread-safe.
+/// The flight record: a rank's last operations, in memory that the launcher reads (as PyTorch's
+/// Flight Recorder). Cost: one read copies 45 KiB per rank and a line of /proc. Not thread-safe.
 class FlightWatch {
  public:
   /// `stall_timeout_seconds` 0: stalls are not detected.
@@ -36,7 +37,7 @@ class FlightWatch {
   Clock::time_point deadline() const { return next_read_; }
   /// Returns the current operations of the ranks.
   const std::vector<watch::RankView>& read_views(const RankSet& ranks);
-  /// Returns the stall of all `views`, which may be of several hosts.
+  /// Returns the stall of the job, if `views` show one. They may be of several hosts.
   std::optional<watch::Stall> stall(const std::vector<watch::RankView>& views) const;
   /// Returns the stopped ranks of `views`, a little later than stall() does. Hosts that do not see
   /// all ranks use it, in case node 0 has stopped working.
@@ -44,7 +45,7 @@ class FlightWatch {
   /// Resets the timers after a pause of the job.
   void restart_clocks();
   /// Returns whether the last recorded operation of a rank failed.
-  bool lost_peer(size_t local_rank) const;
+  bool last_operation_failed(size_t local_rank) const;
   /// Returns whether a rank of this host saves a checkpoint and makes progress, see
   /// watch::save_progresses. A disk may block it for as long as the stall timeout.
   bool is_saving(const RankSet& ranks);

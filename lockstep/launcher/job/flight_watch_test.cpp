@@ -39,10 +39,10 @@ TEST_F(FlightWatchTest, FindsTheRankWhoseLastOperationFailed) {
   watch::FlightRecorder recorder(Environment::of({{"LOCKSTEP_FLIGHT", watch.path(0)}}));
   recorder.join(0, 2);
   recorder.end(recorder.issue({}), /*well=*/true);
-  EXPECT_FALSE(watch.lost_peer(0));
+  EXPECT_FALSE(watch.last_operation_failed(0));
   recorder.end(recorder.issue({}), /*well=*/false);
-  EXPECT_TRUE(watch.lost_peer(0));
-  EXPECT_FALSE(watch.lost_peer(1));
+  EXPECT_TRUE(watch.last_operation_failed(0));
+  EXPECT_FALSE(watch.last_operation_failed(1));
 }
 
 TEST_F(FlightWatchTest, CountsIdlenessUntilARankDoesSomething) {

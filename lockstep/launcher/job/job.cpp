@@ -76,13 +76,13 @@ class Job {
   /// Waits for the launchers of all hosts. Returns an exit code if the job ends before.
   std::optional<int> join() {
     std::optional<int> signal;
-    const auto called_off = [&] {
+    const auto is_cancelled = [&] {
       do {
         signal = control_.next_signal();
       } while (signal == SIGTSTP || signal == SIGCONT);  // Nothing runs yet that could be paused.
       return signal || control_.channel()->commands_ended();
     };
-    if (session_->join(called_off)) {
+    if (session_->join(is_cancelled)) {
       plan_.common.run_id = session_->run_id();
       // A file system that the hosts share must not mix their ranks.
       open_logs(fmt::format("{}/node_{}", plan_.common.run_id, plan_.here));
@@ -112,7 +112,7 @@ class Job {
         verdict.failure->flight = end_here.flight;
         const std::vector<watch::RankView> others = session_->other_views();
         end_here.views.insert(end_here.views.end(), others.begin(), others.end());
-        explain_by_left_rank(verdict.failure->cause, end_here.views);
+        explain_by_departed_rank(verdict.failure->cause, end_here.views);
         add_failed(number, verdict.failure->cause);
       }
       std::optional<int> end = verdict.exit_code;
@@ -150,7 +150,7 @@ class Job {
       console_.flush();
       while (const std::optional<int> signal = control_.next_signal()) {
         signals += *signal == SIGINT || *signal == SIGTERM ? 1 : 0;
-        session_->report_signal({.signal = *signal, .again = signals == 2});
+        session_->report_signal({.signal = *signal, .is_repeated = signals == 2});
         if (signals == 2) {
           console_.say(signal_name(*signal) + " received; not waiting for the other hosts");
           return kExitSignalBase + *signal;
@@ -212,7 +212,7 @@ class Job {
     NodeResult result = attempt.run();
     control_.extend_time_limit(attempt.paused());
     if (end != nullptr) {
-      *end = {attempt.flight(), attempt.views()};
+      *end = {attempt.flight_dump_path(), attempt.views()};
     }
     return result;
   }

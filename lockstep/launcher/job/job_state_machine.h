@@ -49,7 +49,7 @@ class JobStateMachine {
   /// Ends the job for a rank that keeps the others from continuing, as `stall.diagnostic`
   /// describes. Its process runs, or has ended with 0.
   void on_stall(RankFailure stall);
-  /// Reports `stall` instead of the failure that ended the job, which it has caused.
+  /// Reports `stall` as the root cause, instead of the failure that it caused.
   void add_stall(RankFailure stall);
   /// Moves deadlines by the duration of a pause.
   void postpone_deadline(Clock::duration pause);
@@ -70,9 +70,9 @@ class JobStateMachine {
   /// Returns whether a failed rank ended the job, without an earlier request to stop.
   bool has_failed() const { return reason_ == Reason::kFailure; }
 
-  /// Returns the exit code of a job whose ranks are closed.
+  /// Returns the exit code of the job; call it after RankSet::close().
   int exit_code() const;
-  /// Returns the failure that ended the job. Call it if has_failed(), or when the ranks are closed.
+  /// Returns the failure that ended the job. Call it if has_failed(), or after RankSet::close().
   std::optional<RankFailure> cause() const;
   /// Returns the ranks that failed on their own at the same time.
   std::vector<RankFailure> also_failed() const;
@@ -93,6 +93,7 @@ class JobStateMachine {
   int count_living_failed() const;
   void kill();
   bool is_undecided() const { return reason_ == Reason::kNone || reason_ == Reason::kPreempted; }
+  /// Returns the rank that did not end in time after another had saved its state.
   std::optional<RankFailure> straggler() const;
   /// Formats "SIGTERM", "its time limit".
   std::string end_reason() const;
@@ -103,7 +104,7 @@ class JobStateMachine {
   LostPeer lost_peer_;  // Empty: unknown.
   IsSaving is_saving_;  // Empty: no rank saves.
   bool waits_for_save_ = false;
-  bool ended_elsewhere_ = false;
+  bool ended_elsewhere_ = false;  // on_end_elsewhere() was called.
   Clock::time_point started_ = Clock::now();
   Phase phase_ = Phase::kRunning;
   Reason reason_ = Reason::kNone;  // Why the job ends other than by exit status 0 of all ranks.

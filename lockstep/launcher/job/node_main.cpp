@@ -81,7 +81,7 @@ int run_node() {
   const auto text = environment.text(kNodeSpecVariable);
   NodeSpec spec = node_spec_of(text ? *text : first_line());
   ::unsetenv(kNodeSpecVariable);  // It holds the token.
-  if (spec.node == NodeSpec::kHere) {
+  if (spec.node == NodeSpec::kFromStarter) {
     spec.node = node_of_environment(environment, spec.hosts);
   }
   if (::chdir(spec.folder.c_str()) != 0) {
@@ -93,7 +93,7 @@ int run_node() {
             spec.folder,
             std::strerror(errno)));
   }
-  const Program program = find_program(spec.words, environment, spec.kind);
+  const Program program = find_program(spec.command, environment, spec.kind);
   const JobPlan plan =
       plan_node(spec.options, spec.hosts, static_cast<size_t>(spec.node), own_environment());
   const int command_fd = reads_commands(!text, environment) ? STDIN_FILENO : -1;

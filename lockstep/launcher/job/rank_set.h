@@ -26,7 +26,7 @@ struct RankProcess {
 /// The processes of a job, until no process is left in their process groups.
 ///
 /// A rank that has ended is reaped only in close(): its pid, and so the id of its group, cannot be
-/// reused before. Processes that a rank leaves behind become our children (this process is a
+/// reused before. Processes that a rank leaves behind become children of this process (a
 /// subreaper), so that their end can be awaited. A process that has left the rank's group (setsid)
 /// is ignored. Not thread-safe.
 class RankSet {

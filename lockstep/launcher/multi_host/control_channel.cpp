@@ -56,7 +56,7 @@ std::optional<int> ControlChannel::next_command() {
   return signal;
 }
 
-std::optional<std::string> ControlChannel::end() const {
+std::optional<std::string> ControlChannel::stop_reason() const {
   if (commands_ended_) {
     return "the launcher that started this one has ended";
   }

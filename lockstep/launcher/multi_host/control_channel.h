@@ -17,7 +17,7 @@ namespace lockstep::launcher {
 /// thread-safe.
 class ControlChannel {
  public:
-  /// Reads lines `signal N` from `command_fd`, whose end ends the job. -1: no starter.
+  /// Reads lines `signal N` from `command_fd`; -1: no starter. End of file ends the job.
   explicit ControlChannel(int command_fd);
   ~ControlChannel();
   ControlChannel(const ControlChannel&) = delete;
@@ -36,7 +36,7 @@ class ControlChannel {
   /// Returns whether the starter has ended.
   bool commands_ended() const { return commands_ended_; }
   /// Returns the reason why the ranks here must stop, if there is one.
-  std::optional<std::string> end() const;
+  std::optional<std::string> stop_reason() const;
 
  private:
   void on_ready();

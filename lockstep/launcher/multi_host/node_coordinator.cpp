@@ -58,7 +58,7 @@ bool NodeCoordinator::open_listener() {
 }
 
 bool NodeCoordinator::await_listener(
-    const std::function<bool()>& called_off, Clock::time_point deadline) {
+    const std::function<bool()>& is_cancelled, Clock::time_point deadline) {
   if (!listener_) {
     say_(fmt::format(
         "{}; retrying for up to {:g} s (--join-timeout)",
@@ -69,7 +69,7 @@ bool NodeCoordinator::await_listener(
   while (!listener_) {
     reactor_.wait(100ms);
     reactor_.dispatch();
-    if (called_off()) {
+    if (is_cancelled()) {
       return false;
     }
     if (Clock::now() >= next) {
@@ -135,9 +135,9 @@ void NodeCoordinator::on_hello(uint64_t number, const Json& message) {
   members_[hello.node] = {.link = std::move(link), .host = hello.host};
 }
 
-bool NodeCoordinator::join(const std::function<bool()>& called_off) {
+bool NodeCoordinator::join(const std::function<bool()>& is_cancelled) {
   const auto deadline = in_seconds(options_.join_timeout_seconds);
-  if (!await_listener(called_off, deadline)) {
+  if (!await_listener(is_cancelled, deadline)) {
     return false;
   }
   const auto report_at = in_seconds(2);
@@ -145,7 +145,7 @@ bool NodeCoordinator::join(const std::function<bool()>& called_off) {
   while (members_.size() + 1 < plan_.hosts.size()) {
     reactor_.wait(100ms);
     reactor_.dispatch();
-    if (called_off()) {
+    if (is_cancelled()) {
       return false;
     }
     if (!reported && Clock::now() >= report_at) {
@@ -194,9 +194,9 @@ std::string NodeCoordinator::missing_nodes() const {
       plan_.common.nodes);
 }
 
-int NodeCoordinator::store_port(int held) {
-  store_relay_.set_port(held);
-  return held;
+int NodeCoordinator::store_port(int rank_0_port) {
+  store_relay_.set_port(rank_0_port);
+  return rank_0_port;
 }
 
 void NodeCoordinator::begin_attempt() {

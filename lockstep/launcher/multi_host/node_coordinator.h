@@ -21,9 +21,9 @@ class NodeCoordinator final : public NodeSession {
   NodeCoordinator(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   ~NodeCoordinator() override;
 
-  bool join(const std::function<bool()>& called_off) override;
+  bool join(const std::function<bool()>& is_cancelled) override;
   const std::string& run_id() const override { return plan_.common.run_id; }
-  int store_port(int held) override;
+  int store_port(int rank_0_port) override;
   void begin_attempt() override;
   void report_failure(const NodeResult& result) override { note_failure(0, result); }
   void report_signal(const NodeSignal& signal) override;
@@ -44,8 +44,8 @@ class NodeCoordinator final : public NodeSession {
   /// Returns false, with listener_error_, if the master's address is a name that does not resolve
   /// to an address of this machine yet. Throws ConfigError if it is a number of another machine.
   bool open_listener();
-  /// Returns false if `called_off`. Throws Error after `deadline`.
-  bool await_listener(const std::function<bool()>& called_off, Clock::time_point deadline);
+  /// Returns false if `is_cancelled`. Throws Error after `deadline`.
+  bool await_listener(const std::function<bool()>& is_cancelled, Clock::time_point deadline);
   void on_connection(const std::string& purpose, UniqueFd socket, std::string read);
   void on_hello(uint64_t number, const nlohmann::json& message);
   void on_message(int node, const nlohmann::json& message);

@@ -40,14 +40,14 @@ NodeMember::~NodeMember() {
   }
 }
 
-bool NodeMember::join(const std::function<bool()>& called_off) {
+bool NodeMember::join(const std::function<bool()>& is_cancelled) {
   // Node 0 waits equally long, and reports the missing nodes: wait longer for that report.
   const auto last = in_seconds(2 * options_.join_timeout_seconds);
   connect_to_node_0(in_seconds(options_.join_timeout_seconds));
   while (!started_) {
     reactor_.wait(100ms);
     reactor_.dispatch();
-    if (called_off()) {
+    if (is_cancelled()) {
       return false;
     }
     if (!lost_.empty()) {
@@ -233,7 +233,6 @@ void NodeMember::pause_heartbeat(int signal) {
   }
 }
 
-/// Ends the attempt without a verdict of node 0, which is lost.
 void NodeMember::decide_alone() {
   if (result_reported_ && !lost_.empty() && !verdict()) {
     set_verdict({.exit_code = lost_code_, .cause = lost_});

@@ -22,9 +22,9 @@ class NodeMember final : public NodeSession {
   NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   ~NodeMember() override;
 
-  bool join(const std::function<bool()>& called_off) override;
+  bool join(const std::function<bool()>& is_cancelled) override;
   const std::string& run_id() const override { return run_id_; }
-  int store_port(int /*held*/) override { return store_port_; }
+  int store_port(int /*rank_0_port*/) override { return store_port_; }
   void begin_attempt() override;
   void report_failure(const NodeResult& result) override;
   void report_signal(const NodeSignal& signal) override;
@@ -53,6 +53,7 @@ class NodeMember final : public NodeSession {
   void lose_node_0(const std::string& how, int exit_code);
   void pause_heartbeat(int signal);
   void send(nlohmann::json message);
+  /// Decides the verdict without node 0, if it is lost and the ranks here have ended.
   void decide_alone();
 
   Reactor& reactor_;

@@ -171,11 +171,11 @@ NodeResult result_of(const Json& json) {
 }
 
 Json to_json(const NodeSignal& signal) {
-  return {{"signal", signal.signal}, {"again", signal.again}};
+  return {{"signal", signal.signal}, {"again", signal.is_repeated}};
 }
 
 NodeSignal signal_of(const Json& json) {
-  return {.signal = json.at("signal").get<int>(), .again = json.at("again").get<bool>()};
+  return {.signal = json.at("signal").get<int>(), .is_repeated = json.at("again").get<bool>()};
 }
 
 Json views_to_json(const std::vector<watch::RankView>& views, int64_t now) {

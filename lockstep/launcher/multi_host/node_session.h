@@ -42,7 +42,7 @@ struct NodeResult {
 /// A signal to all launchers of a job.
 struct NodeSignal {
   int signal = 0;
-  bool again = false;  ///< An earlier signal to end the job preceded it.
+  bool is_repeated = false;  ///< An earlier signal to end the job preceded it.
 };
 
 /// The result of an attempt on all hosts.
@@ -64,8 +64,8 @@ struct Verdict {
 ///
 /// A job starts when all launchers have joined. It ends on all hosts when it ends on one: by a
 /// failure, a signal, or a launcher that is lost or stopped. SIGTSTP pauses it on all hosts until
-/// SIGCONT; a stopped launcher is accepted meanwhile. Not thread-safe; all callbacks come from the
-/// reactor.
+/// SIGCONT. During a pause a stopped launcher does not count as lost. Not thread-safe; all
+/// callbacks come from the reactor.
 class NodeSession {
  public:
   using Say = std::function<void(const std::string& text)>;
@@ -81,16 +81,16 @@ class NodeSession {
   NodeSession(const NodeSession&) = delete;
   NodeSession& operator=(const NodeSession&) = delete;
 
-  /// Waits until all launchers have joined. Returns false if `called_off`, which is called every
+  /// Waits until all launchers have joined. Returns false if `is_cancelled`, which is called every
   /// 0.1 s, returns true before. Throws ConfigError or Error that names the missing launchers, or
   /// the reason why this one is refused. A signal is handled after a running name lookup, which may
   /// take seconds.
-  virtual bool join(const std::function<bool()>& called_off) = 0;
+  virtual bool join(const std::function<bool()>& is_cancelled) = 0;
   /// Returns the id of the run, which node 0 creates; call it after join().
   virtual const std::string& run_id() const = 0;
-  /// Returns the store's port for the ranks of this host, at loopback. `held` is the port at which
-  /// rank 0 serves the store on its host.
-  virtual int store_port(int held) = 0;
+  /// Returns the store's port for the ranks of this host, at loopback. `rank_0_port` is the port at
+  /// which rank 0 serves the store on its host.
+  virtual int store_port(int rank_0_port) = 0;
   /// Returns the address of this host for other hosts, after join().
   const std::string& host_address() const { return host_address_; }
 
@@ -102,7 +102,7 @@ class NodeSession {
   virtual void report_signal(const NodeSignal& signal) = 0;
   /// Reports that the ranks here have reached the time limit.
   virtual void report_timeout(double seconds) = 0;
-  /// Reports the operations of the ranks here, by this host's clock.
+  /// Reports the last operations of the ranks here (RankView), with times of this host's clock.
   virtual void report_views(const std::vector<watch::RankView>& views) = 0;
   /// Reports the result of this host, after all its ranks have ended.
   virtual void report_result(const NodeResult& result) = 0;
@@ -111,7 +111,8 @@ class NodeSession {
   const std::optional<std::string>& stop() const { return stop_; }
   /// Returns the next signal that another launcher has received.
   std::optional<NodeSignal> next_signal();
-  /// Returns the operations of other hosts' ranks, by this host's clock. Empty except on node 0.
+  /// Returns the last operations of other hosts' ranks, with times of this host's clock. Empty
+  /// except on node 0.
   virtual std::vector<watch::RankView> other_views() const { return {}; }
   /// Returns whether the launchers of the other hosts have received the verdict and disconnected.
   virtual bool others_left() const { return true; }

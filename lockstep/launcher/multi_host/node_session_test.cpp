@@ -80,8 +80,8 @@ class Node {
 
   NodeSession& session() { return *session_; }
   const std::vector<std::string>& said() const { return said_; }
-  bool join(const std::function<bool()>& called_off = [] { return false; }) {
-    return session_->join(called_off);
+  bool join(const std::function<bool()>& is_cancelled = [] { return false; }) {
+    return session_->join(is_cancelled);
   }
   /// Runs the session until `done`. Returns false after a timeout.
   bool run_until(const std::function<bool()>& done) {
@@ -228,7 +228,7 @@ TEST(NodeSession, PassesSignalsToTheOtherHosts) {
       return heard.has_value();
     }));
     EXPECT_EQ(heard->signal, signal);
-    EXPECT_EQ(heard->again, signal == SIGUSR1);
+    EXPECT_EQ(heard->is_repeated, signal == SIGUSR1);
   };
   run_both(
       [&](Node& node) {
@@ -237,7 +237,7 @@ TEST(NodeSession, PassesSignalsToTheOtherHosts) {
         EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
       },
       [&](Node& node) {
-        node.session().report_signal({.signal = SIGUSR1, .again = true});
+        node.session().report_signal({.signal = SIGUSR1, .is_repeated = true});
         hears(node, SIGINT);
         EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
       });
@@ -414,8 +414,8 @@ TEST(NodeSession, ResolvesAnUnknownNameAgain) {
         [&] { node.join(); },
         testing::ThrowsMessage<Error>(HasSubstr("'nobody.invalid' cannot be resolved")));
     EXPECT_THAT(node.said(), ElementsAre(HasSubstr("retrying for up to 0.2 s")));
-    Node called_off(here, free_port(), {.join_timeout_seconds = 60}, 2, "nobody.invalid");
-    EXPECT_FALSE(called_off.join([] { return true; }));
+    Node cancelled(here, free_port(), {.join_timeout_seconds = 60}, 2, "nobody.invalid");
+    EXPECT_FALSE(cancelled.join([] { return true; }));
   }
 }
 

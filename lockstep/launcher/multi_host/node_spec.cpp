@@ -45,7 +45,7 @@ void for_each_sent(Options& options, const Visit& visit) {
     std::visit(
         [&](auto member) {
           if constexpr (!std::is_same_v<decltype(member), std::monostate>) {
-            if (spec.is_sent) {
+            if (spec.is_sent_to_hosts) {
               visit(spec.flag, options.*member);
             }
           }
@@ -120,7 +120,7 @@ std::string line_of(const NodeSpec& spec) {
       {"node", spec.node},
       {"hosts", std::move(hosts)},
       {"options", to_json(spec.options)},
-      {"words", spec.words},
+      {"words", spec.command},
       {"kind", spec.kind},
       {"folder", spec.folder}};
   convert_strings(json, characters_of);
@@ -136,7 +136,7 @@ NodeSpec node_spec_of(const std::string& line) {
         .node = json.at("node").get<int>(),
         .hosts = {},
         .options = options_of(json.at("options")),
-        .words = json.at("words").get<std::vector<std::string>>(),
+        .command = json.at("words").get<std::vector<std::string>>(),
         .kind = json.at("kind").get<ProgramKind>(),
         .folder = json.at("folder").get<std::string>()};
     for (const Json& host : json.at("hosts")) {

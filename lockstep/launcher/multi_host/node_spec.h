@@ -15,13 +15,13 @@ namespace lockstep::launcher {
 /// They are sent as a line of JSON on the launcher's stdin: no user input becomes part of a remote
 /// shell's command, and the token is in no process list.
 struct NodeSpec {
-  static constexpr int kHere = -1;
+  static constexpr int kFromStarter = -1;
 
   std::string token;
-  int node = kHere;  ///< kHere: the reader uses mpirun's or srun's rank.
+  int node = kFromStarter;  ///< kFromStarter: the reader uses mpirun's or srun's rank.
   std::vector<PlannedHost> hosts;
-  JobOptions options;              ///< Without a hostfile: `hosts` has its content.
-  std::vector<std::string> words;  ///< The program and its arguments, as the user wrote them.
+  JobOptions options;                ///< Without a hostfile: `hosts` has its content.
+  std::vector<std::string> command;  ///< The program and its arguments, as the user wrote them.
   ProgramKind kind = ProgramKind::kAny;
   std::string folder;  ///< The working directory.
 };

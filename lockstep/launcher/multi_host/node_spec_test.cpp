@@ -19,7 +19,7 @@ TEST(NodeSpec, CarriesAnyBytesInALineOfAscii) {
   }
   NodeSpec spec;
   spec.token = "0123456789abcdef";
-  spec.words = {"./train", bytes, "\xc3\xa9"};
+  spec.command = {"./train", bytes, "\xc3\xa9"};
   spec.folder = "/data/\xe9";
   spec.options.env = {{"NAME", bytes}};
   spec.options.log_dir = bytes;
@@ -27,7 +27,7 @@ TEST(NodeSpec, CarriesAnyBytesInALineOfAscii) {
   const std::string line = line_of(spec);
   EXPECT_TRUE(std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; }));
   const NodeSpec read = node_spec_of(line);
-  EXPECT_EQ(read.words, spec.words);
+  EXPECT_EQ(read.command, spec.command);
   EXPECT_EQ(read.folder, spec.folder);
   EXPECT_EQ(read.options.env[0].value, bytes);
   EXPECT_EQ(read.options.log_dir, bytes);

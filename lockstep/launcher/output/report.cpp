@@ -75,7 +75,9 @@ std::string text_report(const FailureReport& report) {
     text += fmt::format("  {}\n", line);
   }
   if (!report.flight.empty()) {
-    text += fmt::format("  flight:     lockstep flight {}\n", shell_quoted({report.flight}));
+    text += fmt::format(
+        "  details:    lockstep flight {}   (the last operations of every rank)\n",
+        shell_quoted({report.flight}));
   }
   if (report.attempts > 1) {
     text += attempts_text(report);

@@ -105,13 +105,11 @@ class Filter {
 
 void check_agreement(const std::string& include, const std::string& exclude, int most_hosts) {
   if (!include.empty() && !exclude.empty()) {
-    throw ConfigError(
-        "lockstep launch", "--include and --exclude are both given; give only one of them");
+    throw ConfigError("lockstep launch", "--include and --exclude are both given; give only one");
   }
   if (most_hosts > 0 && !(include.empty() && exclude.empty())) {
     throw ConfigError(
-        "lockstep launch",
-        "--num-nodes contradicts --include and --exclude; give only one of them");
+        "lockstep launch", "--num-nodes contradicts --include and --exclude; give only one");
   }
 }
 

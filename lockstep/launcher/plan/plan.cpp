@@ -172,7 +172,7 @@ std::vector<EnvVariable> extra_variables(
     set_variable(extra, std::move(variable));
   }
   if (options.cpu && !options.visible_devices.empty()) {
-    refuse("--cpu and --gpu-ids contradict each other; give one of them");
+    refuse("--cpu and --gpu-ids contradict each other; give only one");
   }
   for (EnvVariable& variable : setting_variables(options)) {
     set_variable(extra, std::move(variable));
@@ -295,7 +295,7 @@ void finish_plan(
     }
   }
   if (options.threads_per_rank > 0 && value_of("OMP_NUM_THREADS", plan.common.extra, {})) {
-    refuse("--env and --threads-per-rank both set OMP_NUM_THREADS; give one of them");
+    refuse("--env and --threads-per-rank both set OMP_NUM_THREADS; give only one");
   }
   plan.threads = plan_threads(
       options.threads_per_rank,

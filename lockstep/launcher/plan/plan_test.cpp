@@ -220,8 +220,8 @@ TEST_F(PlanJob, RefusesContradictoryOptions) {
       {{.ranks = 1, .run_id = "../x"}, "invalid value '../x' for --rdzv-id"},
       {{.ranks = kMaxRanksPerCore * available_cores() + 1}, "--force"},
       {{.ranks = 1, .redirects = "1:1"}, "invalid value '1:1' for --redirects"},
-      {{.ranks = 1, .cpu = true, .visible_devices = "0"}, "give one"},
-      {{.ranks = 1, .threads_per_rank = 2, .env = {{"OMP_NUM_THREADS", "1"}}}, "give one"},
+      {{.ranks = 1, .cpu = true, .visible_devices = "0"}, "give only one"},
+      {{.ranks = 1, .threads_per_rank = 2, .env = {{"OMP_NUM_THREADS", "1"}}}, "give only one"},
       {{.ranks = 1, .env = {{"RANK", "1"}}}, "set by the launcher itself"}};
   for (const auto& [options, message] : cases) {
     options_ = options;

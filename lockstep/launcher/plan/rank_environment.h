@@ -35,8 +35,9 @@ struct JobLayout {
 /// config/settings/setting_table.h. An option without a value has none.
 std::vector<EnvVariable> setting_variables(const JobOptions& options);
 
-/// Returns the variables that the launcher sets for local rank `local_rank`: torchrun's and ours,
-/// each of which is_set_by_launcher() except OMP_NUM_THREADS, LOCKSTEP_RESUME, and `layout.extra`.
+/// Returns the variables that the launcher sets for local rank `local_rank`: torchrun's and
+/// Lockstep's, each of which is_set_by_launcher() except OMP_NUM_THREADS, LOCKSTEP_RESUME, and
+/// `layout.extra`.
 std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank);
 
 /// Returns the environment of local rank `local_rank`, as `NAME=value`: `inherited` with

@@ -10,7 +10,8 @@
 
 namespace lockstep::launcher {
 
-/// Opens /dev/null in place of closed standard streams, so that no pipe of ours gets their numbers.
+/// Opens /dev/null in place of closed standard streams, so that no pipe of this process gets their
+/// numbers.
 void open_standard_streams();
 
 /// Returns the arguments that execve takes; valid as long as `words`.

@@ -24,7 +24,8 @@ constexpr int64_t kCapBytes = int64_t{25} << 20;
 constexpr int64_t kFirstCapBytes = int64_t{1} << 20;
 
 constexpr const char* kHeldElsewhere =
-    "another tensor uses its memory (a view, a second parameter), or it has gaps";
+    "another tensor uses its memory (a view, a second parameter), or its strides leave gaps; "
+    "clone() it, or turn shared_parameters off";
 
 bool may_move(const at::Tensor& parameter) {
   return parameter.requires_grad() && parameter.numel() > 0 && parameter.layout() == at::kStrided &&

@@ -200,7 +200,8 @@ void ParameterLayout::use_shard_slices(
         throw ConfigError(
             "optim",
             fmt::format(
-                "{} already has state; prepare() it before its first step, and load checkpoints "
+                "{} already has state, or shares it; prepare() it before its first step, and load "
+                "checkpoints "
                 "afterwards",
                 rule_name()));
       }

@@ -26,12 +26,12 @@ struct AdafactorOptions {
 ///
 /// Tensors of more dimensions are stacks of matrices, their last two. It updates one parameter at a
 /// time, since each has its own norms; two of them are read back to the host. If ranks own slices,
-/// as under ZeRO, two all-reduces of all parameters together sum n + m + 1 numbers and one number a
-/// parameter. These are squares of rows and columns, and norms. Results equal those of one process
-/// but for the order of these sums. Each rank with a slice has the full row and column, and holds
-/// its slices' updates until the second all-reduce. Modelled on Shazeer & Stern, "Adafactor", ICML
-/// 2018, in torch.optim's form, which keeps means where the paper keeps sums and applies eps[0]
-/// where it divides.
+/// as under ZeRO, two all-reduces of all parameters together sum n + m + 1 numbers and one number
+/// per parameter. These are squares of rows and columns, and norms. Results equal those of one
+/// process but for the order of these sums. Each rank with a slice has the full row and column, and
+/// holds its slices' updates until the second all-reduce. Modelled on Shazeer & Stern, "Adafactor",
+/// ICML 2018, in torch.optim's form, which keeps means where the paper keeps sums and applies
+/// eps[0] where it divides.
 struct AdafactorRule {
   using Options = AdafactorOptions;
   static RuleTraits traits();

@@ -28,8 +28,8 @@ struct LAMBOptions {
 /// It updates one parameter at a time, since each has its own norms, which stay on the device. It
 /// corrects the bias of the moments, as the paper does; DeepSpeed folds the correction into the
 /// learning rate, which scales eps and weight decay, too. If ranks own slices, as under ZeRO, one
-/// all-reduce of two numbers a parameter sums the squares of both norms. Results equal those of one
-/// process but for the order of these sums. Until then each rank holds its slices' updates.
+/// all-reduce of two numbers per parameter sums the squares of both norms. Results equal those of
+/// one process but for the order of these sums. Until then each rank holds its slices' updates.
 /// Modelled on You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
 struct LAMBRule {
   using Options = LAMBOptions;

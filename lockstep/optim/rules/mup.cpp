@@ -33,7 +33,8 @@ InfShape compared(
     const std::vector<int64_t>& other) {
   if (sizes.size() != base.size() || sizes.size() != other.size()) {
     refuse(fmt::format(
-        "parameter {} has shape [{}] in the model, [{}] in base and [{}] in delta; expected the "
+        "parameter {} has shape [{}] in the model, [{}] in base and [{}] in delta (without one: in "
+        "the model); expected the "
         "same number of dimensions; pass models that differ only in their width",
         name,
         fmt::join(sizes, ", "),

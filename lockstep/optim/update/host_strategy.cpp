@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/fail_together.h"
 #include "lockstep/optim/flat/update_in_fp32.h"
-#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/device_steps_and_rates.h"
 
 namespace lockstep::optim {
 namespace {
@@ -133,7 +133,7 @@ HostStrategy::HostStrategy(
 size_t HostStrategy::step() {
   std::vector<HostUpdate::Bucket> on_host;
   std::vector<HostUpdate::Bucket> on_device;
-  gather_buckets(on_host, on_device);
+  collect_buckets(on_host, on_device);
   size_t count = 0;
   const auto update = [&](size_t group, const Batch& batch) {
     count += batch.parameters.size();
@@ -155,7 +155,7 @@ size_t HostStrategy::step() {
   return count;
 }
 
-void HostStrategy::gather_buckets(
+void HostStrategy::collect_buckets(
     std::vector<HostUpdate::Bucket>& on_host, std::vector<HostUpdate::Bucket>& on_device) {
   for (size_t group = 0; group < layout_.group_count(); ++group) {
     const FlatGroup& flat = layout_.flat(group);

@@ -37,7 +37,7 @@ class HostStrategy final : public UpdateStrategy {
  private:
   /// Adds each bucket with gradients to `on_host` or `on_device`, except those that `speculative_`
   /// updates.
-  void gather_buckets(
+  void collect_buckets(
       std::vector<HostUpdate::Bucket>& on_host, std::vector<HostUpdate::Bucket>& on_device);
 
   ParameterLayout& layout_;

@@ -4,7 +4,7 @@
 namespace lockstep::optim {
 
 size_t PlainStrategy::step() {
-  const std::vector<UpdateBatches> gathered = gather_all(layout_, numbers_);
+  const std::vector<UpdateBatches> gathered = collect_batches(layout_, steps_and_rates_);
   size_t count = 0;
   for (size_t group = 0; group < gathered.size(); ++group) {
     for (const Batch& batch : gathered[group].batches()) {
@@ -16,13 +16,14 @@ size_t PlainStrategy::step() {
   return count;
 }
 
-std::vector<UpdateBatches> gather_all(ParameterLayout& layout, DeviceNumbers& numbers) {
+std::vector<UpdateBatches> collect_batches(
+    ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates) {
   std::vector<UpdateBatches> gathered;
   gathered.reserve(layout.group_count());
   for (size_t group = 0; group < layout.group_count(); ++group) {
-    numbers.advance(group);
-    gathered.push_back(
-        gather_batches(layout, group, 0, layout.flat(group).items().size(), numbers.rate(group)));
+    steps_and_rates.advance(group);
+    gathered.push_back(gather_batches(
+        layout, group, 0, layout.flat(group).items().size(), steps_and_rates.rate(group)));
   }
   return gathered;
 }

@@ -3,7 +3,7 @@
 
 #include "lockstep/optim/flat/parameter_layout.h"
 #include "lockstep/optim/flat/update_batches.h"
-#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/update_strategy.h"
 
 namespace lockstep::optim {
@@ -12,18 +12,19 @@ namespace lockstep::optim {
 class PlainStrategy final : public UpdateStrategy {
  public:
   /// Both must outlive this.
-  PlainStrategy(ParameterLayout& layout, DeviceNumbers& numbers)
-      : layout_(layout), numbers_(numbers) {}
+  PlainStrategy(ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates)
+      : layout_(layout), steps_and_rates_(steps_and_rates) {}
 
   size_t step() override;
 
  private:
   ParameterLayout& layout_;
-  DeviceNumbers& numbers_;
+  DeviceStepsAndRates& steps_and_rates_;
 };
 
-/// Returns the batches of each group's parameters with gradients, after counting the update on the
-/// device, if it counts.
-std::vector<UpdateBatches> gather_all(ParameterLayout& layout, DeviceNumbers& numbers);
+/// Counts the update on the device if needed, and returns each group's batches of parameters with
+/// gradients.
+std::vector<UpdateBatches> collect_batches(
+    ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates);
 
 }  // namespace lockstep::optim

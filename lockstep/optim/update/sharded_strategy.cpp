@@ -21,9 +21,9 @@ size_t ShardedStrategy::step() {
   std::vector<UpdateBatches> gathered;
   gathered.reserve(layout_.group_count());
   for (size_t group = 0; group < layout_.group_count(); ++group) {
-    numbers_.advance(group);
+    steps_and_rates_.advance(group);
     const size_t end = updated[group].empty() ? layout_.flat(group).items().size() : 0;
-    gathered.push_back(gather_batches(layout_, group, 0, end, numbers_.rate(group)));
+    gathered.push_back(gather_batches(layout_, group, 0, end, steps_and_rates_.rate(group)));
   }
   size_t count = 0;
   for (size_t group = 0; group < gathered.size(); ++group) {
@@ -117,7 +117,7 @@ size_t ShardedStrategy::update_full_parameters(size_t group, const std::vector<b
         .slices = {},
         .options = full_parameters[first].options};
     batch.slices.state.resize(layout_.rule()->traits().fields.size());
-    batch.slices.device_lr = numbers_.rate(group);
+    batch.slices.device_lr = steps_and_rates_.rate(group);
     for (size_t i = first; i < full_parameters.size(); ++i) {
       if (done[i] || !updated[i] || full_parameters[i].options.dtype() != batch.options.dtype()) {
         continue;

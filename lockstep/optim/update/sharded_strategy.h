@@ -8,7 +8,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/optim/flat/parameter_layout.h"
 #include "lockstep/optim/flat/sharded_batch.h"
-#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/update_strategy.h"
 
 namespace lockstep::optim {
@@ -17,11 +17,13 @@ namespace lockstep::optim {
 /// and are rounded once. A rule that needs full parameters gets all of them, see ShardedBatch.
 class ShardedStrategy final : public UpdateStrategy {
  public:
-  /// `layout` and `numbers` must outlive this. `ranks` own the other slices; none: no rule needs
-  /// them.
+  /// `layout` and `steps_and_rates` must outlive this. `ranks`: the ranks that own the other
+  /// slices; needed only by rules that need full parameters.
   ShardedStrategy(
-      ParameterLayout& layout, DeviceNumbers& numbers, const std::optional<Group>& ranks)
-      : layout_(layout), numbers_(numbers), sharding_group_(ranks) {}
+      ParameterLayout& layout,
+      DeviceStepsAndRates& steps_and_rates,
+      const std::optional<Group>& ranks)
+      : layout_(layout), steps_and_rates_(steps_and_rates), sharding_group_(ranks) {}
 
   /// Collective if a rule needs full parameters, which must have gradients on all ranks or on none.
   size_t step() override;
@@ -40,7 +42,7 @@ class ShardedStrategy final : public UpdateStrategy {
   void append_slice(size_t group, const FullParameter& full, ShardedBatch& batch);
 
   ParameterLayout& layout_;
-  DeviceNumbers& numbers_;
+  DeviceStepsAndRates& steps_and_rates_;
   std::optional<Group> sharding_group_;
 };
 

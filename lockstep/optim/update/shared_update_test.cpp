@@ -25,7 +25,7 @@
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/test_parameters.h"
 #include "lockstep/optim/test_training.h"
-#include "lockstep/optim/update/shared_strategy.h"
+#include "lockstep/optim/update/shared_memory_strategy.h"
 
 namespace lockstep::optim {
 namespace {

@@ -20,8 +20,8 @@ class SpeculativeUpdates {
   /// `layout` must outlive this. `pinned`: copies use page-locked memory.
   SpeculativeUpdates(ParameterLayout& layout, bool pinned) : layout_(layout), step_(pinned) {}
 
-  /// Begins the update of the slices in buffer `buffer` of a group, if possible. `gradient` is the
-  /// expected one, in the buffer's layout.
+  /// Begins the update of the slices in buffer `buffer` of a group, if possible. `gradient`: the
+  /// averaged gradient, before clipping, in the buffer's layout.
   void begin(size_t group, size_t buffer, const at::Tensor& gradient);
   /// Drops the update of a buffer. Call it before its gradient or a parameter is written to.
   void discard(size_t group, size_t buffer) noexcept { step_.discard({group, buffer}); }

@@ -6,7 +6,7 @@
 namespace lockstep::optim {
 
 /// The way in which an optimizer updates its parameters. It updates all on this rank
-/// (PlainStrategy), this rank's share (SharedStrategy) or shard slices (ShardedStrategy), or
+/// (PlainStrategy), this rank's share (SharedMemoryStrategy) or shard slices (ShardedStrategy), or
 /// updates on the host (HostStrategy).
 class UpdateStrategy {
  public:

@@ -115,8 +115,8 @@ bool was_checkpoint(const fs::path& folder) {
 
 }  // namespace
 
-Newest find_newest(const fs::path& folder, Verify verify) {
-  Newest newest;
+NewestCheckpoint find_newest(const fs::path& folder, Verify verify) {
+  NewestCheckpoint newest;
   std::vector<CommitOrder> candidates;
   for (const fs::path& path : candidates_in(folder)) {
     if (is_temporary_name(path.filename().native())) {

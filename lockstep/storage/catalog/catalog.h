@@ -21,7 +21,7 @@ struct Skipped {
   bool was_checkpoint = false;
 };
 
-struct Newest {
+struct NewestCheckpoint {
   std::optional<std::filesystem::path> path;  ///< Empty if `folder` holds no valid checkpoint.
   std::vector<Skipped> skipped;               ///< Folders that might be newer, sorted by path.
 };
@@ -31,7 +31,7 @@ struct Newest {
 /// if a manifest cannot be read, or is of a newer Lockstep: it may be the newest. Of checkpoints
 /// older than the result only the manifest is read. A symbolic link to a checkpoint counts as one.
 /// A missing folder has none. Local: with several ranks let one call it and broadcast the result.
-Newest find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
+NewestCheckpoint find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
 /// A folder that is, or could have been, a checkpoint.
 struct Listed {
@@ -52,8 +52,8 @@ std::vector<Listed> list_checkpoints(
 std::optional<int64_t> checkpoint_number(const std::filesystem::path& path);
 
 /// Returns one more than the highest sequence number or checkpoint_number in `folder`; 1 if it has
-/// none. The latter count because the sequence number in a damaged manifest is unknown. Throws
-/// CheckpointError if a manifest cannot be read.
+/// none. Folder numbers count, too, because the sequence number in a damaged manifest is unknown.
+/// Throws CheckpointError if a manifest cannot be read.
 int64_t next_sequence(const std::filesystem::path& folder);
 
 /// Replaces `<folder>/latest`, a line of text for people and scripts, by `name`, atomically.

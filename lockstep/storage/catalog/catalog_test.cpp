@@ -50,7 +50,7 @@ TEST_F(Catalog, SkipsTornOnesAndSaysWhy) {
   const fs::path temporary = temporary_name(folder_ / "going_on");
   fs::create_directory(temporary);
   write_bytes(folder_ / "events.jsonl", "{}");
-  const Newest newest = find_newest(folder_.path());
+  const NewestCheckpoint newest = find_newest(folder_.path());
   EXPECT_EQ(newest.path, good);
   ASSERT_EQ(newest.skipped.size(), 4U);
   EXPECT_EQ(newest.skipped[0].path, folder_ / "empty");
@@ -111,7 +111,7 @@ TEST_F(Catalog, FollowsASymbolicLinkToACheckpoint) {
   save("checkpoint_1");
   fs::rename(save("checkpoint_2"), other_disk / "moved");
   fs::create_directory_symlink(other_disk / "moved", folder_ / "checkpoint_2");
-  Newest newest = find_newest(folder_.path(), Verify::kFull);
+  NewestCheckpoint newest = find_newest(folder_.path(), Verify::kFull);
   EXPECT_EQ(newest.path, folder_ / "checkpoint_2");
   EXPECT_THAT(newest.skipped, IsEmpty());
   EXPECT_EQ(list_checkpoints(folder_.path()).back().path, folder_ / "checkpoint_2");

@@ -12,7 +12,7 @@ namespace lockstep::storage {
 namespace {
 
 // Long enough to make the call cheap, and short enough to stay in the cache.
-constexpr size_t kChunkBytes = size_t{4} << 20;
+constexpr size_t kVisitBytes = size_t{4} << 20;
 
 SafetensorsHeader header_of(const std::string& path, const PrivateMap& map) {
   const std::string_view file = map.bytes();
@@ -66,8 +66,8 @@ void SafetensorsMap::fetch(const TensorEntry& entry) const {
 void SafetensorsMap::fetch(
     const TensorEntry& entry, const std::function<void(std::string_view chunk)>& visit) const {
   const std::string_view all = bytes(entry);
-  for (size_t done = 0; done < all.size(); done += kChunkBytes) {
-    const std::string_view chunk = all.substr(done, kChunkBytes);
+  for (size_t done = 0; done < all.size(); done += kVisitBytes) {
+    const std::string_view chunk = all.substr(done, kVisitBytes);
     map_->fetch(header_.data_begin + entry.begin + done, chunk.size(), in_quotes(entry.name));
     visit(chunk);
   }

@@ -70,7 +70,7 @@ FileSummary write_safetensors_file(
     const TensorEntry& entry = header.tensors[i];
     const std::string_view bytes = order[i]->bytes();
     LOCKSTEP_ASSERT(
-        bytes.size() == entry.end - entry.begin, "the bytes of a tensor match its shape");
+        bytes.size() == entry.end - entry.begin, "the bytes of a tensor do not match its shape");
     summary.tensors[entry.name] = file.append(bytes);
   }
   file.finish();

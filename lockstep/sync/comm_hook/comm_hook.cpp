@@ -91,8 +91,8 @@ void AllReduceHook::start(size_t bucket) {
 void AllReduceHook::pack_with_feedback(size_t index) {
   const flat::GradBucket& bucket = buckets_[index];
   const std::vector<bool> present = bucket.flags();
-  // A parameter without a gradient here may have none on any rank, and would get no average: its
-  // error stays.
+  // A parameter without a gradient here may have a gradient on no rank, and would get no average:
+  // its error stays.
   for (size_t entry = 0; entry < present.size(); ++entry) {
     const flat::BucketEntry& place = bucket.entries()[entry];
     if (present[entry]) {

@@ -24,7 +24,7 @@ const char* name_of(CommHookType type);
 struct PowerSgdOptions {
   /// The number of columns and rows that are sent for a matrix of gradients.
   int64_t matrix_approximation_rank = 1;
-  /// Uncompressed averaged backwards at the start.
+  /// The number of averaging backward passes at the start that are not compressed.
   int64_t start_iter = 1000;
   /// A rows x cols matrix is compressed only if (rows + cols) * rank * this < rows * cols.
   double min_compression_rate = 2;
@@ -44,14 +44,14 @@ struct CommHookOptions {
   CommHookType wrapper = CommHookType::kNone;
   /// Keeps the compression error and adds it to the next gradients. By default true for PowerSGD,
   /// which needs it to converge, and false for fp16 and bf16, as in PyTorch. For those it costs
-  /// four bytes a gradient, and matters if many updates are below the rounding.
+  /// four bytes per gradient, and matters if many updates are below the rounding.
   std::optional<bool> use_error_feedback = std::nullopt;
   PowerSgdOptions power_sgd = {};
 };
 
-/// The state of a hook between backwards.
+/// The state of a hook between backward passes.
 struct CommHookState {
-  /// Number of averaged backwards.
+  /// The number of averaging backward passes so far.
   int64_t iteration = 0;
   /// "error/<parameter>": this rank's compression error, different on each rank. "q/<parameter>"
   /// ("q/bucket<i>" for batched PowerSGD): the same on every rank.
@@ -63,7 +63,7 @@ struct CommHookState {
 /// In the 16-bit types gradients are divided by the number of ranks before they are rounded, so
 /// their sum does not overflow. A gradient that float16 cannot hold becomes inf on every rank, so
 /// that a GradScaler detects it. Gradients that have 16 bits already are not compressed by kFp16
-/// and kBf16. PowerSGD sends two messages a bucket, the second dependent on the first: the first
+/// and kBf16. PowerSGD sends two messages per bucket, the second dependent on the first: the first
 /// overlaps with backward, the second is sent after it, in the order of buckets. The flags of a
 /// bucket are exact in every format.
 ///
@@ -82,7 +82,7 @@ class CommHook {
   CommHook(const CommHook&) = delete;
   CommHook& operator=(const CommHook&) = delete;
 
-  /// Starts to average a bucket. Call it once a backward for each bucket, in order of index.
+  /// Starts to average a bucket. Call it once per backward for each bucket, in order of index.
   virtual void start(size_t bucket) = 0;
   /// Blocks until all buckets hold averages. Throws CommError.
   virtual void finish() = 0;

@@ -236,7 +236,7 @@ void PowerSgdHook::decompress(
       gap.zero_();
     }
   }
-  // Parameters without a gradient on any rank get none.
+  // A parameter that has a gradient on no rank gets none.
   for (size_t entry : matrix.entries) {
     if (!present[entry]) {
       bucket.grad_bucket->flat(entry).zero_();

@@ -39,8 +39,8 @@ class PowerSgdHook final : public CommHook {
     int64_t rank = 0;
     at::Tensor gradient = {};  ///< Flat, in the bucket; a batched one's square may be longer.
     std::vector<size_t> entries = {};  ///< Bucket entries.
-    /// rows * cols, flat, zero past `gradient`. With feedback: the error between backwards, the sum
-    /// of error and gradient within one. Undefined if `gradient` can be used directly.
+    /// rows * cols, flat, zero past `gradient`. With feedback: the error between backward passes,
+    /// the sum of error and gradient within one. Undefined if `gradient` can be used directly.
     at::Tensor work = {};
     at::Tensor p = {};
     at::Tensor q = {};  ///< From the last backward, if `warm`.

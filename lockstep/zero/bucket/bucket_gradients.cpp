@@ -136,14 +136,15 @@ const at::Tensor& BucketGradients::add_average(bool may_be_abandoned) {
   return shard_gradient_;
 }
 
-void BucketGradients::finish(const std::vector<bool>& anywhere) {
+void BucketGradients::finish(const std::vector<bool>& has_gradient_on_any_rank) {
   add_average();
   is_added_ = false;
   previous_.reset();
   taken_.assign(taken_.size(), false);
   for (size_t i = 0; i < layout_.slices.size(); ++i) {
     const ShardSlice& shard_slice = layout_.slices[i];
-    if (anywhere[layout_.entry_of_slice[i]] || shard_slice.values.grad().defined()) {
+    if (has_gradient_on_any_rank[layout_.entry_of_slice[i]] ||
+        shard_slice.values.grad().defined()) {
       shard_slice.values.mutable_grad() = slice_gradient(shard_slice);
     }
   }

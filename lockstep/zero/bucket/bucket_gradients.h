@@ -23,8 +23,8 @@ namespace lockstep::zero {
 /// Not thread-safe.
 class BucketGradients {
  public:
-  /// `layout`, `wire`: must outlive this. `shard`: the values that updates act on. `options`: those
-  /// of the full parameters.
+  /// `layout` (which defines *entry*) and `wire` must outlive this. `shard`: the values that
+  /// updates act on. `options`: those of the full parameters.
   BucketGradients(
       const BucketLayout& layout,
       BucketWire& wire,
@@ -32,13 +32,14 @@ class BucketGradients {
       const at::TensorOptions& options,
       const LowPrecisionPolicy& low_precision_policy);
 
-  /// Moves the gradient of an entry's parameter to the full buffer, and adds `held`, if defined, of
-  /// earlier backwards. At least one of them exists.
+  /// Moves the gradient of an entry's parameter to the full buffer, and adds `held`. `held`: sum of
+  /// earlier backward passes, undefined if none. The gradient or `held` must be defined.
   void take(size_t entry, const at::Tensor& held);
   /// Starts the averaging: entries without a gradient count as zero. Collective.
   void start_reduce();
-  /// Starts the second of two hops if the first is done; with `wait`, waits for the first. Returns
-  /// whether everything has started. Call it in the order of buckets.
+  /// For 4-bit gradients (two all-to-alls): starts the second once the first is done, and returns
+  /// whether it has started. Otherwise returns true. `wait`: waits for the first. Call it in the
+  /// order of buckets.
   bool advance(bool wait) { return !quantized_ || quantized_->advance(wait); }
   /// Returns whether `wait` would return at once.
   bool is_reduced() const {
@@ -46,12 +47,12 @@ class BucketGradients {
   }
   /// Blocks until the average is available, and frees the full gradients. Throws CommError.
   void wait();
-  /// Adds the average of a finished reduction to the shard's gradient, and returns it. If backward
-  /// may still fail, the previous value is kept until it has ended.
+  /// Adds the average of a finished reduction to the shard's gradient, and returns it.
+  /// `may_be_abandoned`: backward may still throw, so the previous value is kept for abandon().
   const at::Tensor& add_average(bool may_be_abandoned = false);
   /// Calls `add_average`, then sets the gradients of slices whose entry has a gradient on any rank.
   /// Throws CommError.
-  void finish(const std::vector<bool>& anywhere);
+  void finish(const std::vector<bool>& has_gradient_on_any_rank);
   /// Drops started operations; with `wait`, after none is running any more.
   void abandon(bool wait) noexcept;
 

@@ -24,7 +24,8 @@ struct ShardSlice {
   at::Tensor values;
 };
 
-/// The positions of parameters, and of this rank's shard, in one flat buffer.
+/// The positions of parameters, and of this rank's shard, in one flat buffer. An *entry* is a
+/// parameter's place in the bucket.
 struct BucketLayout {
   /// Divides the bucket evenly among the ranks of `group`. Parameters and slices are added later.
   BucketLayout(const flat::BucketPlan& plan, const Group& group);

@@ -13,7 +13,7 @@ namespace lockstep::zero {
 BucketWire::BucketWire(
     BucketComm comm, const flat::BucketPlan& plan, const at::TensorOptions& options, int64_t numel)
     : comm_(std::move(comm)), options_(options), numel_(numel) {
-  if (comm_.parameters.size() > 1 && !comm_.quantized_storage) {
+  if (comm_.parameter_group.size() > 1 && !comm_.quantized_storage) {
     gradient_dtype_ = plan.comm_dtype;
   }
   if (!comm_.comm_dtype_for_gradients_only) {

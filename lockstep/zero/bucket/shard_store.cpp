@@ -26,8 +26,8 @@ at::ScalarType update_dtype(
              : parameter.scalar_type();
 }
 
-ShardPlaces::ShardPlaces(const OffloadParam& options, bool copies_stay)
-    : options_(options), copies_stay_(copies_stay) {
+ShardPlaces::ShardPlaces(const OffloadParam& options, bool keep_rounded_on_device)
+    : options_(options), keep_rounded_on_device_(keep_rounded_on_device) {
   if (options_.max_in_cpu < 0) {
     throw ConfigError(
         "offload",
@@ -58,14 +58,17 @@ void ShardPlaces::reserve(
 
 ShardPlaces::Place ShardPlaces::next(int64_t elements) {
   if (options_.device == OffloadDevice::kNvme && in_memory_ + elements > options_.max_in_cpu) {
-    return {.device = OffloadDevice::kNvme, .file = file_, .copy_stays = copies_stay_};
+    return {
+        .device = OffloadDevice::kNvme,
+        .file = file_,
+        .keep_rounded_on_device = keep_rounded_on_device_};
   }
   in_memory_ += elements;
   return {
       .device =
           options_.device == OffloadDevice::kNone ? OffloadDevice::kNone : OffloadDevice::kCpu,
       .pinned = options_.pin_memory,
-      .copy_stays = copies_stay_};
+      .keep_rounded_on_device = keep_rounded_on_device_};
 }
 
 ShardStore::ShardStore(
@@ -88,7 +91,7 @@ ShardStore::ShardStore(
   } else {
     values_ = group.empty({elements}, own).zero_();
   }
-  if (are_masters_ && place.copy_stays && is_elsewhere()) {
+  if (are_masters_ && place.keep_rounded_on_device && is_off_device()) {
     rounded_ = group.empty({elements}, options);
   }
 }

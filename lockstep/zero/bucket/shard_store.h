@@ -18,8 +18,8 @@ struct LowPrecisionPolicy {
   /// True: updates act on fp32 masters, and the parameters are the rounded masters. False: the
   /// parameters are updated directly, with gradients of their dtype.
   bool fp32_masters = true;
-  /// With masters: a rank's gradients of several backwards accumulate in fp32 before averaging.
-  /// False: in their dtype, as autograd does.
+  /// With masters: a rank's gradients of several backward passes accumulate in fp32 before
+  /// averaging. False: in their dtype, as autograd does.
   bool fp32_gradients = false;
   /// With masters: gradients are sent in fp32. False: in their dtype.
   bool fp32_comm = false;
@@ -40,8 +40,8 @@ at::ScalarType update_dtype(
 /// since buckets are used in turn.
 class ShardPlaces {
  public:
-  /// `copies_stay`: see Place. Throws ConfigError if the folder does not exist.
-  explicit ShardPlaces(const OffloadParam& options, bool copies_stay = false);
+  /// `keep_rounded_on_device`: see Place. Throws ConfigError if the folder does not exist.
+  explicit ShardPlaces(const OffloadParam& options, bool keep_rounded_on_device = false);
   /// Reserves space for this rank's shards of `parameters`, in their update dtype. One reservation
   /// for all finds a lack of space early. Throws ConfigError if space is too small.
   void reserve(
@@ -52,27 +52,27 @@ class ShardPlaces {
     bool pinned = false;
     std::shared_ptr<offload::ScratchFile> file = nullptr;  ///< For kNvme.
     /// Masters keep a rounded copy on the bucket's device, from which they are gathered.
-    bool copy_stays = false;
+    bool keep_rounded_on_device = false;
   };
   /// Returns the place of the next shard.
   Place next(int64_t elements);
 
  private:
   OffloadParam options_;
-  bool copies_stay_;
+  bool keep_rounded_on_device_;
   std::shared_ptr<offload::ScratchFile> file_;
   int64_t in_memory_ = 0;  ///< Elements.
 };
 
-/// Stores this rank's shard of a bucket with the bucket, in host memory or in a file. The dtype is
-/// the bucket's, or fp32 for an fp16 or bf16 bucket.
+/// Stores this rank's shard of a bucket on the bucket's device, in host memory or in a file. The
+/// dtype is the bucket's, or fp32 for an fp16 or bf16 bucket.
 ///
 /// The fp32 values are masters: the bucket has the rounded values. Storing a value that equals the
 /// rounded master changes nothing, so only values that a program wrote replace the lost precision.
-/// Masters in another place may have a rounded copy on the bucket's device, which is recomputed
-/// after `mark_changed`.
+/// Masters off the bucket's device may have a rounded copy on the bucket's device, which is
+/// recomputed after `mark_changed`.
 ///
-/// Extra memory during a store: 7 bytes an element of one bucket's shard, with files 15. Not
+/// Extra memory during a store: 7 bytes per element of one bucket's shard, with files 15. Not
 /// thread-safe.
 class ShardStore {
  public:
@@ -88,7 +88,7 @@ class ShardStore {
   const at::Tensor& values() const { return values_; }
   bool are_masters() const { return are_masters_; }
   /// Returns whether the stored values themselves have the bucket's dtype and device.
-  bool is_on_device() const { return !are_masters_ && !is_elsewhere(); }
+  bool is_on_device() const { return !are_masters_ && !is_off_device(); }
   /// Returns the shard in the bucket's dtype and on its device. The result is the stored values,
   /// the rounded copy, or a copy in `buffer` (undefined: in new memory).
   at::Tensor on_device(const at::Tensor& buffer = {});
@@ -102,8 +102,8 @@ class ShardStore {
   const at::Tensor& rounded() const { return rounded_; }
 
  private:
-  /// Returns whether the shard is stored apart from the bucket.
-  bool is_elsewhere() const { return file_ != nullptr || values_.device() != options_.device(); }
+  /// Returns whether the shard is in a file or on another device than the bucket.
+  bool is_off_device() const { return file_ != nullptr || values_.device() != options_.device(); }
   /// Copies the shard to `to`, a tensor on the bucket's device, in order of its current stream.
   void load(const at::Tensor& to) const;
   /// Returns the shard's own values in memory.

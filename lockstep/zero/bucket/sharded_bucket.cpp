@@ -41,7 +41,7 @@ ShardedBucket::ShardedBucket(
     ParamPlacement placement,
     ShardPlaces* places,
     const LowPrecisionPolicy& low_precision_policy)
-    : layout_(plan, comm.parameters),
+    : layout_(plan, comm.parameter_group),
       options_(parameters[plan.entries[0].parameter].detach().options()),
       wire_(std::move(comm), plan, options_, layout_.numel) {
   const c10::AutoGradMode no_grad(false);
@@ -66,7 +66,7 @@ void ShardedBucket::create_storage(
     ParamPlacement placement,
     ShardPlaces* places,
     const LowPrecisionPolicy& low_precision_policy) {
-  const Group& group = wire_.comm().parameters;
+  const Group& group = wire_.comm().parameter_group;
   if (placement == ParamPlacement::kSharded) {
     full_ = std::make_unique<FlatParamBuffer>(layout_.numel, options_, kFreedMessage);
   } else {
@@ -78,7 +78,8 @@ void ShardedBucket::create_storage(
   } else if (full_ || updated_in != parameter.scalar_type()) {
     ShardPlaces::Place place =
         places != nullptr ? places->next(layout_.shard_numel) : ShardPlaces::Place();
-    place.copy_stays = place.copy_stays && full_ != nullptr;  // Else the bucket has the values.
+    // A replicated bucket has the rounded values.
+    place.keep_rounded_on_device = place.keep_rounded_on_device && full_ != nullptr;
     store_ = std::make_unique<ShardStore>(group, layout_.shard_numel, options_, updated_in, place);
     shard_ = store_->values();
   } else {

@@ -59,9 +59,9 @@ class QuantizedShard {
 /// Averages are sent in the parameters' dtype and accumulate in fp32, unless LowPrecisionPolicy
 /// says otherwise.
 ///
-/// A plan may select 16-bit communication for a wider bucket: its gradients are rounded, and so are
-/// sharded parameters, with the properties of ZeRO++ above. Replicated parameters are gathered
-/// exactly after an update.
+/// A plan may select 16-bit communication for an fp32 or fp64 bucket: gradients are rounded to 16
+/// bits, and so are sharded parameters, which then behave as with ZeRO++ above. Replicated
+/// parameters are gathered exactly after an update.
 ///
 /// Frozen parameters may be stored in 8 bits, rounded once. This rank then has copies of its shard
 /// slices (`dequantized`) instead of views.
@@ -71,8 +71,8 @@ class QuantizedShard {
 class ShardedBucket final : public ShardedUnit {
  public:
   /// `plan`: for `parameters`, from flat::plan_buckets. Frozen parameters have no gradients.
-  /// `places`: the storage of a sharded bucket's shard, or of masters; null: with the bucket.
-  /// Collective.
+  /// `places`: the storage of a sharded bucket's shard, or of masters; null: on the bucket's
+  /// device. Collective.
   ShardedBucket(
       const flat::BucketPlan& plan,
       const std::vector<at::Tensor>& parameters,
@@ -89,7 +89,7 @@ class ShardedBucket final : public ShardedUnit {
   const std::vector<ShardSlice>& shard_slices() const { return layout_.slices; }
   /// By bucket entry: the elements that each rank owns.
   std::vector<flat::ShardBounds> shard_bounds() const { return layout_.bounds(); }
-  bool is_sharded_param() const { return full_ != nullptr; }
+  bool is_sharded() const { return full_ != nullptr; }
   bool has_masters() const { return store_ && store_->are_masters(); }
   /// Returns whether the shard is stored in 8 bits.
   bool is_quantized() const { return wire_.comm().quantized_storage; }

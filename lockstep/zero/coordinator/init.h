@@ -58,7 +58,7 @@ class Init final : public InitInterceptor {
   /// object is empty afterwards and builds nothing more. Collective.
   std::vector<ReleasedUnit> release();
   /// Returns the largest number of elements that were unsharded at a time.
-  int64_t max_live_elements_seen() const { return coordinator_->max_live_elements_seen(); }
+  int64_t max_unsharded_elements() const { return coordinator_->max_unsharded_elements(); }
 
  private:
   class Unit;

@@ -88,9 +88,8 @@ void ParamCoordinator::pin(Unit& unit, bool writes) {
       throw CommError(
           "zero",
           fmt::format(
-              "an operation used {}, which ZeRO stage 3 gathers from all ranks, and the gather "
-              "failed; use the same parameters on all ranks, or hold them with "
-              "Accelerator::with_gathered_parameters; {}",
+              "the all-gather of {} (ZeRO stage 3) for an operation failed: {}; use the same "
+              "parameters on all ranks, or hold them with Accelerator::with_gathered_parameters",
               unit.name,
               error.what()));
     }
@@ -303,14 +302,14 @@ void ParamCoordinator::serve() {
   exchange(group_, {});
 }
 
-void ParamCoordinator::wait_for_all(int64_t mark) {
-  wait_for_all(mark, group_);
+void ParamCoordinator::wait_for_all(int64_t sync_point) {
+  wait_for_all(sync_point, group_);
 }
 
-void ParamCoordinator::wait_for_all(int64_t mark, Group over) {
+void ParamCoordinator::wait_for_all(int64_t sync_point, Group group) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  while (!exchange(over, {.until = Until::kAllDone, .mark = mark}).agreed) {
+  while (!exchange(group, {.until = Until::kAllDone, .sync_point = sync_point}).agreed) {
   }
   trace_.end();  // A prefetch would be stale before its use: an update comes first.
 }

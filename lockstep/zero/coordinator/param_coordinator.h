@@ -18,9 +18,9 @@
 /// Stage 3: all-gathers parameters before an operation uses them.
 ///
 /// - *Unsharded*: the unit's full values are in this rank's memory.
-/// - *Live*: all ranks consider the unit unsharded. Liveness depends only on exchanges.
+/// - *Live*: all ranks consider the unit unsharded. Only exchanges change it, so all ranks agree.
 /// - *Pinned*: an operation of this rank uses the unit, so its memory stays.
-/// - *Exchange*: an all-gather of one small message a rank, after which all ranks all-gather the
+/// - *Exchange*: an all-gather of one small message per rank, after which all ranks all-gather the
 ///   units that any of them requested.
 namespace lockstep::zero {
 
@@ -28,7 +28,7 @@ namespace lockstep::zero {
 enum class Source {
   kShards,    ///< The shards of all ranks, in the communication dtype, possibly rounded.
   kExact,     ///< The shards of all ranks, bit-exact.
-  kSecondary  ///< The secondary shards of nearby ranks (hpZ): the values of the last kShards.
+  kSecondary  ///< The secondary shards of the ranks of the hpZ group: the last kShards' values.
 };
 
 /// A unit of sharded parameters that the coordinator all-gathers before use and frees afterwards.
@@ -40,8 +40,8 @@ class ShardedUnit {
   ShardedUnit& operator=(const ShardedUnit&) = delete;
 
   virtual FlatParamBuffer& buffer() = 0;
-  /// Starts the all-gather into the buffer, which has memory. Collective; kSecondary only among
-  /// nearby ranks.
+  /// Starts the all-gather into the buffer, which has memory. Collective; kSecondary only among the
+  /// ranks of the hpZ group (zero_hpz_partition_size ranks).
   virtual Pending start_gather(Source source) = 0;
   /// Completes the all-gather with its result `received`: the buffer's values are valid afterwards.
   /// Local.
@@ -56,10 +56,10 @@ class ShardedUnit {
 };
 
 struct ParamCoordinatorOptions {
-  /// The limit of unsharded elements at a time; one operation may exceed it. None: as many as the
-  /// three largest units have, so that one can be prefetched while another is in use.
+  /// The limit of live elements at a time; one operation may exceed it. None: as many as the three
+  /// largest units have, so that one can be prefetched while another is in use.
   std::optional<int64_t> max_live_elements = std::nullopt;
-  /// Prefetches the unit that followed the last time.
+  /// Prefetches the unit that followed this one the last time it was used.
   bool prefetch = true;
 };
 
@@ -67,9 +67,9 @@ struct ParamCoordinatorOptions {
 ///
 /// An operation that uses a sharded unit starts an exchange: every rank sends the unit that it
 /// waits for, and all ranks all-gather all requested units. So ranks with different control flow do
-/// not hang. A rank that has finished backward, or is about to update, takes part (`wait_for_all`)
-/// until all ranks have. If all ranks wait for the same unit and expect the same next one, they
-/// prefetch that one.
+/// not hang. A rank that has finished backward, or is about to update, calls wait_for_all(), which
+/// serves the other ranks' requests until all ranks have called it. If all ranks wait for the same
+/// unit and expect the same next one, they prefetch that one.
 ///
 /// Beyond `max_live_elements` the least recently used units are freed. A pinned unit keeps its
 /// memory until the operation is done, live or not. Each exchange compares the ranks' sets of live
@@ -79,15 +79,15 @@ struct ParamCoordinatorOptions {
 /// shards before it is freed. An operation that writes waits, in exchanges, until all ranks are
 /// about to write to that unit; meanwhile other ranks get the units that they read. So each write
 /// happens on all ranks, or on none, before the unit is freed. If no rank can continue because one
-/// writes while others do not, all throw ConfigError. A rank may write alone to a unit that a
-/// Gathered holds for writing, or that is marked as written.
+/// writes while others do not, all throw ConfigError. A rank may write alone to a unit that
+/// with_gathered_parameters (class Gathered) holds for writing, or that is marked as written.
 ///
 /// Exact and rounded all-gathers do not satisfy each other's requests. From its second all-gather
-/// on, a unit with a secondary shard is gathered from nearby ranks. An update or a write to any
-/// unit drops all secondary shards, on all ranks in the same exchange.
+/// on, a unit with a secondary shard is gathered from the ranks of the hpZ group. An update or a
+/// write to any unit drops all secondary shards, on all ranks in the same exchange.
 ///
-/// Cost: an all-gather of 96 bytes a rank for each unit, and one for each write. Thread safety: one
-/// thread at a time may use units, including autograd's.
+/// Cost: an all-gather of 96 bytes per rank for each unit, and one for each write. Thread safety:
+/// one thread at a time may use units, including autograd's.
 class ParamCoordinator {
  public:
   ParamCoordinator(Group group, const ParamCoordinatorOptions& options);
@@ -99,8 +99,9 @@ class ParamCoordinator {
   /// this. Call it in the same order on all ranks.
   void add(ShardedUnit& sharded_unit, std::string name);
 
-  /// Marks new values that must be written back. Until the unit is first freed, all ranks must
-  /// write the same values to it; other writes are replaced. Call it on all ranks.
+  /// Marks the unit's values as new, to be written back. Every rank must write the same values
+  /// until the unit is first freed or gathered again; such writes need no exchange. Call it on all
+  /// ranks.
   void mark_written(const ShardedUnit& sharded_unit);
   /// Frees units so that `elements` more fit within the limit, if possible.
   void make_room_for(int64_t elements);
@@ -112,17 +113,17 @@ class ParamCoordinator {
   /// all ranks, between exchanges.
   void drop_secondary_shards();
 
-  /// Takes part in one exchange, for a rank that waits for another action of the other ranks.
-  /// Collective with their operations.
+  /// Takes part in one exchange without a request of its own, to serve the other ranks. Collective
+  /// with their operations.
   void serve();
-  /// The mark of a rank that is about to update.
+  /// The `sync_point` of a rank that is about to update.
   static constexpr int64_t kUpdate = -1;
-  /// Blocks until all ranks have called it; serves their requests meanwhile. `mark`: the number of
-  /// the backward that this rank has finished, or kUpdate. Collective. Throws CommError, also if
-  /// marks differ, and ConfigError if another rank alone writes.
-  void wait_for_all(int64_t mark = 0);
-  /// Does the same over a Group of the same transport, for instance with a longer timeout.
-  void wait_for_all(int64_t mark, Group over);
+  /// Blocks until all ranks have called it; serves their requests meanwhile. `sync_point`: the
+  /// number of the backward that this rank has finished, or kUpdate. Collective. Throws CommError,
+  /// also if sync points differ, and ConfigError if another rank alone writes.
+  void wait_for_all(int64_t sync_point = 0);
+  /// Does the same over `group`, of the same transport, for instance with a longer timeout.
+  void wait_for_all(int64_t sync_point, Group group);
   /// Writes changed units back to the ranks' shards.
   void write_back();
   /// Frees all units after writing changed ones back. Call it on all ranks, between exchanges.
@@ -132,8 +133,8 @@ class ParamCoordinator {
   void abandon() noexcept;
 
   /// Elements with memory on this rank: unsharded, or being gathered.
-  int64_t live_elements() const { return unsharded_elements_; }
-  int64_t max_live_elements_seen() const { return counters_.max_unsharded_elements; }
+  int64_t unsharded_elements() const { return unsharded_elements_; }
+  int64_t max_unsharded_elements() const { return counters_.max_unsharded_elements; }
   /// Numbers of gathers since construction, and of those that were prefetches.
   int64_t gathers() const { return counters_.gathers; }
   int64_t prefetches() const { return counters_.prefetches; }
@@ -159,11 +160,11 @@ class ParamCoordinator {
   bool has_wrong_values(const Unit& unit) const;
   bool needs_exchange(const Unit& unit) const;
   bool must_gather(const Unit& unit) const;
-  Outcome exchange(Group& over, const Request& request);
-  std::vector<Message> exchange_messages(Group& over, const Request& request);
+  Outcome exchange(Group& group, const Request& request);
+  std::vector<Message> exchange_messages(Group& group, const Request& request);
   void prefetch_after(Index requested, const std::vector<Message>& messages);
-  /// Throws CommError if ranks in wait_for_all have different marks.
-  static void check_same_mark(const std::vector<Message>& messages);
+  /// Throws CommError if ranks in wait_for_all have different sync points.
+  static void check_same_sync_point(const std::vector<Message>& messages);
   /// Throws ConfigError if no rank can continue because one writes to a unit and others do not.
   void check_writes(const std::vector<Message>& messages) const;
   void apply_messages(const std::vector<Message>& messages);

@@ -37,7 +37,7 @@ void ParamCoordinator::await_all_to_write(Unit& unit) {
 }
 
 std::vector<ParamCoordinator::Message> ParamCoordinator::exchange_messages(
-    Group& over, const Request& request) {
+    Group& group, const Request& request) {
   constexpr int64_t kWords = sizeof(Message) / sizeof(int64_t);
   const Index requested = request.requested;
   const Index expected = requested == kNone || !options_.prefetch ? kNone : trace_.after(requested);
@@ -48,20 +48,20 @@ std::vector<ParamCoordinator::Message> ParamCoordinator::exchange_messages(
       .stale = stale_ ? 1 : 0,
       .exact = exact_ ? 1 : 0,
       .until = request.until,
-      .mark = request.mark,
+      .sync_point = request.sync_point,
       .live = live_hash(),
       .recent_uses = {kNone, kNone, kNone, kNone}};
   std::copy(recent_uses_.begin(), recent_uses_.end(), message.recent_uses.begin());
   at::Tensor mine = at::empty({kWords}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &message, sizeof(message));
-  const at::Tensor all = over.all_gather(mine).wait();
+  const at::Tensor all = group.all_gather(mine).wait();
   std::vector<Message> messages(static_cast<size_t>(group_.size()));
   std::memcpy(messages.data(), all.const_data_ptr(), messages.size() * sizeof(Message));
   return messages;
 }
 
-ParamCoordinator::Outcome ParamCoordinator::exchange(Group& over, const Request& request) {
-  const std::vector<Message> messages = exchange_messages(over, request);
+ParamCoordinator::Outcome ParamCoordinator::exchange(Group& group, const Request& request) {
+  const std::vector<Message> messages = exchange_messages(group, request);
   apply_messages(messages);
   const Message& first = messages[0];
   const bool unanimous = std::all_of(messages.begin(), messages.end(), [&](const Message& message) {
@@ -103,7 +103,7 @@ ParamCoordinator::Outcome ParamCoordinator::exchange(Group& over, const Request&
   }
   // These throw on all ranks, or on none.
   if (agreed) {
-    check_same_mark(messages);
+    check_same_sync_point(messages);
   } else {
     check_writes(messages);
   }
@@ -129,26 +129,26 @@ void ParamCoordinator::prefetch_after(Index requested, const std::vector<Message
   ++counters_.prefetches;
 }
 
-void ParamCoordinator::check_same_mark(const std::vector<Message>& messages) {
+void ParamCoordinator::check_same_sync_point(const std::vector<Message>& messages) {
   const auto other = std::find_if(messages.begin(), messages.end(), [&](const Message& message) {
-    return message.mark != messages[0].mark;
+    return message.sync_point != messages[0].sync_point;
   });
   if (other == messages.end()) {
     return;
   }
-  const auto describe = [](int64_t mark) {
-    return mark == kUpdate ? std::string("an update") : fmt::format("the end of backward {}", mark);
+  const auto describe = [](int64_t sync_point) {
+    return sync_point == kUpdate ? std::string("an update")
+                                 : fmt::format("the end of backward {}", sync_point);
   };
   const auto rank = static_cast<int>(other - messages.begin());
   throw CommError(
       "zero",
       fmt::format(
-          "ranks wait for each other at different points: rank 0 at {}, rank {} at {}; expected "
-          "the same backward or update; if a backward throws, let it throw on all ranks, or end "
-          "the job",
-          describe(messages[0].mark),
+          "rank 0 is at {}, rank {} at {}; all ranks must run the same backward passes and "
+          "updates; if backward throws on one rank, end the job, or let it throw on all",
+          describe(messages[0].sync_point),
           rank,
-          describe(other->mark)),
+          describe(other->sync_point)),
       rank);
 }
 
@@ -182,7 +182,7 @@ void ParamCoordinator::check_writes(const std::vector<Message>& messages) const 
           writer - messages.begin(),
           other - messages.begin(),
           other->requested == kNone
-              ? std::string("waits for all to end a backward, to update, or to save")
+              ? std::string("has already reached the end of backward, an update or a save")
               : "uses " + units_[other->requested]->name));
 }
 

@@ -213,7 +213,7 @@ TEST(ParamExchange, WritesOnSomeRanksAreRefusedByNameOnAllRanks) {
             sharding->finish_parameter_use();
           }
         },
-        refusal("rank 1 waits for all to end a backward, to update"));
+        refusal("rank 1 has already reached the end of backward, an update"));
     EXPECT_THAT(
         [&] { weights[static_cast<size_t>(group.rank())].mul_(2); },
         refusal("rank 1 uses 1.weight"));
@@ -313,7 +313,7 @@ TEST(ParamExchange, UnitsInUseByOneRankDoNotChangeTheOthersReshards) {
       net->forward(at::ones({2, 16}));
       EXPECT_TRUE(at::equal(net->parameters()[0], first)) << "still here";
     }
-    EXPECT_LE(sharding->coordinator()->live_elements(), 520);
+    EXPECT_LE(sharding->coordinator()->unsharded_elements(), 520);
     net->forward(at::ones({2, 16}));
     group.barrier();
   });
@@ -369,9 +369,9 @@ TEST(ParamExchange, ABackwardThatFailedOnOneRankDoesNotMixWithTheNext) {
     }
   });
   EXPECT_THAT(
-      said[0], HasSubstr("rank 0 at the end of backward 2, rank 1 at the end of backward 1"));
+      said[0], HasSubstr("rank 0 is at the end of backward 2, rank 1 at the end of backward 1"));
   EXPECT_THAT(
-      said[1], HasSubstr("rank 0 at the end of backward 2, rank 1 at the end of backward 1"));
+      said[1], HasSubstr("rank 0 is at the end of backward 2, rank 1 at the end of backward 1"));
 }
 
 TEST(ParamExchange, FewBucketsAreInFlightIfAnotherRankIsSlow) {

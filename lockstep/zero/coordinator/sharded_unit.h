@@ -23,7 +23,7 @@ enum class ParamCoordinator::Until : int64_t {
 struct ParamCoordinator::Request {
   Index requested = kNone;
   Until until = Until::kValues;
-  int64_t mark = 0;  ///< For kAllDone: the backward that it has finished, or kUpdate.
+  int64_t sync_point = 0;  ///< For kAllDone: the backward that it has finished, or kUpdate.
 };
 
 struct ParamCoordinator::Outcome {
@@ -38,8 +38,8 @@ struct ParamCoordinator::Message {
   int64_t expected;     ///< Its prediction of the next unit that is not live, or kNone.
   int64_t stale;        ///< 1: secondary shards became stale since the last exchange.
   int64_t exact;        ///< 1: it requests exact values.
-  Until until;          ///< Its further condition; `mark`: see Request.
-  int64_t mark;
+  Until until;          ///< Its further condition; `sync_point`: see Request.
+  int64_t sync_point;
   int64_t live;  ///< A hash of the units that it considers live.
   std::array<Index, kRecentUses> recent_uses;
 };

@@ -86,13 +86,13 @@ TEST(UnshardGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
     ranks(2, [&](Group group) {
       auto net = mlp(3);
       const auto sharding = sharding_of(named(*net), group, placement);
-      EXPECT_NO_THROW(sharding->check_in_place());
+      EXPECT_NO_THROW(sharding->check_not_moved());
       net->to(at::kCPU);
       net->to(at::kFloat);
-      EXPECT_NO_THROW(sharding->check_in_place()) << "nothing to do";
+      EXPECT_NO_THROW(sharding->check_not_moved()) << "nothing to do";
       net->parameters()[2].set_data(at::ones({16, 16}));
       EXPECT_THAT(
-          [&] { sharding->check_in_place(); },
+          [&] { sharding->check_not_moved(); },
           ThrowsMessage<ConfigError>(AllOf(HasSubstr("1.weight"), HasSubstr("before prepare()"))));
     });
   }

@@ -106,13 +106,13 @@ TEST(Unshard, ValuesExistDuringUseAndAreFreedAfterwards) {
     auto net = mlp(6);
     const at::Tensor expected = net->parameters()[0].detach().clone();
     const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 600});
-    EXPECT_EQ(sharding->coordinator()->live_elements(), 0);
+    EXPECT_EQ(sharding->coordinator()->unsharded_elements(), 0);
     EXPECT_TRUE(at::equal(net->parameters()[0], expected));
-    EXPECT_GT(sharding->coordinator()->live_elements(), 0);
-    EXPECT_LE(sharding->coordinator()->live_elements(), 600);
+    EXPECT_GT(sharding->coordinator()->unsharded_elements(), 0);
+    EXPECT_LE(sharding->coordinator()->unsharded_elements(), 600);
     const at::Tensor view = net->parameters()[0].t();
     net->forward(at::ones({2, 16}));
-    EXPECT_LE(sharding->coordinator()->max_live_elements_seen(), 600);
+    EXPECT_LE(sharding->coordinator()->max_unsharded_elements(), 600);
     EXPECT_TRUE(at::equal(view, expected.t())) << "views bring values, too";
   });
 }
@@ -305,7 +305,8 @@ TEST(Unshard, ARankThatReadsAParameterAloneGetsAnError) {
         net->parameters()[2].sum();
         FAIL() << "rank 1 is elsewhere";
       } catch (const CommError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("an operation used 1.weight"));
+        EXPECT_THAT(
+            error.what(), HasSubstr("the all-gather of 1.weight (ZeRO stage 3) for an operation"));
         EXPECT_THAT(error.what(), HasSubstr("rank 1 calls barrier"));
       }
     } else {
@@ -383,7 +384,7 @@ TEST(ZeroInit, NoRankHasMoreThanItsPartAndOneTensor) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 4096);
     EXPECT_EQ(built_elements(init, group, 10), 10 * 64 * 64);
-    EXPECT_LE(init.max_live_elements_seen(), 64 * 64);
+    EXPECT_LE(init.max_unsharded_elements(), 64 * 64);
   });
 }
 
@@ -399,7 +400,7 @@ TEST(ZeroInit, ComputedParametersAreShardedLikeFilledOnes) {
       }
     }
     init.finish();
-    EXPECT_LE(init.max_live_elements_seen(), 2 * 64 * 64) << "one, and what it is computed from";
+    EXPECT_LE(init.max_unsharded_elements(), 2 * 64 * 64) << "one, and what it is computed from";
     for (const at::Tensor& tensor : built) {
       EXPECT_TRUE(comm::is_sharded_param(tensor));
       EXPECT_TRUE(tensor.requires_grad());

@@ -10,7 +10,7 @@ namespace lockstep::zero {
 /// Bits of a quantized element.
 enum class Bits {
   k8,  ///< -127 to 127, blocks of 2048.
-  k4   ///< -7 to 7, blocks of 512, two elements a byte.
+  k4   ///< -7 to 7, blocks of 512, two elements per byte.
 };
 
 /// Elements that share a scale.

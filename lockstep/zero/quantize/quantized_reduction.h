@@ -9,14 +9,14 @@ namespace lockstep::zero {
 
 /// An averaging reduce-scatter of values that are sent in 4 bits (qgZ).
 ///
-/// Each element is rounded once a hop; a ring would round it in every step. In the first hop every
-/// rank sends each rank of its host the elements for all ranks of that local rank. The receiver
-/// averages them in float32 and rounds the average. In the second hop it sends averages to the
-/// ranks of equal local rank on the other hosts. One host needs only the first hop.
+/// Each element is rounded once per hop; a ring would round it in every step. In the first hop
+/// every rank sends each rank of its host the elements for all ranks of that local rank. The
+/// receiver averages them in float32 and rounds the average. In the second hop it sends averages to
+/// the ranks of equal local rank on the other hosts. One host needs only the first hop.
 ///
 /// Between hosts a rank sends (H-1)/N of `gradients`, for H hosts and N ranks, at half a byte an
-/// element and 4 bytes a block of 512. Memory: during the first hop twice the gradients in 4 bits.
-/// Not thread-safe. Modelled on Wang et al., "ZeRO++", arXiv:2306.10209, section 3.3.
+/// element and 4 bytes per block of 512. Memory: during the first hop twice the gradients in 4
+/// bits. Not thread-safe. Modelled on Wang et al., "ZeRO++", arXiv:2306.10209, section 3.3.
 class QuantizedReduction {
  public:
   /// Starts the first hop. `gradients`: 1-D, rank r's part at position r; not needed afterwards.

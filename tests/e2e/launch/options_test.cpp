@@ -262,7 +262,7 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
       {{"--rdzv-conf", "last_call_timeout=3"}, "--rdzv-conf last_call_timeout has no effect"},
       {{"--rdzv-conf", "join_timeout=x"}, "invalid value 'x' for join_timeout of --rdzv-conf"},
       {{"--nnodes", "1:4"}, "varying number of hosts"},
-      {{"--num-processes", "2"}, "give one"},
+      {{"--num-processes", "2"}, "give only one"},
       {{"--numa-binding", "exclusive"}, "expected node"},
       {{"--cpu-bind", "core"}, "did you mean 'cores'?"},
       {{"--mixed-precision", "bf61"},

@@ -79,7 +79,7 @@ TEST(CommMismatch, OfGatheredShapesIsAnErrorOnAllRanks) {
         rows.err,
         AllOf(
             HasSubstr("no dimension 0"),
-            HasSubstr("rank 1 calls all_reduce with an argument that it refuses"),
+            HasSubstr("rank 1 calls all_reduce with an invalid argument"),
             Not(HasSubstr("left the group"))));
   }
 }

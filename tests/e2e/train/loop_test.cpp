@@ -49,11 +49,12 @@ TEST(LoopMistakes, TheOptimizerThatWasPassedToPrepare) {
   expect_refused("steps_the_original", {"use the optimizer that prepare returned"});
   expect_refused(
       "steps_torchs_original",
-      {"was updated after micro-step 1 of 2", "use the optimizer that prepare returned"});
+      {"was changed after micro-step 1 of 2",
+       "call step() of the optimizer that prepare returned"});
 }
 
 TEST(LoopMistakes, AnOptimizerOrAModelThatWasNotPrepared) {
-  expect_refused("optimizer_not_prepared", {"pass its optimizer to prepare"});
+  expect_refused("optimizer_not_prepared", {"pass the parameter's optimizer to prepare"});
   expect_refused(
       "model_not_prepared",
       {"2 parameters belong to no prepared model", "pass their model to prepare"});

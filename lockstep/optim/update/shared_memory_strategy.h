@@ -3,25 +3,26 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/optim/flat/parameter_layout.h"
-#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/update_strategy.h"
 
 namespace lockstep::optim {
 
 /// Updates this rank's share of parameters in memory that several ranks share. Bit-exact with one
 /// rank that updates everything. Each step has two barriers.
-class SharedStrategy final : public UpdateStrategy {
+class SharedMemoryStrategy final : public UpdateStrategy {
  public:
-  /// `layout` and `numbers` must outlive this.
-  SharedStrategy(ParameterLayout& layout, DeviceNumbers& numbers, const Group& sharing_group)
-      : layout_(layout), numbers_(numbers), sharing_group_(sharing_group) {}
+  /// `layout` and `steps_and_rates` must outlive this.
+  SharedMemoryStrategy(
+      ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates, const Group& sharing_group)
+      : layout_(layout), steps_and_rates_(steps_and_rates), sharing_group_(sharing_group) {}
 
   /// Collective.
   size_t step() override;
 
  private:
   ParameterLayout& layout_;
-  DeviceNumbers& numbers_;
+  DeviceStepsAndRates& steps_and_rates_;
   Group sharing_group_;
 };
 

@@ -29,10 +29,10 @@ struct SpeculativeCallbacks {
 /// An update begins only if all parameters of its bucket have a gradient on this rank, and the
 /// shard has all values that a program wrote. A write to a parameter discards the update. Does
 /// nothing without callbacks. Not thread-safe.
-class SpeculativeUpdates {
+class SpeculativeTrigger {
  public:
   /// `model` must outlive this.
-  explicit SpeculativeUpdates(ShardedModel& model)
+  explicit SpeculativeTrigger(ShardedModel& model)
       : model_(model), begun_version_(model.buckets().size()) {}
 
   void set_callbacks(SpeculativeCallbacks callbacks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/device_steps_and_rates.h"
 
 #include <algorithm>
 
@@ -44,14 +44,14 @@ void check_one_device(
 
 }  // namespace
 
-void DeviceNumbers::place(bool on_host) {
+void DeviceStepsAndRates::place(bool on_host) {
   groups_.resize(layout_.group_count());
   for (size_t group = 0; group < groups_.size(); ++group) {
     place_group(group, on_host);
   }
 }
 
-void DeviceNumbers::place_group(size_t group, bool on_host) {
+void DeviceStepsAndRates::place_group(size_t group, bool on_host) {
   std::vector<FlatParameter>& items = layout_.flat(group).items();
   auto* options = dynamic_cast<CapturableOptions*>(&layout_.options(group));
   if (items.empty() || options == nullptr) {
@@ -83,17 +83,17 @@ void DeviceNumbers::place_group(size_t group, bool on_host) {
   options->device_rate = rate;
 }
 
-void DeviceNumbers::advance(size_t group) {
+void DeviceStepsAndRates::advance(size_t group) {
   if (groups_[group].rate && layout_.rule()->traits().counts_steps) {
     groups_[group].steps.advance(layout_.flat(group).items());
   }
 }
 
-at::Tensor DeviceNumbers::rate(size_t group) const {
+at::Tensor DeviceStepsAndRates::rate(size_t group) const {
   return groups_[group].rate ? groups_[group].rate->tensor() : at::Tensor();
 }
 
-void DeviceNumbers::write_rates() {
+void DeviceStepsAndRates::write_rates() {
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (groups_[group].rate) {
       groups_[group].rate->write(layout_.options(group).get_lr());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/update/shared_strategy.h"
+#include "lockstep/optim/update/shared_memory_strategy.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -33,8 +33,8 @@ void append(Batch& to, const Batch& from, size_t index, int64_t begin, int64_t l
 
 }  // namespace
 
-size_t SharedStrategy::step() {
-  const std::vector<UpdateBatches> gathered = gather_all(layout_, numbers_);
+size_t SharedMemoryStrategy::step() {
+  const std::vector<UpdateBatches> gathered = collect_batches(layout_, steps_and_rates_);
   sharing_group_.barrier();  // All state exists, and no rank reads the old values any more.
   size_t count = 0;
   for (size_t group = 0; group < gathered.size(); ++group) {

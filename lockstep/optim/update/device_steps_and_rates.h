@@ -14,16 +14,17 @@ namespace lockstep::optim {
 
 /// Step counts and learning rates on the device, for groups whose updates can be captured in a
 /// graph (CapturableOptions). Cost: see DeviceSteps and DeviceRate. Not thread-safe.
-class DeviceNumbers {
+class DeviceStepsAndRates {
  public:
   /// `layout` must outlive this.
-  explicit DeviceNumbers(ParameterLayout& layout) : layout_(layout) {}
+  explicit DeviceStepsAndRates(ParameterLayout& layout) : layout_(layout) {}
 
-  /// Moves the numbers of each capturable group to the device of its parameters, and those of other
+  /// Moves the values of each capturable group to the device of its parameters, and those of other
   /// groups to the host. Throws ConfigError for parameters on several devices, `on_host` updates,
   /// and while capturing an update that a graph cannot repeat.
   void place(bool on_host);
-  /// Counts one update of each parameter of `group` with a gradient, if the device counts.
+  /// Counts one update of each parameter of `group` with a gradient, if the group's step counts are
+  /// on the device.
   void advance(size_t group);
   /// Returns the learning rate on the device: 0-d, float32. Undefined: the host's rate is read.
   at::Tensor rate(size_t group) const;
