@@ -13,18 +13,26 @@ function(lockstep_warnings target)
   endif()
 endfunction()
 
-# lockstep_unity(TARGET HEADERS...): compiles several sources as one, with the headers precompiled, since half of
-# the time is spent on headers. For full builds; with -DLOCKSTEP_UNITY=OFF a change recompiles less. Sources
-# include what they use: `./dev lint` compiles each of them alone.
+# lockstep_precompile(TARGET HEADERS...): compiles the headers once for all sources. Only with LOCKSTEP_UNITY. Sources
+# include what they use nevertheless: `./dev lint` compiles each of them alone.
+function(lockstep_precompile target)
+  if(LOCKSTEP_UNITY)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+    # Lets ccache keep the objects.
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
+      "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
+  endif()
+endfunction()
+
+# lockstep_unity(TARGET HEADERS...): also compiles several sources as one, since half of the time is spent on headers.
+# For full builds; with -DLOCKSTEP_UNITY=OFF a change recompiles less.
 function(lockstep_unity target)
   if(LOCKSTEP_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-    target_precompile_headers(${target} PRIVATE ${ARGN})
-    # gcc takes the included sources for headers. The -fpch and -fno-pch options let ccache keep the objects.
-    target_compile_options(${target} PRIVATE
-      $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage;-fpch-preprocess>
-      "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
+    # gcc takes the included sources for headers.
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   endif()
+  lockstep_precompile(${target} ${ARGN})
 endfunction()
 
 function(lockstep_configure_core target)
