@@ -54,12 +54,12 @@ TEST(ReadConfig, OnlyAChosenFileMustBeThere) {
   EXPECT_THAT(
       [&] { read_config((folder / "absent.yaml").native(), home); },
       ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("absent.yaml] no such file"), HasSubstr("which --config-file names"))));
+          AllOf(HasSubstr("absent.yaml] no such file"), HasSubstr("named by --config-file"))));
   EXPECT_THAT(
       [] {
         read_config(std::nullopt, Environment::of({{"LOCKSTEP_CONFIG_FILE", "/absent/x"}}));
       },
-      ThrowsMessage<ConfigError>(HasSubstr("which LOCKSTEP_CONFIG_FILE names")));
+      ThrowsMessage<ConfigError>(HasSubstr("named by LOCKSTEP_CONFIG_FILE")));
   write_config(folder / ".config/lockstep/config.yaml", "debug: true\n", false);
   EXPECT_TRUE(read_config(std::nullopt, home)->root.find("debug") != nullptr);
 }

@@ -361,7 +361,7 @@ TEST(Engine, NamesMissingAndDuplicateArguments) {
   EXPECT_THAT(
       error_of(
           R"({"train_batch_size": 4, "scheduler": {"type": "WarmupLR", "params": {}}})", as_is),
-      HasSubstr("no optimizer"));
+      HasSubstr("a scheduler without an optimizer"));
   EXPECT_THAT(
       error_of(R"({"train_batch_size": 4, "gradient_clipp1ng": 3})", as_is),
       HasSubstr("did you mean 'gradient_clipping'"));

@@ -105,7 +105,7 @@ TEST_F(Structure, AFileThatAStateNeedsAndTheManifestDoesNotListIsAFault) {
     SCOPED_TRACE(file);
     save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
     unlist(file);
-    expect_fault(file, "is not listed in manifest.json, although its ");
+    expect_fault(file, "is not listed in manifest.json, although ");
   }
   save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
   edit_manifest(

@@ -224,14 +224,15 @@ void Reducer::average_without_data(bool keep) {
 }
 
 void Reducer::take_average(const flat::GradBucket& bucket) {
-  const std::vector<bool> anywhere = bucket.flags();
-  for (size_t entry = 0; entry < anywhere.size(); ++entry) {
+  const std::vector<bool> on_any_rank = bucket.flags();
+  for (size_t entry = 0; entry < on_any_rank.size(); ++entry) {
     const size_t parameter = parameter_of(bucket, entry);
     Gradient& gradient = gradients_[parameter];
-    gradient.exists = anywhere[entry];
-    gradient.is_average = anywhere[entry];
+    gradient.exists = on_any_rank[entry];
+    gradient.is_average = on_any_rank[entry];
     gradient.version = gradient.view._version();
-    parameters_[parameter].tensor.mutable_grad() = anywhere[entry] ? gradient.view : at::Tensor();
+    parameters_[parameter].tensor.mutable_grad() =
+        on_any_rank[entry] ? gradient.view : at::Tensor();
   }
 }
 

@@ -158,15 +158,15 @@ void ShardReducer::finish_buckets() {
     bucket->gradients().advance(/*wait=*/true);
   }
   const at::Tensor present = presence.wait();
-  const auto* anywhere = present.const_data_ptr<uint8_t>();
-  if (!present_.empty() && anywhere[0] == kAddsToUsed) {
+  const auto* on_any_rank = present.const_data_ptr<uint8_t>();
+  if (!present_.empty() && on_any_rank[0] == kAddsToUsed) {
     refuse_used();
   }
   for (size_t bucket = 0; bucket < model_.buckets().size(); ++bucket) {
     std::vector<bool> by_entry;
     for (const size_t parameter : model_.members()[bucket]) {
-      by_entry.push_back(anywhere[parameter] != 0);
-      had_gradient_[parameter] = had_gradient_[parameter] || anywhere[parameter] != 0;
+      by_entry.push_back(on_any_rank[parameter] != 0);
+      had_gradient_[parameter] = had_gradient_[parameter] || on_any_rank[parameter] != 0;
     }
     model_.buckets()[bucket]->gradients().finish(by_entry);
   }

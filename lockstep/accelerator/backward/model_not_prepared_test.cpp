@@ -85,7 +85,7 @@ std::vector<std::string> warnings_of_second_model(
   std::vector<std::string> warnings;
   set_log_sink([&](const std::string& line) {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (line.find("that no prepared model has") != std::string::npos) {
+    if (line.find("belong to no prepared model") != std::string::npos) {
       warnings.push_back(line);
     }
   });

@@ -248,12 +248,12 @@ TEST(SavedMetaValues, ThatNoSaveWritesAreRefusedWithFileAndKey) {
   };
   prepare_and([&](Accelerator& accelerator) { accelerator.save_state(folder / "good"); });
   const std::vector<std::pair<Edit, std::string>> cases = {
-      {[](json& meta) { meta.clear(); }, "lacks meta.processes"},
+      {[](json& meta) { meta.clear(); }, "meta.processes is missing"},
       {[](json& meta) { meta["processes"] = 0; },
        "got \"0\" for meta.processes, expected a whole number from 1"},
       {[](json& meta) { meta["processes"] = "many"; }, "for meta.processes"},
       {[](json& meta) { meta["processes"] = 1e18; }, "for meta.processes"},
-      {[](json& meta) { meta.erase("models"); }, "lacks meta.models"},
+      {[](json& meta) { meta.erase("models"); }, "meta.models is missing"},
       {[](json& meta) { meta["models"] = -1; }, "got \"-1\" for meta.models"},
       {[](json& meta) { meta["models"] = int64_t{1} << 60; }, "for meta.models, expected a whole"},
       {[](json& meta) { meta["step"] = "x"; }, "for meta.step, expected a whole number from 0 on"},
@@ -271,7 +271,7 @@ TEST(SavedMetaValues, ThatNoSaveWritesAreRefusedWithFileAndKey) {
       {[](json& meta) { meta["schedulers"] = {3}; }, "for meta.schedulers[0], expected an object"},
       {[](json& meta) { meta["schedulers"][0]["steps"] = -1; }, "for meta.schedulers[0].steps"},
       {[](json& meta) { meta["schedulers"][0].erase("counted"); },
-       "lacks meta.schedulers[0].counted"},
+       "meta.schedulers[0].counted is missing"},
       {[](json& meta) { meta["schedulers"][0]["base_rates"] = {{"x"}}; },
        "for meta.schedulers[0].base_rates[0].rates, expected a list of numbers"}};
   for (const auto& [edit, expected] : cases) {

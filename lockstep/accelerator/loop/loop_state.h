@@ -20,7 +20,7 @@ namespace lockstep {
 struct AccumulationState {
   GradientAccumulationPlugin plugin;
 
-  bool sync_gradients = true;  ///< Of the current micro-step; true outside accumulate().
+  bool sync_gradients = true;  ///< Of the last micro-step; true before the first.
   /// Returns whether the running backward is the last of an update, if the engine, not
   /// accumulate(), counts micro-steps.
   std::function<bool()> ends_update = nullptr;

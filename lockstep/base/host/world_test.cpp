@@ -283,7 +283,7 @@ TEST(World, OneTorchrunAHostInsideAnotherLauncherIsNotAConflict) {
   expect_refused(
       with(with(srun_of_two, kTorchrun), {{"TORCHELASTIC_RUN_ID", ""}}),
       "torchrun sets RANK=3 WORLD_SIZE=4",
-      "SLURM says SLURM_PROCID=1 SLURM_NTASKS=2",
+      "SLURM sets SLURM_PROCID=1 SLURM_NTASKS=2",
       "unset those of one launcher");
 }
 
@@ -297,7 +297,7 @@ TEST(World, TwoLaunchersThatDisagreeAreRefused) {
   expect_refused(
       with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
       "torchrun sets RANK=0 WORLD_SIZE=2",
-      "OpenMPI says OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2");
+      "OpenMPI sets OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2");
   expect_refused(with(kOpenMpi, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), "OpenMPI", "PMI_RANK=0");
   // Left over from an earlier try by hand, under a srun of seven.
   expect_refused(

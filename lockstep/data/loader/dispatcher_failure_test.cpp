@@ -168,7 +168,7 @@ TEST(Dispatcher, ARankThatLeavesItsLoopLaterSaysWhichRanksItAwaits) {
           AllOf(
               HasSubstr("[rank 1] warning"),
               HasSubstr("waits for rank 0 at batch 4 of epoch 0; all ranks must leave the loop")),
-          AllOf(HasSubstr("[rank 1] error"), HasSubstr("rank 0 is at batch 0 of epoch 1"))));
+          AllOf(HasSubstr("[rank 1] error"), HasSubstr("rank 0 at batch 0 of epoch 1"))));
   EXPECT_THAT(
       said_by_a_rank_that_leaves_late(0),
       ElementsAre(AllOf(

@@ -75,7 +75,8 @@ std::optional<OperationCount> convolution(Inputs inputs) {
     const auto axis = static_cast<int64_t>(dim) + 2;
     const int64_t kernel = value_at(5, dim) * (weight->size(axis) - 1) + 1;
     const int64_t last = input->size(axis) + 2 * value_at(4, dim) - kernel;
-    positions *= static_cast<double>(last / value_at(3, dim) + 1);
+    const int64_t outputs = last / value_at(3, dim) + 1;
+    positions *= static_cast<double>(outputs);
   }
   return products(batch * positions * elements(*weight));
 }

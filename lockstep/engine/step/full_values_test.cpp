@@ -231,7 +231,8 @@ TEST(FullValues, GradientsThatNoStageHasAveragedYetAreRefused) {
       const auto gradient = [&] { return ours.safe_get_full_grad(net->fc->weight); };
       engine.backward(engine(engine_batch(0)).square().mean());
       if (stage < 2) {
-        EXPECT_THAT(gradient, ThrowsMessage<ConfigError>(HasSubstr("backward of the boundary")));
+        EXPECT_THAT(
+            gradient, ThrowsMessage<ConfigError>(HasSubstr("after that micro-step's backward")));
       } else {
         EXPECT_TRUE(gradient().defined());
       }

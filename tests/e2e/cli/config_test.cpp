@@ -97,7 +97,7 @@ TEST_F(ConfigCommands, ShowWithoutAFileAndWithOneThatIsMissing) {
   EXPECT_THAT(missing.err, HasSubstr("[/absent/c.yaml] no such file"));
   const Outcome variable = config({"show"}, {"LOCKSTEP_CONFIG_FILE=/absent/d.yaml"});
   EXPECT_EQ(variable.code, 2);
-  EXPECT_THAT(variable.err, HasSubstr("which LOCKSTEP_CONFIG_FILE names"));
+  EXPECT_THAT(variable.err, HasSubstr("named by LOCKSTEP_CONFIG_FILE"));
 }
 
 TEST_F(ConfigCommands, AnUnwritableFileIsAFailure) {
