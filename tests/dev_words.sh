@@ -27,7 +27,7 @@ expect() {
 }
 
 expect 0 "LOCKSTEP_PIP_INDEX_URL" "$root/dev" help
-for word in setup build test fuzz demo fmt lint bench; do
+for word in setup build test sanitize fuzz demo fmt lint bench; do
   expect 0 "  $word " "$root/dev"
 done
 expect 2 "did you mean 'test'?" "$root/dev" tset
@@ -37,6 +37,7 @@ expect 2 "invalid value 'fast' for --preset" "$root/dev" build --preset fast
 expect 2 "the value of --preset is missing" "$root/dev" test --preset
 expect 2 "unknown argument 'now' of ./dev setup" "$root/dev" setup now
 expect 2 "unknown argument '--chek' of ./dev fmt" "$root/dev" fmt --chek
+expect 2 "invalid sanitizer 'msan'; expected asan, tsan" "$root/dev" sanitize msan
 expect 2 "got 'long'; expected a number of seconds" "$root/dev" fuzz long
 expect 2 "unknown group 'nonsense'" "$root/scripts/bootstrap" nonsense
 
