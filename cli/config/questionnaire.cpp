@@ -69,7 +69,7 @@ class Questionnaire {
   }
 
   void ask_machines() {
-    const SettingSpec& launchers = spec_of("launcher");
+    const SettingSpec& launchers = *config::find_setting("launcher");
     std::vector<Choice> choices;
     for (const config::SettingChoice& choice : launchers.choices) {
       choices.push_back({choice.value, choice.description});
@@ -97,7 +97,7 @@ class Questionnaire {
   }
 
   void ask_processes() {
-    const SettingSpec& spec = spec_of("num_processes");
+    const SettingSpec& spec = *config::find_setting("num_processes");
     std::vector<Choice> choices;
     const std::string present = value(spec.name);
     size_t preset = present.empty() ? 0 : spec.choices.size();

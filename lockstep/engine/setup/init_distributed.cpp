@@ -40,7 +40,7 @@ bool same(const ConnectOptions& a, const ConnectOptions& b) {
          a.device_comm == b.device_comm;
 }
 
-const Connected& connect_ranks(WorldSpec world, const ConnectOptions& options) {
+Connected connect_ranks(WorldSpec world, const ConnectOptions& options) {
   Group group = connect(world, options);
   connection() =
       std::make_unique<Connection>(Connection{{std::move(world), std::move(group)}, options});
@@ -202,8 +202,7 @@ Connected init_distributed(const InitDistributedOptions& options) {
     return connection()->job;
   }
   const ConnectOptions connect_options = connect_options_of(options);
-  WorldSpec world = world_of(options);
-  const Connected& job = connect_ranks(std::move(world), connect_options);
+  Connected job = connect_ranks(world_of(options), connect_options);
   if (options.verbose && job.world.size > 1) {
     log_info(fmt::format(
         "{} ranks are connected ({}), transport {}, timeout {} s",
