@@ -103,9 +103,9 @@ Schedule warmup_constant(WarmupConstantOptions options) {
 
 Schedule warmup_linear(WarmupLinearOptions options) {
   const char* name = "warmup_linear";
-  const auto [warmup, total] = options;
+  const int64_t warmup = options.warmup_steps, total = options.total_steps;
   check_warmup(name, warmup, total);
-  return warm_up(name, warmup, total, [warmup = warmup, total = total](int64_t step) {
+  return warm_up(name, warmup, total, [=](int64_t step) {
     return std::max(0.0, ratio(total - step, total - warmup));
   });
 }
