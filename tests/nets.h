@@ -40,6 +40,14 @@ inline torch::nn::Sequential square_layers(int64_t layers, int64_t width, bool b
   return net;
 }
 
+/// Returns square_layers() with weights of sines.
+inline torch::nn::Sequential sine_layers(
+    int64_t layers, int64_t width, const Sines& sines = {}, bool bias = true) {
+  torch::nn::Sequential net = square_layers(layers, width, bias);
+  fill_with_sines(*net, sines);
+  return net;
+}
+
 struct TwoLayerOptions {
   int64_t in = 24;
   int64_t hidden = 40;

@@ -25,7 +25,7 @@ only; lockstep checkpoint verify reads all data.
 
 Exit code: 0; 1 if the folder cannot be read; 2 for a usage error.)";
 
-constexpr const char* kShowFooter = R"(Examples:
+constexpr const char* kCheckpointShowFooter = R"(Examples:
   lockstep checkpoint show runs/a/checkpoints/checkpoint_3
   lockstep checkpoint show runs/a/checkpoints/checkpoint_3 --json | jq '.sets[].elements'
 
@@ -143,7 +143,7 @@ CheckpointCommand::CheckpointCommand(CLI::App& app)
   list_ = add("ls", "List the checkpoints in a folder", "ls FOLDER [--json]");
   list_->footer(kListFooter);
   show_ = add("show", "Show the content of a checkpoint", "show CHECKPOINT [--json]");
-  show_->footer(kShowFooter);
+  show_->footer(kCheckpointShowFooter);
   verify_ = add("verify", "Read all data and report damage", "verify CHECKPOINT... [--json]");
   verify_->footer(kVerifyFooter);
   diff_ = add("diff", "Compare two checkpoints", "diff CHECKPOINT OTHER [--json]");

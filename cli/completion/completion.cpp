@@ -13,7 +13,7 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kCompletionFooter = R"(Examples:
   source <(lockstep completion bash)         in ~/.bashrc
   lockstep completion zsh > ~/.zfunc/_lockstep
                                              in a folder of $fpath, before compinit
@@ -51,7 +51,7 @@ CLI::App* add_shell(CLI::App& completion, const std::string& shell, const std::s
 ShellCommands::ShellCommands(CLI::App& app)
     : app_(app),
       completion_(app.add_subcommand("completion", "Print a completion script for a shell")) {
-  set_help(*completion_, "lockstep completion bash|zsh|fish", kFooter);
+  set_help(*completion_, "lockstep completion bash|zsh|fish", kCompletionFooter);
   bash_ = add_shell(*completion_, "bash", "source <(lockstep completion bash)");
   zsh_ = add_shell(*completion_, "zsh", "lockstep completion zsh > ~/.zfunc/_lockstep");
   fish_ = add_shell(

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-constexpr int kPatienceMs = 60000;
+constexpr int kCompletionTimeoutMs = 60000;
 
 /// A command line with all that there is to complete, and with texts that trip shells up.
 class Completion : public testing::Test {
@@ -75,7 +75,7 @@ class Completion : public testing::Test {
     return lines;
   }
   static std::vector<std::string> lines_of(const std::vector<std::string>& words) {
-    const auto answer = ask_program(words, kPatienceMs);
+    const auto answer = ask_program(words, kCompletionTimeoutMs);
     EXPECT_TRUE(answer);
     EXPECT_EQ(answer->exit_code, 0) << answer->text;
     std::vector<std::string> lines;
@@ -182,7 +182,7 @@ TEST_F(Completion, TheManualPageIsRoffWithoutAWarning) {
       IsEmpty());
   const auto shown = ask_program(
       {"sh", "-c", "LC_ALL=C.UTF-8 MANWIDTH=100 man -l -Tutf8 '" + page + "' | col -b"},
-      kPatienceMs);
+      kCompletionTimeoutMs);
   ASSERT_TRUE(shown);
   EXPECT_THAT(
       shown->text,

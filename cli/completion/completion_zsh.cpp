@@ -10,7 +10,7 @@ namespace lockstep::cli {
 namespace {
 
 /// Escapes a text for single quotes, with a backslash before each of `special`.
-std::string escaped(const std::string& text, std::string_view special) {
+std::string zsh_escaped(const std::string& text, std::string_view special) {
   std::string result;
   for (const char c : text) {
     if (c == '\'') {
@@ -35,7 +35,7 @@ std::string function_name(const CommandEntry& command) {
 std::string option_spec(const OptionEntry& option) {
   std::string value;
   if (!option.value.empty()) {
-    value = ":" + escaped(option.value, ":") + ":";
+    value = ":" + zsh_escaped(option.value, ":") + ":";
     value += !option.choices.empty() ? fmt::format("({})", fmt::join(option.choices, " "))
              : option.takes_file     ? "_files"
                                      : " ";
@@ -47,7 +47,12 @@ std::string option_spec(const OptionEntry& option) {
         option.names.size() == 1 ? "" : fmt::format("({})", fmt::join(option.names, " "));
     const char* joined = option.value.empty() ? "" : name.starts_with("--") ? "=" : "+";
     spec += fmt::format(
-        "    '{}{}{}[{}]{}' \\\n", others, name, joined, escaped(option.description, "[]:"), value);
+        "    '{}{}{}[{}]{}' \\\n",
+        others,
+        name,
+        joined,
+        zsh_escaped(option.description, "[]:"),
+        value);
   }
   return spec;
 }
@@ -66,7 +71,7 @@ std::string branch(const CommandEntry& command, const std::string& specs) {
   std::string names;
   std::string calls;
   for (const CommandEntry& inner : command.commands) {
-    names += fmt::format("    '{}:{}'\n", inner.name, escaped(inner.description, ":"));
+    names += fmt::format("    '{}:{}'\n", inner.name, zsh_escaped(inner.description, ":"));
     calls += fmt::format("        {}) {} && ret=0 ;;\n", inner.name, function_name(inner));
   }
   return fmt::format(

@@ -38,7 +38,7 @@ Settings, unless LOCKSTEP_CONFIG_FILE names another file; ~/.config is the defau
 )";
 
 /// Escapes a text for roff.
-std::string escaped(const std::string& text) {
+std::string roff_escaped(const std::string& text) {
   std::string result;
   bool line_begins = true;
   for (const char c : text) {
@@ -78,10 +78,10 @@ std::string escaped(const std::string& text) {
 std::string option_text(const OptionEntry& option) {
   std::string head;
   for (const std::string& name : option.names) {
-    head += (head.empty() ? "" : ", ") + fmt::format("\\fB{}\\fR", escaped(name));
+    head += (head.empty() ? "" : ", ") + fmt::format("\\fB{}\\fR", roff_escaped(name));
   }
   if (!option.value.empty()) {
-    head += fmt::format(" \\fI{}\\fR", escaped(option.value));
+    head += fmt::format(" \\fI{}\\fR", roff_escaped(option.value));
   }
   std::string choices;
   for (const std::string& choice : option.choices) {
@@ -90,21 +90,21 @@ std::string option_text(const OptionEntry& option) {
   return fmt::format(
       ".TP\n{}\n{}.\n{}",
       head,
-      escaped(option.description),
-      choices.empty() ? "" : escaped(choices) + ".\n");
+      roff_escaped(option.description),
+      choices.empty() ? "" : roff_escaped(choices) + ".\n");
 }
 
 /// Formats the footer of --help line by line.
 std::string footer_text(const std::string& footer) {
-  return footer.empty() ? "" : fmt::format(".PP\n.nf\n{}\n.fi\n", escaped(footer));
+  return footer.empty() ? "" : fmt::format(".PP\n.nf\n{}\n.fi\n", roff_escaped(footer));
 }
 
 std::string command_text(const CommandEntry& command) {
   std::string text = fmt::format(
       ".SS lockstep {}\n{}.\n.PP\n.nf\n\\fB{}\\fR\n.fi\n",
-      escaped(command.path),
-      escaped(command.description),
-      escaped(command.usage));
+      roff_escaped(command.path),
+      roff_escaped(command.description),
+      roff_escaped(command.usage));
   for (const OptionEntry& option : command.options) {
     text += option_text(option);
   }
@@ -121,7 +121,7 @@ std::string man_page(const CommandEntry& root) {
       ".SH DESCRIPTION\n{}\n.PP\nOptions may be written with _ for \\-.\n"
       ".SH OPTIONS\n",
       kBuild.version,
-      escaped(root.description));
+      roff_escaped(root.description));
   for (const OptionEntry& option : root.options) {
     text += option_text(option);
   }

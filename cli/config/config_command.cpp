@@ -24,7 +24,7 @@ using config::ConfigLocation;
 using config::ConfigValues;
 using Json = nlohmann::json;
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kConfigFooter = R"(Examples:
   lockstep config                              asks questions and writes the file
   lockstep config default --mixed-precision bf16
   lockstep config show                         the settings of a launch here, and their origins
@@ -52,7 +52,7 @@ lockstep::config::write_basic_config instead.
 
 Exit code: 0; 1 if the file cannot be written; 2 for a usage error, or if the file exists.)";
 
-constexpr const char* kShowFooter = R"(Examples:
+constexpr const char* kConfigShowFooter = R"(Examples:
   lockstep config show
   LOCKSTEP_MAX_RESTARTS=3 lockstep config show
   lockstep config show --json | jq -r '.settings[] | select(.value != null) | .name'
@@ -118,7 +118,7 @@ std::string hint_of(const ConfigLocation& location) {
 
 ConfigCommand::ConfigCommand(CLI::App& app)
     : command_(app.add_subcommand("config", "Write, show and check the settings of a launch")) {
-  set_help(*command_, "lockstep config [COMMAND] [OPTIONS]", kFooter);
+  set_help(*command_, "lockstep config [COMMAND] [OPTIONS]", kConfigFooter);
   add_file_option(*command_);
   default_ =
       add("default",
@@ -128,7 +128,7 @@ ConfigCommand::ConfigCommand(CLI::App& app)
   default_->add_option("--mixed-precision", mixed_precision_, "Autocast dtype (default: no)")
       ->type_name("P");
   show_ = add("show", "Show every setting and its origin", "show [--json]");
-  show_->footer(kShowFooter);
+  show_->footer(kConfigShowFooter);
   validate_ = add("validate", "List all errors in files", "validate [FILE...] [--json]");
   validate_->footer(kValidateFooter);
   import_ = add("import", "Import Accelerate's file", "import [FILE] [--force] [--json]");

@@ -12,10 +12,10 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr int64_t kMostRanks = 1'000'000;
+constexpr int64_t kMostWorldSize = 1'000'000;
 constexpr double kMostRate = 1e6;
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kDsConfigFooter = R"(Examples:
   lockstep ds-config check ds_config.json --world 8
   lockstep ds-config keys
 
@@ -68,12 +68,12 @@ std::string file_among(const std::string& command, const std::vector<std::string
 
 DsConfigCommand::DsConfigCommand(CLI::App& app)
     : command_(app.add_subcommand("ds-config", "Check DeepSpeed's ds_config.json")) {
-  set_help(*command_, "lockstep ds-config check|keys", kFooter);
+  set_help(*command_, "lockstep ds-config check|keys", kDsConfigFooter);
   check_ = command_->add_subcommand("check", "Show all values of a file, or all its errors");
   set_help(*check_, "lockstep ds-config check FILE --world N [--json]", kCheckFooter);
   check_->add_option("--world", world_size_, "Number of ranks that share a batch")
       ->type_name("N")
-      ->check(integer_between(1, kMostRanks));
+      ->check(integer_between(1, kMostWorldSize));
   check_->add_flag("--json", json_, "Print one JSON object, also for errors");
   keys_ = command_->add_subcommand("keys", "Show the status of each key");
   set_help(*keys_, "lockstep ds-config keys", kKeysFooter);

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kEnvFooter = R"(Examples:
   lockstep env                          facts for a bug report
   lockstep env --json | jq .cpu.allowed
   lockstep env --explain                every setting with its value and origin
@@ -26,7 +26,7 @@ variable whose name suggests a secret is hidden.
 Exit code: 0; with --explain 2 if the configuration is invalid; 2 for a usage error.)";
 
 /// Formats a size in MiB or GiB.
-std::string memory_text(uint64_t bytes) {
+std::string mebibytes_text(uint64_t bytes) {
   constexpr double kMebibyte = 1024.0 * 1024.0;
   const double mebibytes = static_cast<double>(bytes) / kMebibyte;
   return mebibytes < 1024 ? fmt::format("{:.0f} MiB", mebibytes)
@@ -114,9 +114,9 @@ void add_memory(const Machine& machine, Block& block, Json& json) {
       "memory",
       fmt::format(
           "{}, {} available; {}",
-          memory_text(memory.bytes),
-          memory_text(memory.available_bytes),
-          memory.cgroup_bytes ? "cgroup limit " + memory_text(*memory.cgroup_bytes)
+          mebibytes_text(memory.bytes),
+          mebibytes_text(memory.available_bytes),
+          memory.cgroup_bytes ? "cgroup limit " + mebibytes_text(*memory.cgroup_bytes)
                               : "no cgroup limit"));
   json["memory"] = {
       {"bytes", memory.bytes},
@@ -126,7 +126,8 @@ void add_memory(const Machine& machine, Block& block, Json& json) {
   if (const auto& shared = machine.shared_memory) {
     block.add(
         "/dev/shm",
-        fmt::format("{}, {} free", memory_text(shared->bytes), memory_text(shared->free_bytes)));
+        fmt::format(
+            "{}, {} free", mebibytes_text(shared->bytes), mebibytes_text(shared->free_bytes)));
     json["shared_memory"] = {{"bytes", shared->bytes}, {"free_bytes", shared->free_bytes}};
   } else {
     block.add("/dev/shm", "none");
@@ -277,7 +278,7 @@ Report env_report(const EnvFacts& facts) {
 
 EnvCommand::EnvCommand(CLI::App& app)
     : command_(app.add_subcommand("env", "Show the facts of this machine for a bug report")) {
-  set_help(*command_, "lockstep env [--explain] [--json]", kFooter);
+  set_help(*command_, "lockstep env [--explain] [--json]", kEnvFooter);
   command_->add_flag("--explain", explain_, "Show every setting with its value and origin instead");
   command_->add_flag("--json", json_, "Print one JSON object, also for errors");
 }

@@ -19,15 +19,15 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::Pair;
 
-constexpr int kPatienceMs = 20000;
+constexpr int kEnvTimeoutMs = 20000;
 
 TEST(AskProgram, ReturnsOutputAndExitCode) {
-  const auto answer = ask_program({"sh", "-c", "echo one; echo two >&2; exit 3"}, kPatienceMs);
+  const auto answer = ask_program({"sh", "-c", "echo one; echo two >&2; exit 3"}, kEnvTimeoutMs);
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->exit_code, 3);
   EXPECT_EQ(answer->text, "one\ntwo\n");
-  EXPECT_EQ(ask_program({"sh", "-c", "kill -9 $$"}, kPatienceMs)->exit_code, 137);
-  EXPECT_FALSE(ask_program({"/no/such/program"}, kPatienceMs));
+  EXPECT_EQ(ask_program({"sh", "-c", "kill -9 $$"}, kEnvTimeoutMs)->exit_code, 137);
+  EXPECT_FALSE(ask_program({"/no/such/program"}, kEnvTimeoutMs));
 }
 
 TEST(AskProgram, GivesUpOnAProgramThatDoesNotEnd) {
@@ -35,13 +35,13 @@ TEST(AskProgram, GivesUpOnAProgramThatDoesNotEnd) {
 }
 
 TEST(AskProgram, DoesNotWaitForOrphans) {
-  const auto answer = ask_program({"sh", "-c", "sleep 600 & echo done"}, kPatienceMs);
+  const auto answer = ask_program({"sh", "-c", "sleep 600 & echo done"}, kEnvTimeoutMs);
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->text, "done\n");
 }
 
 TEST(AskProgram, KeepsNoMoreThanItSays) {
-  const auto answer = ask_program({"sh", "-c", "yes | head -c 1000000"}, kPatienceMs);
+  const auto answer = ask_program({"sh", "-c", "yes | head -c 1000000"}, kEnvTimeoutMs);
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->text.size(), 65536U);
 }

@@ -20,9 +20,9 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kWhere = "lockstep estimate-memory";
+constexpr const char* kEstimateMemoryCommand = "lockstep estimate-memory";
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kEstimateMemoryFooter = R"(Examples:
   lockstep estimate-memory exported/model.safetensors
   lockstep estimate-memory --parameters 7b --largest-layer 131M --ranks 8,64 --hosts 8
   lockstep estimate-memory runs/a/checkpoints/checkpoint_3 --optimizer sgd --json
@@ -44,7 +44,7 @@ int64_t parse_number(const std::string& option, const std::string& text, int64_t
   const std::optional<int64_t> number = parse_integer(text);
   if (!number || *number < 1 || *number > most) {
     throw ConfigError(
-        kWhere,
+        kEstimateMemoryCommand,
         fmt::format(
             "invalid value '{}' for {}; expected a whole number from 1 to {}",
             printable(text),
@@ -60,7 +60,7 @@ std::vector<std::string> checked_dtypes(const std::string& list) {
   for (const std::string& dtype : dtypes) {
     if (std::find(known.begin(), known.end(), dtype) == known.end()) {
       throw ConfigError(
-          kWhere,
+          kEstimateMemoryCommand,
           fmt::format(
               "invalid value '{}' for --dtypes; expected a list of {}{}",
               printable(dtype),
@@ -77,7 +77,7 @@ int64_t optimizer_numbers(const std::string& optimizer, const ModelSize& size) {
   }
   if (!size.layers) {
     throw ConfigError(
-        kWhere,
+        kEstimateMemoryCommand,
         "adafactor's state depends on the shapes of tensors, which --parameters does not have; "
         "give a file or folder instead");
   }
@@ -90,7 +90,7 @@ std::vector<int64_t> checked_ranks(const std::string& list, int64_t hosts) {
     numbers.push_back(parse_number("--ranks", word, kMostRanks));
     if (numbers.back() % hosts != 0) {
       throw ConfigError(
-          kWhere,
+          kEstimateMemoryCommand,
           fmt::format(
               "{} ranks cannot be divided equally among {} hosts; expected a multiple of the hosts",
               numbers.back(),
@@ -105,7 +105,10 @@ std::vector<int64_t> checked_ranks(const std::string& list, int64_t hosts) {
 EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
     : command_(
           app.add_subcommand("estimate-memory", "Estimate the memory to load and train a model")) {
-  set_help(*command_, "lockstep estimate-memory PATH|--parameters N [OPTIONS] [--json]", kFooter);
+  set_help(
+      *command_,
+      "lockstep estimate-memory PATH|--parameters N [OPTIONS] [--json]",
+      kEstimateMemoryFooter);
   command_
       ->add_option(
           "--parameters", parameters_, "Number of parameters, like 7b or 350M, instead of PATH")
@@ -143,10 +146,12 @@ EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
 EstimateRequest EstimateMemoryCommand::request_of(const std::vector<std::string>& words) const {
   if (words.size() + (parameters_.empty() ? 0 : 1) != 1 || (!words.empty() && words[0].empty())) {
     throw ConfigError(
-        kWhere, "the model is missing; expected one path, or --parameters N; try --parameters 7b");
+        kEstimateMemoryCommand,
+        "the model is missing; expected one path, or --parameters N; try --parameters 7b");
   }
   if (!largest_layer_.empty() && parameters_.empty()) {
-    throw ConfigError(kWhere, "--largest-layer needs --parameters; a file has its layers");
+    throw ConfigError(
+        kEstimateMemoryCommand, "--largest-layer needs --parameters; a file has its layers");
   }
   EstimateRequest request;
   request.path = words.empty() ? "" : words[0];
@@ -166,7 +171,8 @@ EstimateRequest EstimateMemoryCommand::request_of(const std::vector<std::string>
     request.largest_layer_parameters = parse_count("--largest-layer", largest_layer_);
     if (*request.largest_layer_parameters > request.size.parameters) {
       throw ConfigError(
-          kWhere, "--largest-layer is larger than --parameters; expected at most that number");
+          kEstimateMemoryCommand,
+          "--largest-layer is larger than --parameters; expected at most that number");
     }
   }
   request.dtypes = checked_dtypes(dtypes_);

@@ -38,7 +38,7 @@ bool is_floating(Dtype dtype) {
   }
 }
 
-int64_t elements_of(const ModelTensor& tensor) {
+int64_t element_count(const ModelTensor& tensor) {
   int64_t elements = 1;
   for (const int64_t size : tensor.shape) {
     elements *= size;
@@ -52,7 +52,7 @@ bool is_buffer(const ModelTensor& tensor) {
 }
 
 double float32_bytes(const ModelTensor& tensor) {
-  const auto elements = static_cast<double>(elements_of(tensor));
+  const auto elements = static_cast<double>(element_count(tensor));
   if (tensor.dtype == Dtype::kBool) {
     return elements / 8;  // As Accelerate counts; torch uses one byte for each.
   }
@@ -63,7 +63,7 @@ double float32_bytes(const ModelTensor& tensor) {
 
 /// Adafactor keeps a row and a column of each matrix, and all elements of other tensors.
 int64_t adafactor_numbers(const ModelTensor& tensor) {
-  const int64_t elements = elements_of(tensor);
+  const int64_t elements = element_count(tensor);
   const size_t dims = tensor.shape.size();
   if (dims < 2 || elements == 0) {
     return elements;
@@ -108,7 +108,7 @@ Module& owner_of(Module& root, const std::string& name) {
   return *module;
 }
 
-bool is_checkpoint(const fs::path& folder) {
+bool has_checkpoint(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder / storage::kManifestName, error)) {
     // A folder of checkpoints counts, too: the caller refuses it.
@@ -140,7 +140,7 @@ ModelSize size_of_model(const std::vector<ModelTensor>& tensors) {
   ModelSize size{.layers = ModelSize::Layers()};
   Module root;
   for (const ModelTensor& tensor : tensors) {
-    const int64_t elements = elements_of(tensor);
+    const int64_t elements = element_count(tensor);
     const double bytes = float32_bytes(tensor);
     Module& owner = owner_of(root, tensor.name);
     owner.own_bytes += bytes;
@@ -173,7 +173,7 @@ std::vector<ModelTensor> tensors_of_model(const fs::path& path, int model) {
     throw ConfigError(
         path, "does not exist; expected a .safetensors file, a folder or a checkpoint");
   }
-  if (fs::is_directory(path) && is_checkpoint(path)) {
+  if (fs::is_directory(path) && has_checkpoint(path)) {
     return tensors_of_checkpoint(path, model);
   }
   if (model != 0) {

@@ -21,9 +21,9 @@ using watch::Operation;
 using watch::RankView;
 using Json = nlohmann::json;
 
-constexpr int kMostRanks = 1 << 20;
+constexpr int kMostFlightRanks = 1 << 20;
 
-constexpr const char* kFooter = R"(Without DUMP, shows the newest dump of this user's jobs.
+constexpr const char* kFlightFooter = R"(Without DUMP, shows the newest dump of this user's jobs.
 
 Examples:
   lockstep flight                              the last job that failed or stalled
@@ -125,10 +125,10 @@ Report show_flight(
 FlightCommand::FlightCommand(CLI::App& app)
     : command_(app.add_subcommand(
           "flight", "Show what the ranks of a job that failed or stalled were doing")) {
-  set_help(*command_, "lockstep flight [DUMP] [OPTIONS]", kFooter);
+  set_help(*command_, "lockstep flight [DUMP] [OPTIONS]", kFlightFooter);
   command_->add_option("--rank", options_.rank, "Show the operations of this rank only")
       ->type_name("R")
-      ->check(integer_between(0, kMostRanks));
+      ->check(integer_between(0, kMostFlightRanks));
   command_
       ->add_option(
           "--last", options_.last, "Number of operations of each rank; 0: all recorded ones (10)")

@@ -16,7 +16,7 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kLaunchFooter = R"(Examples:
   lockstep launch -n 2 ./train --epochs 3      two ranks of a program
   lockstep launch -n auto train.py             one rank for each GPU, or core, of a Python script
   lockstep launch -n 2 -m package.train        a Python module
@@ -60,7 +60,7 @@ void check_has_program(const std::vector<std::string>& program) {
 LaunchCommand::LaunchCommand(CLI::App& app)
     : command_(app.add_subcommand("launch", "Run a program as several ranks")) {
   command_->prefix_command();
-  set_help(*command_, "lockstep launch -n N [OPTIONS] [--] PROGRAM [ARGS...]", kFooter);
+  set_help(*command_, "lockstep launch -n N [OPTIONS] [--] PROGRAM [ARGS...]", kLaunchFooter);
   add_launch_flags(*command_, flags_);
   add_refused_flags(*command_);
 }

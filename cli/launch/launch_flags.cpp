@@ -77,4 +77,8 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
   }
 }
 
+void refuse_launch(const std::string& what) {
+  throw ConfigError("lockstep launch", what);
+}
+
 }  // namespace lockstep::cli

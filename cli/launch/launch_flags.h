@@ -40,4 +40,7 @@ launcher::JobOptions job_options(
 /// Returns how the program is executed. Throws ConfigError if two flags contradict each other.
 launcher::ProgramKind program_kind(const LaunchFlags& flags);
 
+/// Throws ConfigError of `lockstep launch`.
+[[noreturn]] void refuse_launch(const std::string& what);
+
 }  // namespace lockstep::cli

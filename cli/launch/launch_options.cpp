@@ -29,19 +29,15 @@ using launcher::JobOptions;
 
 constexpr int kMostNodes = 1 << 20;
 
-[[noreturn]] void refuse(const std::string& what) {
-  throw ConfigError("lockstep launch", what);
-}
-
 int parse_node_count(const std::string& text) {
   const size_t colon = text.find(':');
   const auto least = parse_integer(text.substr(0, colon));
   const auto most = colon == std::string::npos ? least : parse_integer(text.substr(colon + 1));
   if (!least || !most || *least < 1 || *most > kMostNodes || *most < *least) {
-    refuse(fmt::format("invalid value '{}' for --nnodes; expected a number of hosts", text));
+    refuse_launch(fmt::format("invalid value '{}' for --nnodes; expected a number of hosts", text));
   }
   if (*least != *most) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "--nnodes {}: a varying number of hosts is not supported; expected one number; a restarted "
         "job may have another number, and continues from its checkpoint",
         text));
@@ -59,7 +55,7 @@ void read_endpoint(const std::string& text, JobOptions& options) {
     host = host.substr(1, host.size() - 2);
   }
   if (!options.master_addr.empty() && options.master_addr != host) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "--rdzv-endpoint {} and --master-addr {} differ; give only one",
         text,
         options.master_addr));
@@ -70,13 +66,13 @@ void read_endpoint(const std::string& text, JobOptions& options) {
   }
   const auto port = parse_integer(text.substr(colon + 1));
   if (!port || *port < 0 || *port > kLastPort) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "invalid value '{}' for --rdzv-endpoint; expected HOST:PORT with a port from 0 to {}",
         text,
         kLastPort));
   }
   if (options.master_port != 0 && options.master_port != *port) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "--rdzv-endpoint {} and --master-port {} differ; give only one",
         text,
         options.master_port));
@@ -92,7 +88,7 @@ void read_rendezvous_settings(const std::string& text, JobOptions& options) {
     const size_t equals = setting.find('=');
     const std::string key = setting.substr(0, equals);
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      refuse(fmt::format(
+      refuse_launch(fmt::format(
           "--rdzv-conf {} has no effect, since Lockstep has no agent; expected join_timeout=S or "
           "timeout=S{}",
           key,
@@ -103,7 +99,7 @@ void read_rendezvous_settings(const std::string& text, JobOptions& options) {
     const char* end = value.data() + value.size();
     const auto [stop, error] = std::from_chars(value.data(), end, seconds);
     if (error != std::errc() || stop != end || !(seconds > 0 && seconds <= kDaySeconds)) {
-      refuse(fmt::format(
+      refuse_launch(fmt::format(
           "invalid value '{}' for {} of --rdzv-conf; expected seconds, at most {:g}",
           value,
           key,
@@ -116,7 +112,7 @@ void read_rendezvous_settings(const std::string& text, JobOptions& options) {
 void read_rendezvous(const LaunchFlags& flags, JobOptions& options) {
   if (!flags.rdzv_backend.empty() && flags.rdzv_backend != "c10d" &&
       flags.rdzv_backend != "static") {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "--rdzv-backend {} is not supported, since rank 0 itself serves the rendezvous; expected "
         "c10d or static, or omit it",
         flags.rdzv_backend));
@@ -127,7 +123,7 @@ void read_rendezvous(const LaunchFlags& flags, JobOptions& options) {
   read_rendezvous_settings(flags.rdzv_conf, options);
   if (flags.standalone && (options.nodes > 1 || options.node_rank > 0 || options.master_port != 0 ||
                            !options.master_addr.empty() || !options.hostfile.empty())) {
-    refuse(
+    refuse_launch(
         "--standalone means one host and any free port; omit it, or the options for several hosts "
         "and the rendezvous");
   }
@@ -143,7 +139,7 @@ CpuBind read_binding(const LaunchFlags& flags) {
   }
   if (!flags.numa_binding.empty()) {
     if (flags.numa_binding != "node") {
-      refuse(fmt::format(
+      refuse_launch(fmt::format(
           "--numa-binding {} is not supported: it follows a rank's GPU, and Lockstep binds ranks "
           "by their number; expected node, or try --cpu-bind cores",
           flags.numa_binding));
@@ -152,19 +148,19 @@ CpuBind read_binding(const LaunchFlags& flags) {
   }
   if (std::any_of(
           given.begin(), given.end(), [&](CpuBind bind) { return bind != given.front(); })) {
-    refuse("--cpu-bind, --bind-cores-to-rank and --numa-binding differ; give only one");
+    refuse_launch("--cpu-bind, --bind-cores-to-rank and --numa-binding differ; give only one");
   }
   return given.empty() ? CpuBind::kNone : given.front();
 }
 
 void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobOptions& options) {
   if (!flags.nproc_per_node.empty() && !flags.num_processes.empty()) {
-    refuse(
+    refuse_launch(
         "-n (--nproc-per-node) is the number of ranks of each host, --num-processes that of all "
         "hosts; give only one");
   }
   if (!flags.nproc_per_node.empty() && !(options.include.empty() && options.exclude.empty())) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "-n (--num-gpus) contradicts {}, which selects the slots, one for each rank; give only one",
         options.include.empty() ? "--exclude" : "--include"));
   }
@@ -178,7 +174,7 @@ void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobO
   } else if (!options.hostfile.empty()) {
     options.ranks = 0;
   } else {
-    refuse(
+    refuse_launch(
         "the number of ranks is missing; give -n N, for instance -n 2, or -n auto for one rank per "
         "GPU or core");
   }
@@ -191,7 +187,7 @@ std::string read_devices(const std::string& text) {
   const size_t odd =
       text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,-/:");
   if (odd != std::string::npos) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "invalid value '{}' for --gpu-ids; expected numbers or UUIDs separated by commas, or all",
         text));
   }
@@ -238,7 +234,7 @@ JobOptions job_options(
 
 launcher::ProgramKind program_kind(const LaunchFlags& flags) {
   if (flags.module && flags.no_python) {
-    refuse("--module and --no-python contradict each other; give only one");
+    refuse_launch("--module and --no-python contradict each other; give only one");
   }
   if (flags.module) {
     return launcher::ProgramKind::kModule;

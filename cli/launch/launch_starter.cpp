@@ -33,21 +33,17 @@ std::optional<Starter> chosen_starter(const LaunchFlags& flags) {
   return found == starters().end() ? std::nullopt : std::optional(found->second);
 }
 
-[[noreturn]] void refuse(const std::string& what) {
-  throw ConfigError("lockstep launch", what);
-}
-
 /// Returns the nodes of this process's SLURM allocation; at least one.
 std::vector<std::string> allocated_hosts(const Environment& environment) {
   const auto list = environment.text("SLURM_JOB_NODELIST");
   if (!list) {
-    refuse(
+    refuse_launch(
         "--launcher slurm needs an allocation of SLURM, but SLURM_JOB_NODELIST is not set; call it "
         "from sbatch or salloc");
   }
   std::vector<std::string> names = slurm_hosts(*list);
   if (names.empty()) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "invalid value '{}' for SLURM_JOB_NODELIST; expected a list like n[1-3,7],gpu2", *list));
   }
   return names;
@@ -63,13 +59,13 @@ void prepare_starter(
     for (const auto& [name, unused] : starters()) {
       names.push_back(name);
     }
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "invalid value '{}' for --launcher; expected local, ssh, openmpi or slurm{}",
         flags.launcher,
         did_you_mean(flags.launcher, names)));
   }
   if (starter && starter != Starter::kSrun && options.hostfile.empty()) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "--launcher {} starts a launcher on each host of a hostfile; add --hostfile FILE",
         flags.launcher));
   }
@@ -80,7 +76,7 @@ void prepare_starter(
       options.nodes = allocated;
     }
     if (options.nodes > allocated) {
-      refuse(fmt::format(
+      refuse_launch(fmt::format(
           "--nnodes {} is more than the {} nodes of the allocation; request more with -N of salloc "
           "or sbatch",
           options.nodes,
@@ -91,7 +87,7 @@ void prepare_starter(
     }
   }
   if (!options.starter_args.empty() && !starter && options.hostfile.empty()) {
-    refuse("--launcher-args needs ssh, mpirun or srun; add --launcher, or --hostfile");
+    refuse_launch("--launcher-args needs ssh, mpirun or srun; add --launcher, or --hostfile");
   }
 }
 
@@ -115,7 +111,7 @@ std::optional<Starter> starter_of(const LaunchFlags& flags, const launcher::JobP
     return std::nullopt;
   }
   if (flags.launcher == kLocal) {
-    refuse(
+    refuse_launch(
         "--launcher local starts ranks on this host only, but the hostfile names others; use ssh");
   }
   return Starter::kSsh;

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "cli/launch/launch_flags.h"
+
 namespace lockstep::cli {
 namespace {
 
@@ -53,10 +55,6 @@ constexpr std::array kOwnVariables = {
     OwnVariable{"PET_MASTER_ADDR", "LOCKSTEP_MAIN_PROCESS_IP"},
     OwnVariable{"PET_MASTER_PORT", "LOCKSTEP_MAIN_PROCESS_PORT"}};
 
-[[noreturn]] void refuse(const std::string& what) {
-  throw ConfigError("lockstep launch", what);
-}
-
 std::string variable_of(std::string option) {
   std::transform(option.begin(), option.end(), option.begin(), [](unsigned char c) {
     return c == '-' ? '_' : static_cast<char>(std::toupper(c));
@@ -93,7 +91,7 @@ void refuse_disagreement(const Environment& environment) {
     const auto theirs = environment.text(torchrun);
     const auto ours = environment.text(own);
     if (theirs && ours && !is_same(*theirs, *ours)) {
-      refuse(
+      refuse_launch(
           fmt::format("{}={} and {}={} differ; unset one of them", torchrun, *theirs, own, *ours));
     }
   }
@@ -101,7 +99,7 @@ void refuse_disagreement(const Environment& environment) {
   const auto all = environment.text("LOCKSTEP_NUM_PROCESSES");
   const std::string hosts = environment.text("PET_NNODES").value_or("1");
   if (each && all && !is_product(*all, *each, hosts)) {
-    refuse(fmt::format(
+    refuse_launch(fmt::format(
         "PET_NPROC_PER_NODE={} is the number of ranks of each host, LOCKSTEP_NUM_PROCESSES={} that "
         "of all hosts; unset one of them",
         *each,
@@ -114,7 +112,7 @@ void refuse_standalone(const Environment& environment) {
   const auto refuse_if = [&environment](const char* variable, const char* fine) {
     const auto value = environment.text(variable);
     if (value && !is_same(*value, fine)) {
-      refuse(fmt::format(
+      refuse_launch(fmt::format(
           "{}={} and --standalone contradict each other; omit the option, or unset {}",
           variable,
           *value,
@@ -179,7 +177,7 @@ std::vector<VariableOption> add_torchrun_variables(
     const std::string option = "--" + launch.get_option("--" + name)->get_lnames().front();
     const auto option_value = given_value(words, option);
     if (option_value && !is_same(*option_value, *value)) {
-      refuse(fmt::format(
+      refuse_launch(fmt::format(
           "{}={} and {} {} differ; omit the option, or unset the variable",
           variable,
           *value,

@@ -16,7 +16,7 @@ constexpr std::array kDtypes = {
     at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kByte, at::kChar};
 constexpr std::array kReductions = {
     ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
-constexpr int64_t kWidth = 3;
+constexpr int64_t kRowWidth = 3;
 constexpr double kLowPrecision = 1e-2;  // For averages in bf16.
 
 std::string title(const std::string& what, at::ScalarType dtype) {
@@ -25,7 +25,7 @@ std::string title(const std::string& what, at::ScalarType dtype) {
 
 /// Row i is 2 on rank i and 1 on all others: no reduction of it overflows eight bits.
 at::Tensor own_rows(const Group& group, at::ScalarType dtype) {
-  at::Tensor rows = at::ones({group.size(), kWidth}, dtype);
+  at::Tensor rows = at::ones({group.size(), kRowWidth}, dtype);
   rows[group.rank()].fill_(2);
   return rows;
 }
@@ -83,14 +83,14 @@ void reduce_scatter(Rank& rank, Expect& expect) {
     expect.equal(
         title(what + "'s shape", dtype),
         fmt::format("{}x{}", got.size(0), got.size(1)),
-        fmt::format("1x{}", kWidth));
+        fmt::format("1x{}", kRowWidth));
     expect_reduced(expect, title(what, dtype), got, op, group.size());
   });
 }
 
 /// Returns numbers that identify the rank and the row.
 at::Tensor signed_rows(int64_t rank, int64_t rows, at::ScalarType dtype) {
-  return (at::arange(rows, at::kLong).reshape({rows, 1}).expand({rows, kWidth}) + rank % 100)
+  return (at::arange(rows, at::kLong).reshape({rows, 1}).expand({rows, kRowWidth}) + rank % 100)
       .to(dtype)
       .contiguous();
 }
@@ -129,7 +129,7 @@ void scatter(Rank& rank, Expect& expect) {
   for (const at::ScalarType dtype : kDtypes) {
     const at::Tensor input = of_all_ranks(group, 2, dtype);
     const at::Tensor got =
-        group.scatter(at::zeros({2, kWidth}, dtype), input, group.size() - 1).wait();
+        group.scatter(at::zeros({2, kRowWidth}, dtype), input, group.size() - 1).wait();
     expect.equal(title("scatter", dtype), got, signed_rows(group.rank(), 2, dtype));
   }
 }
@@ -165,7 +165,7 @@ void send_and_recv(Rank& rank, Expect& expect) {
     // Around the ring; rank 0 sends first, which prevents a deadlock.
     const int next = (group.rank() + 1) % size;
     const int before = (group.rank() + size - 1) % size;
-    at::Tensor got = at::zeros({2, kWidth}, dtype);
+    at::Tensor got = at::zeros({2, kRowWidth}, dtype);
     if (group.rank() == 0) {
       group.send(signed_rows(0, 2, dtype), next).wait();
       group.recv(got, before).wait();

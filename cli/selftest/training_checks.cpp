@@ -16,7 +16,7 @@
 namespace lockstep::selftest {
 namespace {
 
-constexpr int64_t kWidth = 5;
+constexpr int64_t kInputWidth = 5;
 constexpr int kSteps = 6;
 constexpr double kTolerance = 1e-5;  // Sums over ranks and over a batch have different orders.
 
@@ -103,7 +103,7 @@ void random_numbers(Rank& rank, Expect& expect) {
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
-    first = register_module("first", torch::nn::Linear(kWidth, 7));
+    first = register_module("first", torch::nn::Linear(kInputWidth, 7));
     last = register_module("last", torch::nn::Linear(7, 1));
     const torch::NoGradGuard no_grad;
     for (at::Tensor& parameter : parameters()) {
@@ -117,7 +117,7 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 at::Tensor inputs(int64_t rows) {
-  return at::sin(at::arange(rows * kWidth, at::kFloat) * 1.7).reshape({rows, kWidth});
+  return at::sin(at::arange(rows * kInputWidth, at::kFloat) * 1.7).reshape({rows, kInputWidth});
 }
 
 at::Tensor loss_of(Net& net, const at::Tensor& x) {

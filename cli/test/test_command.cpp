@@ -20,11 +20,11 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr const char* kWhere = "lockstep test";
+constexpr const char* kTestCommand = "lockstep test";
 constexpr const char* kProgram = "lockstep_selftest";
-constexpr int kMostRanks = 100;  // The results of the checks must fit into eight bits.
+constexpr int kMostTestRanks = 100;  // The results of the checks must fit into eight bits.
 
-constexpr const char* kFooter = R"(Examples:
+constexpr const char* kTestFooter = R"(Examples:
   lockstep test                 a job of two ranks on this machine
   lockstep test -n 4 --json | jq '.checks[] | select(.ok | not)'
 
@@ -43,7 +43,8 @@ class RunFolder {
     std::string name = (fs::temp_directory_path() / "lockstep-selftest-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
       throw Error(
-          kWhere, "cannot create a temporary folder; " + std::generic_category().message(errno));
+          kTestCommand,
+          "cannot create a temporary folder; " + std::generic_category().message(errno));
     }
     path_ = name;
   }
@@ -99,7 +100,7 @@ fs::path find_selftest(const fs::path& self) {
     }
   }
   throw ConfigError(
-      kWhere,
+      kTestCommand,
       fmt::format(
           "the program with the checks is missing; expected {} or {}; build or install Lockstep's "
           "library, which includes it",
@@ -126,20 +127,20 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
   if (!completed) {
     report.text += fmt::format(
         "{} of {}: the job failed (exit code {})\n",
-        kWhere,
+        kTestCommand,
         counted(static_cast<size_t>(ranks), "rank"),
         job_code);
   } else if (failed > 0) {
     report.text += fmt::format(
         "{} of {}: {} of {} failed\n",
-        kWhere,
+        kTestCommand,
         counted(static_cast<size_t>(ranks), "rank"),
         failed,
         counted(checks.size(), "check"));
   } else {
     report.text += fmt::format(
         "{} of {}: {} passed\n",
-        kWhere,
+        kTestCommand,
         counted(static_cast<size_t>(ranks), "rank"),
         counted(checks.size(), "check"));
   }
@@ -157,7 +158,7 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
 
 TestCommand::TestCommand(CLI::App& app)
     : command_(app.add_subcommand("test", "Check this machine with a real job of several ranks")) {
-  set_help(*command_, "lockstep test [-n N] [--json]", kFooter);
+  set_help(*command_, "lockstep test [-n N] [--json]", kTestFooter);
   command_->add_option("-n,--num-processes,--nproc-per-node", ranks_, "Number of ranks (2)")
       ->type_name("N|cpu|gpu|auto");
   command_->add_flag("--json", json_, "Print one JSON object, also for errors");
@@ -167,9 +168,10 @@ Report TestCommand::make_report() const {
   const launcher::Machine machine = launcher::this_machine();
   const int ranks = launcher::parse_ranks(ranks_, machine, "-n");
   launcher::check_rank_limit(ranks, machine.cores, /*force=*/false);
-  if (ranks > kMostRanks) {
+  if (ranks > kMostTestRanks) {
     throw ConfigError(
-        kWhere, fmt::format("invalid value {} for -n; expected at most {}", ranks, kMostRanks));
+        kTestCommand,
+        fmt::format("invalid value {} for -n; expected at most {}", ranks, kMostTestRanks));
   }
   const fs::path program = find_selftest(fs::read_symlink("/proc/self/exe"));
   const RunFolder folder;
@@ -187,7 +189,7 @@ Report TestCommand::make_report() const {
 
 int TestCommand::run(const std::vector<std::string>& words) const {
   return print_report("lockstep.test", json_, [&] {
-    expect_no_words(kWhere, words);
+    expect_no_words(kTestCommand, words);
     return make_report();
   });
 }

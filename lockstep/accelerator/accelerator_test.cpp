@@ -14,6 +14,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
+#include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
@@ -24,11 +25,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using torch::nn::Linear;
-
-data::Loader<data::TensorDataset> numbers(int64_t count, data::LoaderOptions options) {
-  const at::Tensor rows = at::arange(count, at::kFloat).reshape({count, 1});
-  return data::Loader(data::TensorDataset(rows, at::arange(count)), options);
-}
 
 TEST(Prepare, AcceptsObjectsInAnyOrderAndReturnsTheirTypes) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
@@ -61,7 +57,7 @@ TEST(Prepare, GivesEveryRankRank0sWeights) {
 }
 
 /// Steps of SGD on a small regression; returns the weights.
-at::Tensor train(Accelerator& accelerator, int64_t batch_size) {
+at::Tensor train_regression(Accelerator& accelerator, int64_t batch_size) {
   torch::manual_seed(7);
   torch::nn::Sequential net(Linear(1, 8), torch::nn::BatchNorm1d(8), Linear(8, 1));
   net->eval();  // BatchNorm by its buffers: the batch's own statistics would differ between worlds.
@@ -92,10 +88,10 @@ at::Tensor train(Accelerator& accelerator, int64_t batch_size) {
 
 TEST(Training, AnyNumberOfRanksEqualsOneProcessOnTheGlobalBatch) {
   Accelerator alone({}, WorldSpec{}, Group());
-  const at::Tensor expected = train(alone, 4);
+  const at::Tensor expected = train_regression(alone, 4);
   for (int size : {2, 4}) {
     accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
-      const at::Tensor weights = train(accelerator, 4 / size);
+      const at::Tensor weights = train_regression(accelerator, 4 / size);
       EXPECT_TRUE(at::allclose(weights, expected, 1e-5, 1e-6)) << weights << expected;
     });
   }

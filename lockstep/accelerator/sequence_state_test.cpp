@@ -54,7 +54,7 @@ TORCH_MODULE(Recurrent);
 using Hidden = std::optional<std::tuple<at::Tensor, at::Tensor>>;
 
 /// The loss of one batch; replaces `hidden` by what the next batch starts with.
-at::Tensor loss_of(Recurrent& model, const data::SequenceBatch& batch, Hidden& hidden) {
+at::Tensor sequence_loss(Recurrent& model, const data::SequenceBatch& batch, Hidden& hidden) {
   auto [output, next] = model->lstm->forward(batch.data, hidden);
   hidden = std::tuple(std::get<0>(next).detach(), std::get<1>(next).detach());
   return (model->head->forward(output) - batch.target).pow(2).mean();
@@ -77,7 +77,7 @@ std::vector<at::Tensor> reference() {
     Hidden hidden;
     for (int64_t first = 0; first < dataset.size(); first += kRows) {
       optimizer.zero_grad();
-      loss_of(
+      sequence_loss(
           model,
           dataset.get_batch(std::vector<int64_t>{first, first + 1, first + 2, first + 3}),
           hidden)
@@ -89,7 +89,7 @@ std::vector<at::Tensor> reference() {
 }
 
 /// Trains until `stop_at` batches are done, from what `from` holds, and saves to `to`.
-std::vector<at::Tensor> train(
+std::vector<at::Tensor> train_until(
     Accelerator& accelerator, int64_t stop_at, const fs::path& from, const fs::path& to) {
   Recurrent net;
   auto [model, optimizer, loader] = accelerator.prepare(
@@ -108,7 +108,7 @@ std::vector<at::Tensor> train(
       }
       Hidden hidden =
           state.empty() ? Hidden() : Hidden(std::tuple(state.tensors()[0], state.tensors()[1]));
-      accelerator.backward(loss_of(net, batch, hidden));
+      accelerator.backward(sequence_loss(net, batch, hidden));
       optimizer.step();
       optimizer.zero_grad();
       state.set({std::get<0>(*hidden), std::get<1>(*hidden)});
@@ -126,7 +126,7 @@ std::vector<at::Tensor> train_on(
   std::mutex mutex;
   std::vector<at::Tensor> values;
   accelerated_ranks(world, {}, [&](Accelerator& accelerator) {
-    std::vector<at::Tensor> own = train(accelerator, stop_at, from, to);
+    std::vector<at::Tensor> own = train_until(accelerator, stop_at, from, to);
     const std::lock_guard lock(mutex);
     values = std::move(own);
   });

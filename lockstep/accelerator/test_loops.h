@@ -30,6 +30,12 @@ inline torch::nn::Linear one_by_one() {
   return net;
 }
 
+/// `count` samples of one number each: the sample's index.
+inline data::Loader<data::TensorDataset> numbers(int64_t count, data::LoaderOptions options) {
+  const at::Tensor rows = at::arange(count, at::kFloat).reshape({count, 1});
+  return data::Loader(data::TensorDataset(rows, at::arange(count)), options);
+}
+
 /// `count` samples of one number each, in batches of two.
 inline data::Loader<data::TensorDataset> shuffled_numbers(int64_t count) {
   const at::Tensor rows = at::sin(at::arange(count, at::kFloat)).reshape({count, 1});

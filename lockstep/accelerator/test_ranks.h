@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/comm/thread/ranks.h"
 
 namespace lockstep {
@@ -19,6 +22,11 @@ inline void accelerated_ranks(
     Accelerator accelerator(options, world, std::move(group));
     body(accelerator);
   });
+}
+
+/// Returns the message of load_state's CheckpointError; "no error" if it throws none. Collective.
+inline std::string load_error(Accelerator& accelerator, const std::filesystem::path& folder) {
+  return error_of<CheckpointError>([&] { accelerator.load_state(folder); });
 }
 
 }  // namespace lockstep

@@ -38,7 +38,7 @@ constexpr int kSaved = 0;
 constexpr int kRefused = 3;
 constexpr int kUnable = 77;
 
-void save(const fs::path& target, int value, const at::Tensor& tensor) {
+void save_value(const fs::path& target, int value, const at::Tensor& tensor) {
   Writer writer(Group(), target, {.overwrite = true});
   writer.add_tensors("model.safetensors", {{"x", tensor}});
   writer.add_json("state.json", {{"value", value}});
@@ -58,7 +58,7 @@ class WriterFaults : public testing::Test {
  protected:
   void SetUp() override {
     fs::create_directory(runs_);
-    save(target_, 1, old_);
+    save_value(target_, 1, old_);
     fs::copy(target_, pristine_, fs::copy_options::recursive);
   }
   void restore() {
@@ -68,7 +68,7 @@ class WriterFaults : public testing::Test {
   }
   int save_new() {
     try {
-      save(target_, 2, new_);
+      save_value(target_, 2, new_);
       return kSaved;
     } catch (const CheckpointError&) {
       return kRefused;
@@ -175,7 +175,7 @@ TEST_F(WriterFaults, AFileSizeLimitLeavesTheOldOne) {
     const rlimit limit{100'000, 100'000};
     setrlimit(RLIMIT_FSIZE, &limit);
     try {
-      save(target_, 2, new_);
+      save_value(target_, 2, new_);
     } catch (const CheckpointError& error) {
       why = error.what();
       return kRefused;
@@ -202,15 +202,15 @@ TEST_F(WriterFaults, AFullDiskLeavesTheOldOneAndRoomForTheNext) {
     if (!mount_small_disk(runs_, "size=512k")) {
       return kUnable;
     }
-    save(target_, 1, old_);
+    save_value(target_, 1, old_);
     try {
-      save(target_, 2, new_);
+      save_value(target_, 2, new_);
       return kSaved;
     } catch (const CheckpointError& error) {
       why = error.what();
     }
     const bool intact = saved_value(target_) == 1 && storage::names_in(runs_).size() == 1;
-    save(target_, 3, at::full({10}, 3.0F));
+    save_value(target_, 3, at::full({10}, 3.0F));
     return intact && saved_value(target_) == 3 ? kRefused : 1;
   });
   if (code == kUnable) {

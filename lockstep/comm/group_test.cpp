@@ -22,12 +22,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// Runs the same tests on every transport.
-struct Runner {
+struct NamedRunner {
   const char* name;
   void (*run)(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout);
 };
 
-class GroupTest : public ::testing::TestWithParam<std::tuple<Runner, int>> {
+class GroupTest : public ::testing::TestWithParam<std::tuple<NamedRunner, int>> {
  protected:
   int size() const { return std::get<1>(GetParam()); }
   void run(
@@ -48,11 +48,11 @@ INSTANTIATE_TEST_SUITE_P(
     GroupTest,
     ::testing::Combine(
         ::testing::Values(
-            Runner{"thread", &ranks},
-            Runner{"gloo", &gloo_ranks},
-            Runner{"shm", &shm_ranks},
-            Runner{"logged", &logged_ranks},
-            Runner{"hierarchy", &two_host_ranks}),
+            NamedRunner{"thread", &ranks},
+            NamedRunner{"gloo", &gloo_ranks},
+            NamedRunner{"shm", &shm_ranks},
+            NamedRunner{"logged", &logged_ranks},
+            NamedRunner{"hierarchy", &two_host_ranks}),
         ::testing::Values(2, 3, 4)),
     [](const auto& test) {
       return std::string(std::get<0>(test.param).name) + "_" +

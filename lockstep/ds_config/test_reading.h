@@ -29,6 +29,16 @@ inline std::string lines_of(const std::vector<Diagnostic>& diagnostics) {
   return lines;
 }
 
+/// Returns the section "optimizer" of a ds_config.json.
+inline std::string optimizer(const std::string& type, const std::string& params = "") {
+  return R"("optimizer": {"type": ")" + type + R"(", "params": {)" + params + "}}";
+}
+
+/// Returns the section "scheduler" of a ds_config.json.
+inline std::string scheduler(const std::string& type, const std::string& params = "") {
+  return R"("scheduler": {"type": ")" + type + R"(", "params": {)" + params + "}}";
+}
+
 inline std::string errors_of(const std::string& keys, std::optional<int64_t> world_size = 1) {
   return lines_of(reading_with(keys, world_size).errors);
 }

@@ -45,7 +45,7 @@ struct RecomputedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Recomputed);
 
-std::string config_with(const std::string& section, int stage = 0) {
+std::string activation_config(const std::string& section, int stage = 0) {
   return R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "activation_checkpointing": {)" +
          section +
@@ -59,7 +59,7 @@ constexpr const char* kAll = R"("partition_activations": true, "cpu_checkpointin
 
 std::vector<double> losses_of(const std::string& section, int world, int stage) {
   std::vector<double> losses;
-  on_engine_ranks(world, config_with(section, stage), [&](InitializeOptions options) {
+  on_engine_ranks(world, activation_config(section, stage), [&](InitializeOptions options) {
     Recomputed net;
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
     for (int step = 0; step < 6; ++step) {
@@ -106,7 +106,7 @@ TEST(EngineCheckpointing, ShardedParametersNeedNoContiguousMemory) {
   for (const bool kept : {false, true}) {
     const std::string section =
         kept ? R"("contiguous_memory_optimization": true, "number_checkpoints": 2)" : "";
-    on_engine_ranks(2, config_with(section, 3), [&](InitializeOptions options) {
+    on_engine_ranks(2, activation_config(section, 3), [&](InitializeOptions options) {
       FrozenInputs net;
       auto made = initialize(net, std::move(options));
       auto& engine = std::get<0>(made);
@@ -136,7 +136,7 @@ TEST(EngineCheckpointing, TrainsBitExactlyAsWithoutItInEveryStage) {
 TEST(EngineCheckpointing, FewerCheckpointsThanTheModelHasIsAnError) {
   on_engine_ranks(
       1,
-      config_with(R"("contiguous_memory_optimization": true, "number_checkpoints": 2)"),
+      activation_config(R"("contiguous_memory_optimization": true, "number_checkpoints": 2)"),
       [](InitializeOptions options) {
         Recomputed net;
         auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
@@ -149,13 +149,13 @@ TEST(EngineCheckpointing, FewerCheckpointsThanTheModelHasIsAnError) {
 
 TEST(EngineCheckpointing, AppliesToItsEngineOnly) {
   const std::string one =
-      config_with(R"("contiguous_memory_optimization": true, "number_checkpoints": 1)");
+      activation_config(R"("contiguous_memory_optimization": true, "number_checkpoints": 1)");
   on_engine_ranks(1, one, [](const InitializeOptions& options) {
     Recomputed net;
     auto [engine, optimizer, none, scheduler] = initialize(net, options);
     Recomputed other;
     InitializeOptions plain = options;
-    plain.config_json = config_with("");
+    plain.config_json = activation_config("");
     auto [second, optimizer2, none2, scheduler2] = initialize(other, std::move(plain));
     const at::Tensor x = engine_batch(0).requires_grad_() * 1;
     EXPECT_THROW(engine(x), ConfigError);

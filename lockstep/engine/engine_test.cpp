@@ -61,7 +61,7 @@ TEST(Engine, TrainsByTheSeedsConfigurationOnACpu) {
 }
 
 /// The same by hand: what the file says, in torch's words.
-std::vector<double> by_hand(int steps, int micro_steps, double clip) {
+std::vector<double> adamw_losses_by_hand(int steps, int micro_steps, double clip) {
   EngineNet net;
   optim::AdamW optimizer(net->parameters(), {.lr = 0.01, .weight_decay = 0.1});
   std::vector<double> losses;
@@ -155,7 +155,7 @@ TEST(Engine, AFileGivesOptimizersTheOptionsThatDeepspeedAdds) {
 }
 
 TEST(Engine, EveryStageTrainsAsAPlainLoop) {
-  const auto expected = by_hand(6, 2, 0.5);
+  const auto expected = adamw_losses_by_hand(6, 2, 0.5);
   for (const int world : {1, 2, 3}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const std::string config = R"({

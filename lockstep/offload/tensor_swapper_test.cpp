@@ -19,7 +19,7 @@ namespace lockstep::offload {
 namespace {
 
 constexpr int64_t kLength = 1000;
-constexpr int64_t kBytes = kLength * 4;
+constexpr int64_t kSwappedBytes = kLength * 4;
 
 /// Sets of two tensors each, of which number k is full of k.
 struct Files {
@@ -75,8 +75,8 @@ TEST(TensorSwapper, EachSetIsWorkedOnInMemoryAndIsInItsFileAfterwards) {
                 << slots << read_ahead << write_behind << i;
           }
         }
-        EXPECT_EQ(swapper.bytes_read(), 3 * 10 * kBytes);
-        EXPECT_EQ(swapper.bytes_written(), 3 * 10 * kBytes);
+        EXPECT_EQ(swapper.bytes_read(), 3 * 10 * kSwappedBytes);
+        EXPECT_EQ(swapper.bytes_written(), 3 * 10 * kSwappedBytes);
       }
     }
   }
@@ -87,8 +87,8 @@ TEST(TensorSwapper, MemoryIsThatOfTheSlotsForAnyAmountOfData) {
     Files files(20);
     TensorSwapper swapper({.slots = slots});
     swapper.run(files.sets, [](size_t) {});
-    EXPECT_GE(swapper.memory_bytes(), slots * 2 * kBytes);
-    EXPECT_LE(swapper.memory_bytes(), slots * 2 * (kBytes + 64));
+    EXPECT_GE(swapper.memory_bytes(), slots * 2 * kSwappedBytes);
+    EXPECT_LE(swapper.memory_bytes(), slots * 2 * (kSwappedBytes + 64));
   }
 }
 
@@ -97,12 +97,12 @@ TEST(TensorSwapper, TheNextSetIsReadWhileOneIsWorkedOnIfItMayBe) {
   TensorSwapper ahead({.slots = 2});
   bool came = false;
   ahead.run(files.sets, [&](size_t i) {
-    came = came || (i == 0 && eventually([&] { return ahead.bytes_read() == 4 * kBytes; }));
+    came = came || (i == 0 && eventually([&] { return ahead.bytes_read() == 4 * kSwappedBytes; }));
   });
   EXPECT_TRUE(came);
   TensorSwapper one_by_one({.slots = 2, .read_ahead = false});
   one_by_one.run(files.sets, [&](size_t i) {
-    EXPECT_EQ(one_by_one.bytes_read(), static_cast<int64_t>(i + 1) * 2 * kBytes);
+    EXPECT_EQ(one_by_one.bytes_read(), static_cast<int64_t>(i + 1) * 2 * kSwappedBytes);
   });
 }
 
@@ -111,12 +111,13 @@ TEST(TensorSwapper, TheLastSetIsWrittenWhileOneIsWorkedOnIfItMayBe) {
   TensorSwapper behind({.slots = 3});
   bool went = false;
   behind.run(files.sets, [&](size_t i) {
-    went = went || (i == 1 && eventually([&] { return behind.bytes_written() == 2 * kBytes; }));
+    went =
+        went || (i == 1 && eventually([&] { return behind.bytes_written() == 2 * kSwappedBytes; }));
   });
   EXPECT_TRUE(went);
   TensorSwapper one_by_one({.slots = 3, .write_behind = false});
   one_by_one.run(files.sets, [&](size_t i) {
-    EXPECT_EQ(one_by_one.bytes_written(), static_cast<int64_t>(i) * 2 * kBytes);
+    EXPECT_EQ(one_by_one.bytes_written(), static_cast<int64_t>(i) * 2 * kSwappedBytes);
   });
 }
 

@@ -26,7 +26,7 @@ at::Tensor parameter_with(const at::Tensor& gradient) {
 }
 
 /// Of several shapes; one without a gradient, one empty.
-Tensors make_parameters(at::ScalarType dtype = at::kFloat) {
+Tensors parameters_to_clip(at::ScalarType dtype = at::kFloat) {
   at::manual_seed(5);
   Tensors parameters;
   for (const std::vector<int64_t>& shape :
@@ -64,7 +64,7 @@ class NormTest : public ::testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(Types, NormTest, ::testing::Values(2.0, 1.0, 3.0, 0.5, kInfinity));
 
 TEST_P(NormTest, IsThatOfAllGradientsAsOneVector) {
-  const Tensors parameters = make_parameters();
+  const Tensors parameters = parameters_to_clip();
   const double expected = slow_norm(gradients_of(parameters), GetParam());
   const at::Tensor norm = grad_norm(parameters, GetParam());
   EXPECT_EQ(norm.dim(), 0);
@@ -72,7 +72,7 @@ TEST_P(NormTest, IsThatOfAllGradientsAsOneVector) {
 }
 
 TEST_P(NormTest, ClippingScalesAsTorchDoesAndReturnsTheNormBefore) {
-  const Tensors parameters = make_parameters();
+  const Tensors parameters = parameters_to_clip();
   const Tensors before = gradients_of(parameters);
   const double norm = slow_norm(before, GetParam());
   const double max_norm = 0.3;
@@ -85,7 +85,7 @@ TEST_P(NormTest, ClippingScalesAsTorchDoesAndReturnsTheNormBefore) {
 }
 
 TEST(ClipGradNorm, LeavesSmallGradientsBitExact) {
-  const Tensors parameters = make_parameters();
+  const Tensors parameters = parameters_to_clip();
   const Tensors before = gradients_of(parameters);
   clip_grad_norm_(parameters, 1e3);
   clip_grad_norm_(parameters, kInfinity);
@@ -155,13 +155,13 @@ TEST(ClipGradNorm, ANonFiniteNormIsReturnedOrOnRequestAnError) {
 }
 
 TEST(ClipGradNorm, TracksNoGradientItself) {
-  const Tensors parameters = make_parameters();
+  const Tensors parameters = parameters_to_clip();
   EXPECT_FALSE(clip_grad_norm_(parameters, 0.1).requires_grad());
   EXPECT_FALSE(weight_norm(parameters).requires_grad());
 }
 
 TEST(ClipGradNorm, RefusesValuesWithoutSenseAndSparseGradients) {
-  const Tensors parameters = make_parameters();
+  const Tensors parameters = parameters_to_clip();
   EXPECT_THROW(clip_grad_norm_(parameters, -1.0), ConfigError);
   EXPECT_THROW(clip_grad_norm_(parameters, std::numeric_limits<double>::quiet_NaN()), ConfigError);
   EXPECT_THROW(clip_grad_norm_(parameters, 1.0, 0.0), ConfigError);

@@ -28,12 +28,6 @@ bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().is_alias_of(b.storage());
 }
 
-void expect_same(const Parameters& a, const Parameters& b) {
-  for (size_t k = 0; k < a.size(); ++k) {
-    EXPECT_TRUE(at::equal(a[k], b[k])) << "parameter " << k;
-  }
-}
-
 void expect_close(const Parameters& a, const Parameters& b) {
   for (size_t k = 0; k < a.size(); ++k) {
     EXPECT_TRUE(at::allclose(a[k], b[k], 1e-5, 1e-6)) << "parameter " << k;

@@ -23,12 +23,6 @@
 namespace lockstep::optim {
 namespace {
 
-void expect_same(const Parameters& a, const Parameters& b) {
-  for (size_t k = 0; k < a.size(); ++k) {
-    EXPECT_TRUE(at::equal(a[k], b[k])) << "parameter " << k;
-  }
-}
-
 /// Of sizes below, at and above a vector, none a multiple of one but the last.
 Parameters odd_parameters(at::ScalarType type) {
   Parameters parameters;

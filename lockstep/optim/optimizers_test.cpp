@@ -39,12 +39,12 @@ const json& golden_file() {
   return all;
 }
 
-const json& golden() {
+const json& golden_cases() {
   return golden_file().at("cases");
 }
 
 template <typename Type>
-std::unique_ptr<FlatOptimizer> make(const Parameters& parameters, const json& groups) {
+std::unique_ptr<FlatOptimizer> make_golden(const Parameters& parameters, const json& groups) {
   std::vector<typename Type::Group> all(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t k = g; k < parameters.size(); k += groups.size()) {
@@ -61,24 +61,24 @@ std::unique_ptr<FlatOptimizer> make(const Parameters& parameters, const json& gr
   return optimizer;
 }
 
-std::unique_ptr<FlatOptimizer> make(
+std::unique_ptr<FlatOptimizer> make_golden(
     const std::string& type, const Parameters& parameters, const json& groups) {
   using Maker = std::unique_ptr<FlatOptimizer> (*)(const Parameters&, const json&);
   static const std::map<std::string, Maker> makers = {
-      {"SGD", make<SGD>},
-      {"Adam", make<Adam>},
-      {"AdamW", make<AdamW>},
-      {"Adagrad", make<Adagrad>},
-      {"RMSprop", make<RMSprop>},
-      {"Lion", make<Lion>},
-      {"Adafactor", make<Adafactor>},
-      {"LAMB", make<LAMB>},
-      {"Adadelta", make<Adadelta>},
-      {"Adamax", make<Adamax>},
-      {"NAdam", make<NAdam>},
-      {"RAdam", make<RAdam>},
-      {"ASGD", make<ASGD>},
-      {"Rprop", make<Rprop>}};
+      {"SGD", make_golden<SGD>},
+      {"Adam", make_golden<Adam>},
+      {"AdamW", make_golden<AdamW>},
+      {"Adagrad", make_golden<Adagrad>},
+      {"RMSprop", make_golden<RMSprop>},
+      {"Lion", make_golden<Lion>},
+      {"Adafactor", make_golden<Adafactor>},
+      {"LAMB", make_golden<LAMB>},
+      {"Adadelta", make_golden<Adadelta>},
+      {"Adamax", make_golden<Adamax>},
+      {"NAdam", make_golden<NAdam>},
+      {"RAdam", make_golden<RAdam>},
+      {"ASGD", make_golden<ASGD>},
+      {"Rprop", make_golden<Rprop>}};
   return makers.at(type)(parameters, groups);
 }
 
@@ -125,7 +125,7 @@ void expect_golden(const json& item, Gradients gradients) {
   if (gradients == Gradients::kChannelsLast) {
     parameters[3] = parameters[3].detach().to(at::MemoryFormat::ChannelsLast).requires_grad_();
   }
-  const auto optimizer = make(item["type"], parameters, item["groups"]);
+  const auto optimizer = make_golden(item["type"], parameters, item["groups"]);
   Buckets buckets(parameters);
   std::vector<double> rates;
   for (const auto& group : optimizer->param_groups()) {
@@ -171,7 +171,7 @@ void expect_golden(const json& item, Gradients gradients) {
 class GoldenTest : public ::testing::TestWithParam<std::tuple<size_t, Gradients>> {};
 
 TEST_P(GoldenTest, ArrivesWherePythonDoes) {
-  const json& item = golden()[std::get<0>(GetParam())];
+  const json& item = golden_cases()[std::get<0>(GetParam())];
   SCOPED_TRACE(item["type"].dump() + item["dtype"].dump() + item["groups"].dump());
   expect_golden(item, std::get<1>(GetParam()));
 }
@@ -182,7 +182,7 @@ std::string name_of(const ::testing::TestParamInfo<std::tuple<size_t, Gradients>
       {Gradients::kInBuckets, "InBuckets"},
       {Gradients::kChannelsLast, "ChannelsLast"}};
   const auto index = std::get<0>(info.param);
-  return golden()[index]["type"].get<std::string>() + std::to_string(index) +
+  return golden_cases()[index]["type"].get<std::string>() + std::to_string(index) +
          names.at(std::get<1>(info.param));
 }
 
@@ -190,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(
     Cases,
     GoldenTest,
     ::testing::Combine(
-        ::testing::Range<size_t>(0, golden().size()),
+        ::testing::Range<size_t>(0, golden_cases().size()),
         ::testing::Values(Gradients::kApart, Gradients::kInBuckets, Gradients::kChannelsLast)),
     name_of);
 
@@ -201,7 +201,7 @@ TEST(Optimizers, EqualPythonsInHalfPrecisionBitExactlyBeyondOneVector) {
   for (const json& item : cases) {
     SCOPED_TRACE(item["type"].dump() + item["dtype"].dump());
     at::Tensor parameter = numbers(shape, 3, 5, 11, 4).to(type_of(item)).requires_grad_();
-    const auto optimizer = make(item["type"], {parameter}, item["groups"]);
+    const auto optimizer = make_golden(item["type"], {parameter}, item["groups"]);
     for (int64_t t = 0; t < item["steps"]; ++t) {
       parameter.mutable_grad() = (numbers(shape, 13 * t, 7, 18, 8) + 1.0 / 16).to(type_of(item));
       optimizer->step();

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/flat/grad_bucket.h"
@@ -81,6 +83,12 @@ class Buckets {
   Parameters parameters_;
   std::vector<flat::GradBucket> buckets_;
 };
+
+inline void expect_same(const Parameters& a, const Parameters& b) {
+  for (size_t k = 0; k < a.size(); ++k) {
+    EXPECT_TRUE(at::equal(a[k], b[k])) << "parameter " << k;
+  }
+}
 
 /// "p0", "p1", ... by position.
 inline ParameterName namer(const Parameters& parameters) {

@@ -7,22 +7,12 @@
 
 #include <gtest/gtest.h>
 
-#include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {
-
-template <typename Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 inline constexpr int64_t kSteps = 12;
 

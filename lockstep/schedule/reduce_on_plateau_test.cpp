@@ -36,7 +36,7 @@ std::map<std::string, ReduceOnPlateauOptions> cases() {
       {"groups", {.mode = kMax, .factor = 0.1, .patience = 1, .min_lr = {0.05, 0.001}}}};
 }
 
-nlohmann::json golden() {
+nlohmann::json plateau_golden() {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/schedules.json");
   return nlohmann::json::parse(file).at("plateau");
 }
@@ -50,7 +50,7 @@ double metric_of(const nlohmann::json& value) {
 }
 
 TEST(ReduceOnPlateau, EqualsTorchsStepByStepAlsoWhenResumedAtEach) {
-  const nlohmann::json all = golden();
+  const nlohmann::json all = plateau_golden();
   ASSERT_EQ(all.size(), cases().size());
   for (const auto& [name, options] : cases()) {
     ReduceOnPlateau unbroken({0.3, 0.1}, options);

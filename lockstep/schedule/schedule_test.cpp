@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/deepspeed_schedules.h"
 #include "lockstep/schedule/ramp_schedules.h"
@@ -21,15 +22,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
-}
 
 TEST(Schedule, AllowsAsManyStepsAsUpdatesAndNotOneMore) {
   const Schedule schedule = warmup_linear({.warmup_steps = 2, .total_steps = 10});

@@ -37,7 +37,7 @@ std::string changed(const std::function<void(Json&)>& change) {
   return with_checksum(json.dump(2) + "\n");
 }
 
-void refuses(const std::string& text, const std::string& why) {
+void refuses_manifest(const std::string& text, const std::string& why) {
   expect_refused([&] { parse_manifest("the/manifest.json", text); }, "the/manifest.json", why);
 }
 
@@ -55,15 +55,16 @@ TEST(Manifest, IsReadBackUnchanged) {
 }
 
 TEST(Manifest, RefusesAnotherVersionAndNamesBoth) {
-  refuses(
+  refuses_manifest(
       changed([](Json& json) {
         json["version"] = 2;
         json["what version 2 adds"] = 1;
       }),
       "got \"2\", expected 1");
-  refuses(changed([](Json& json) { json["version"] = "1"; }), R"(got "\"1\"", expected 1)");
-  refuses(changed([](Json& json) { json.erase("version"); }), "and a version");
-  refuses(changed([](Json& json) { json["format"] = "other"; }), "lockstep-checkpoint");
+  refuses_manifest(
+      changed([](Json& json) { json["version"] = "1"; }), R"(got "\"1\"", expected 1)");
+  refuses_manifest(changed([](Json& json) { json.erase("version"); }), "and a version");
+  refuses_manifest(changed([](Json& json) { json["format"] = "other"; }), "lockstep-checkpoint");
 }
 
 TEST(Manifest, SeesEveryFlippedBitInItself) {
@@ -83,26 +84,30 @@ TEST(Manifest, SeesEveryTruncationOfItself) {
 }
 
 TEST(Manifest, RefusesKeysItDoesNotKnowOrMisses) {
-  refuses(changed([](Json& json) { json["zoom"] = 1; }), "world_size, zoom");
-  refuses(changed([](Json& json) { json.erase("meta"); }), "got the keys");
-  refuses(changed([](Json& json) { json["files"][0]["mode"] = 1; }), "mode");
-  refuses(changed([](Json& json) { json["files"][0].erase("tensors"); }), "got the keys");
-  refuses(changed([](Json& json) { json["files"][0] = 3; }), "got the keys");
+  refuses_manifest(changed([](Json& json) { json["zoom"] = 1; }), "world_size, zoom");
+  refuses_manifest(changed([](Json& json) { json.erase("meta"); }), "got the keys");
+  refuses_manifest(changed([](Json& json) { json["files"][0]["mode"] = 1; }), "mode");
+  refuses_manifest(changed([](Json& json) { json["files"][0].erase("tensors"); }), "got the keys");
+  refuses_manifest(changed([](Json& json) { json["files"][0] = 3; }), "got the keys");
 }
 
 TEST(Manifest, RefusesValuesThatMakeNoSense) {
-  refuses(changed([](Json& json) { json["sequence"] = -1; }), "\"-1\" for sequence");
-  refuses(changed([](Json& json) { json["sequence"] = 1.5; }), "for sequence");
-  refuses(changed([](Json& json) { json["sequence"] = INT64_MAX; }), "for sequence");
-  refuses(changed([](Json& json) { json["world_size"] = int64_t{1} << 31; }), "for world_size");
-  refuses(changed([](Json& json) { json["world_size"] = 0; }), "for world_size");
-  refuses(changed([](Json& json) { json["meta"] = Json::array(); }), "an object for meta");
-  refuses(changed([](Json& json) { json["files"] = Json::object(); }), "a list for files");
-  refuses(changed([](Json& json) { json["files"][0]["bytes"] = "64"; }), "for bytes");
-  refuses(changed([](Json& json) { json["files"][0]["crc32c"] = "0ABC0000"; }), "8 hex digits");
-  refuses(changed([](Json& json) { json["files"][0]["crc32c"] = "abc"; }), "8 hex digits");
-  refuses(changed([](Json& json) { json["files"][0]["tensors"]["w"] = 1; }), "8 hex digits");
-  refuses(changed([](Json& json) { json["files"][1] = json["files"][0]; }), "listed twice");
+  refuses_manifest(changed([](Json& json) { json["sequence"] = -1; }), "\"-1\" for sequence");
+  refuses_manifest(changed([](Json& json) { json["sequence"] = 1.5; }), "for sequence");
+  refuses_manifest(changed([](Json& json) { json["sequence"] = INT64_MAX; }), "for sequence");
+  refuses_manifest(
+      changed([](Json& json) { json["world_size"] = int64_t{1} << 31; }), "for world_size");
+  refuses_manifest(changed([](Json& json) { json["world_size"] = 0; }), "for world_size");
+  refuses_manifest(changed([](Json& json) { json["meta"] = Json::array(); }), "an object for meta");
+  refuses_manifest(changed([](Json& json) { json["files"] = Json::object(); }), "a list for files");
+  refuses_manifest(changed([](Json& json) { json["files"][0]["bytes"] = "64"; }), "for bytes");
+  refuses_manifest(
+      changed([](Json& json) { json["files"][0]["crc32c"] = "0ABC0000"; }), "8 hex digits");
+  refuses_manifest(changed([](Json& json) { json["files"][0]["crc32c"] = "abc"; }), "8 hex digits");
+  refuses_manifest(
+      changed([](Json& json) { json["files"][0]["tensors"]["w"] = 1; }), "8 hex digits");
+  refuses_manifest(
+      changed([](Json& json) { json["files"][1] = json["files"][0]; }), "listed twice");
 }
 
 TEST(Manifest, AllowsOnlyPlainFileNames) {
@@ -118,7 +123,8 @@ TEST(Manifest, AllowsOnlyPlainFileNames) {
         "a\nb",
         "manifest.json"}) {
     EXPECT_THROW(check_file_name("m", name), CheckpointError) << name;
-    refuses(changed([&](Json& json) { json["files"][0]["name"] = name; }), "an invalid file name");
+    refuses_manifest(
+        changed([&](Json& json) { json["files"][0]["name"] = name; }), "an invalid file name");
   }
   EXPECT_THROW(check_file_name("m", "\xff"), CheckpointError);
   EXPECT_THROW(check_file_name("m", std::string("a\0b", 3)), CheckpointError);

@@ -24,8 +24,6 @@ using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const fs::path kGolden = LOCKSTEP_SOURCE_DIR "/tests/golden";
-
 /// Every tensor, by name, with its dtype, shape and bytes as text.
 std::map<std::string, std::string> contents(const std::vector<SafetensorsMap>& files) {
   std::map<std::string, std::string> tensors;

@@ -25,7 +25,7 @@ using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 
 /// 0, 1, 2 ... as elements of a tensor of that many.
-std::vector<float> counted(int64_t begin, int64_t end) {
+std::vector<float> counting_floats(int64_t begin, int64_t end) {
   std::vector<float> values(static_cast<size_t>(end - begin));
   std::iota(values.begin(), values.end(), static_cast<float>(begin));
   return values;
@@ -33,11 +33,11 @@ std::vector<float> counted(int64_t begin, int64_t end) {
 
 OutputTensor full(const std::string& name, const std::vector<int64_t>& shape) {
   const int64_t elements = element_count(shape).value();
-  return output_tensor(name, Dtype::kF32, shape, raw_bytes(counted(0, elements)));
+  return output_tensor(name, Dtype::kF32, shape, raw_bytes(counting_floats(0, elements)));
 }
 
 OutputTensor slice(const std::string& name, int64_t begin, int64_t end) {
-  return output_tensor(name, Dtype::kF32, {end - begin}, raw_bytes(counted(begin, end)));
+  return output_tensor(name, Dtype::kF32, {end - begin}, raw_bytes(counting_floats(begin, end)));
 }
 
 TestFile sliced(std::vector<OutputTensor> tensors, const Slices& slices) {
@@ -94,8 +94,8 @@ TEST_F(TensorSetTest, OneFileOfFullTensorsIsASet) {
   EXPECT_EQ(set.tensor("w").dtype, Dtype::kF32);
   EXPECT_EQ(set.tensor("w").elements(), 6);
   EXPECT_EQ(set.tensor("w").slices.size(), 1U);
-  EXPECT_EQ(elements_of(set, "w"), counted(0, 6));
-  EXPECT_EQ(elements_of(set, "b"), counted(0, 1));
+  EXPECT_EQ(elements_of(set, "w"), counting_floats(0, 6));
+  EXPECT_EQ(elements_of(set, "b"), counting_floats(0, 1));
   EXPECT_THAT(set.tensor("none").slices, IsEmpty());
   EXPECT_EQ(set.tensor("none").elements(), 0);
   EXPECT_TRUE(set.has("w"));
@@ -120,9 +120,9 @@ TEST_F(TensorSetTest, SlicesInSeveralFilesAreOneTensor) {
   EXPECT_EQ(set.tensor("w").slices[0].file, 2U);
   EXPECT_EQ(set.tensor("w").slices[1].file, 0U);
   EXPECT_EQ(set.tensor("w").elements(), 12);
-  EXPECT_EQ(elements_of(set, "w"), counted(0, 12));
-  EXPECT_EQ(elements_of(set, "v"), counted(0, 5));
-  EXPECT_EQ(elements_of(set, "a"), counted(0, 2));
+  EXPECT_EQ(elements_of(set, "w"), counting_floats(0, 12));
+  EXPECT_EQ(elements_of(set, "v"), counting_floats(0, 5));
+  EXPECT_EQ(elements_of(set, "a"), counting_floats(0, 2));
 }
 
 TEST_F(TensorSetTest, StemsThatBeginAlikeAreDifferentSets) {
@@ -178,7 +178,7 @@ TEST_F(TensorSetTest, EveryPartMustBeThereAndOfOneCount) {
 }
 
 TEST_F(TensorSetTest, EachElementMustBeInExactlyOneSlice) {
-  EXPECT_EQ(elements_of(TensorSet(save(halves(5, 5)), "opt"), "w"), counted(0, 12));
+  EXPECT_EQ(elements_of(TensorSet(save(halves(5, 5)), "opt"), "w"), counting_floats(0, 12));
   refuses(halves(5, 6), kSecond, "slices that leave a gap at elements 5 to 6 of [4, 3]");
   refuses(halves(6, 5), kSecond, "slices that overlap at elements 5 to 6 of [4, 3]");
   refuses(halves(12, 0), kSecond, "slices that overlap");
@@ -294,7 +294,7 @@ TEST_F(TensorSetTest, MayBeReadByManyThreads) {
       threads.emplace_back([&set, &values] { values = elements_of(set, "w"); });
     }
   }
-  EXPECT_THAT(read, testing::Each(counted(0, 12)));
+  EXPECT_THAT(read, testing::Each(counting_floats(0, 12)));
 }
 
 }  // namespace

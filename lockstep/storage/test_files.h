@@ -26,6 +26,8 @@
 
 namespace lockstep::storage {
 
+inline const std::filesystem::path kGolden = LOCKSTEP_SOURCE_DIR "/tests/golden";
+
 inline std::string read_bytes(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};

@@ -18,7 +18,7 @@ namespace {
 
 /// One process that does what the ranks together should: step s takes batch s of every rank that
 /// has one. `every`: accumulation, counted by each rank on its own and cut short at its end.
-JoinNet reference(const std::vector<int>& batches, bool divide_by_initial, int every) {
+JoinNet join_reference(const std::vector<int>& batches, bool divide_by_initial, int every) {
   JoinNet net;
   const auto steps_of = [&](int count) { return (count + every - 1) / every; };
   int steps = 0;
@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(JoinTest, EqualsOneProcessThatSeesEveryBatch) {
   const JoinCase& c = GetParam();
-  const JoinNet expected = reference(c.batches, c.divide_by_initial, c.every);
+  const JoinNet expected = join_reference(c.batches, c.divide_by_initial, c.every);
   const auto body = [&](Group group) {
     JoinNet net;
     const auto parallel = net.parallel(group);

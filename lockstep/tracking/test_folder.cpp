@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/tracking/test_folder.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
 
 namespace lockstep::tracking {
@@ -61,6 +63,21 @@ int run_with_file_limit(
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int log_until_full(Tracker& tracker, const std::vector<std::string>& texts) {
+  for (int step = 0; step < 100; ++step) {
+    try {
+      tracker.log({{"loss", 0.5}}, step);
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      const auto is_in_message = [&](const std::string& text) {
+        return what.find(text) != std::string::npos;
+      };
+      return std::ranges::all_of(texts, is_in_message) ? 0 : 2;
+    }
+  }
+  return 1;
 }
 
 }  // namespace lockstep::tracking

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/test_folder.h"
+#include "lockstep/tracking/tracker.h"
 
 namespace lockstep::tracking {
 
@@ -30,5 +31,8 @@ int run_with_file_limit(
     size_t bytes,
     int (*body)(const std::filesystem::path& folder),
     const std::filesystem::path& folder);
+
+/// Logs until an error. Returns 0 if its message has all `texts`, 2 if not, 1 without an error.
+int log_until_full(Tracker& tracker, const std::vector<std::string>& texts);
 
 }  // namespace lockstep::tracking

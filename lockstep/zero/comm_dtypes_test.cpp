@@ -27,13 +27,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kWidth = 64;
+constexpr int64_t kBiasedWidth = 64;
 
 /// Linear layers, whose weights are sent in 16 bits, and whose biases are not.
-struct NetImpl : test::TanhStackImpl {
-  NetImpl() : TanhStackImpl(3, kWidth) {}
+struct BiasedNetImpl : test::TanhStackImpl {
+  BiasedNetImpl() : TanhStackImpl(3, kBiasedWidth) {}
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(BiasedNet);
 
 struct CommSetup {
   ParamPlacement placement = ParamPlacement::kSharded;
@@ -44,7 +44,8 @@ struct CommSetup {
   int64_t max_live_elements = 1;
 };
 
-std::shared_ptr<Sharding> sharding_of(const Net& net, const Group& group, const CommSetup& setup) {
+std::shared_ptr<Sharding> comm_dtype_sharding(
+    const BiasedNet& net, const Group& group, const CommSetup& setup) {
   ShardingOptions options{
       .cap_bytes = 1,  // One bucket a parameter.
       .first_cap_bytes = 1,
@@ -64,8 +65,8 @@ std::shared_ptr<Sharding> sharding_of(const Net& net, const Group& group, const 
   return make_sharding(named(*net), group, options);
 }
 
-at::Tensor loss_of(Net& net, int rank, int step) {
-  const at::Tensor at = at::arange(8 * kWidth, at::kFloat).reshape({8, kWidth});
+at::Tensor loss_of(BiasedNet& net, int rank, int step) {
+  const at::Tensor at = at::arange(8 * kBiasedWidth, at::kFloat).reshape({8, kBiasedWidth});
   const at::Tensor x = at::cos(at * (0.37 + 0.11 * rank) + step % 3).requires_grad_();
   return (net->forward(x) - x.detach().roll(1, 1) / 2).square().mean();
 }
@@ -82,8 +83,8 @@ struct Sent {
 Sent sent_in_a_step(const CommSetup& setup, at::ScalarType narrow) {
   HostTraffic traffic(1);
   ranks(2, [&](Group group) {
-    Net net;
-    const auto sharding = sharding_of(net, counted(group, traffic), setup);
+    BiasedNet net;
+    const auto sharding = comm_dtype_sharding(net, counted(group, traffic), setup);
     group.barrier();
     if (group.rank() == 0) {
       traffic.reset();
@@ -101,21 +102,22 @@ Sent sent_in_a_step(const CommSetup& setup, at::ScalarType narrow) {
 }
 
 TEST(CommDtypes, HalvesTheBytesOfListedParametersOnly) {
-  constexpr int64_t kWeights = 3 * kWidth * kWidth;
+  constexpr int64_t kWeightCount = 3 * kBiasedWidth * kBiasedWidth;
   constexpr int64_t kBiases = 3 * 128;  // A shard has 64 elements or more.
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
       const Sent wide = sent_in_a_step({.placement = placement, .comm_dtype = std::nullopt}, dtype);
-      EXPECT_EQ(wide.gradients_wide, 4 * (kWeights + kBiases));
+      EXPECT_EQ(wide.gradients_wide, 4 * (kWeightCount + kBiases));
       EXPECT_EQ(wide.gradients_narrow + wide.parameters_narrow, 0);
       const Sent sent = sent_in_a_step({.placement = placement, .comm_dtype = dtype}, dtype);
-      EXPECT_EQ(sent.gradients_narrow, 2 * kWeights);
+      EXPECT_EQ(sent.gradients_narrow, 2 * kWeightCount);
       EXPECT_EQ(sent.gradients_wide, 4 * kBiases);
       EXPECT_EQ(2 * sent.parameters_narrow + sent.parameters_wide, wide.parameters_wide);
       if (placement == ParamPlacement::kReplicated) {
         EXPECT_EQ(sent.parameters_narrow, 0) << "updated parameters come exact";
       } else {
-        EXPECT_GT(sent.parameters_narrow, 2 * kWeights) << "for forward, and again for backward";
+        EXPECT_GT(sent.parameters_narrow, 2 * kWeightCount)
+            << "for forward, and again for backward";
         EXPECT_LT(sent.parameters_wide, sent.parameters_narrow / 10);
       }
     }
@@ -136,9 +138,9 @@ TEST(CommDtypes, MayBeForGradientsOnly) {
 TEST(CommDtypes, AllRanksComputeWithRoundedParametersAndOwnExactOnes) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ranks(3, [dtype](Group group) {
-      Net alone;
-      Net net;
-      const auto sharding = sharding_of(net, group, {.comm_dtype = dtype});
+      BiasedNet alone;
+      BiasedNet net;
+      const auto sharding = comm_dtype_sharding(net, group, {.comm_dtype = dtype});
       run_backward(*sharding, loss_of(net, group.rank(), 0));
       update(*sharding, 0);
       for (size_t layer = 0; layer < 3; ++layer) {
@@ -155,8 +157,8 @@ TEST(CommDtypes, AllRanksComputeWithRoundedParametersAndOwnExactOnes) {
 
 /// This rank's parts after some steps, between which somebody may look at exact values.
 std::vector<at::Tensor> parts_after_steps(Group& group, const CommSetup& setup, bool looks) {
-  Net net;
-  const auto sharding = sharding_of(net, group, setup);
+  BiasedNet net;
+  const auto sharding = comm_dtype_sharding(net, group, setup);
   for (int step = 0; step < 3; ++step) {
     if (looks) {
       const ExactValues exact(sharding->coordinator());
@@ -173,12 +175,12 @@ std::vector<at::Tensor> parts_after_steps(Group& group, const CommSetup& setup, 
 }
 
 TEST(CommDtypes, TrainingDoesNotUseExactValuesThatWereOnlyRead) {
-  constexpr int64_t kAll = 1 << 20;  // What was looked at is still here in forward.
-  const CommSetup in_16_bits{.max_live_elements = kAll};
+  constexpr int64_t kAllElements = 1 << 20;  // What was looked at is still here in forward.
+  const CommSetup in_16_bits{.max_live_elements = kAllElements};
   const CommSetup in_8_bits{
       .comm_dtype = std::nullopt,
       .plus_plus = {.quantized_weights = true},
-      .max_live_elements = kAll};
+      .max_live_elements = kAllElements};
   for (const CommSetup& setup : {in_16_bits, in_8_bits}) {
     ranks(2, [&](Group group) {
       const auto expected = parts_after_steps(group, setup, /*looks=*/false);
@@ -193,9 +195,9 @@ TEST(CommDtypes, TrainingDoesNotUseExactValuesThatWereOnlyRead) {
 
 TEST(CommDtypes, AnExactScopeWithinAnotherDoesNotEndIt) {
   ranks(2, [](Group group) {
-    Net alone;
-    Net net;
-    const auto sharding = sharding_of(net, group, {});
+    BiasedNet alone;
+    BiasedNet net;
+    const auto sharding = comm_dtype_sharding(net, group, {});
     const ExactValues outer(sharding->coordinator());
     { const ExactValues inner(sharding->coordinator()); }
     EXPECT_TRUE(at::equal(net->weight(0), alone->weight(0)));
@@ -205,9 +207,9 @@ TEST(CommDtypes, AnExactScopeWithinAnotherDoesNotEndIt) {
 /// Rank 1 is through with them, and wants the next forward's, while rank 0 still looks around.
 TEST(CommDtypes, ExactValuesStayExactWhileAnotherRankTrains) {
   ranks(2, [](Group group) {
-    Net alone;
-    Net net;
-    const auto sharding = sharding_of(net, group, {});
+    BiasedNet alone;
+    BiasedNet net;
+    const auto sharding = comm_dtype_sharding(net, group, {});
     if (group.rank() == 0) {
       const ExactValues exact(sharding->coordinator());
       const Gathered held({net->weight(0)}, /*writes=*/false);
@@ -226,9 +228,10 @@ TEST(CommDtypes, ExactValuesStayExactWhileAnotherRankTrains) {
 
 TEST(CommDtypes, KeptParametersStayExact) {
   ranks(2, [](Group group) {
-    Net alone;
-    Net net;
-    const auto sharding = sharding_of(net, group, {.placement = ParamPlacement::kReplicated});
+    BiasedNet alone;
+    BiasedNet net;
+    const auto sharding =
+        comm_dtype_sharding(net, group, {.placement = ParamPlacement::kReplicated});
     run_backward(*sharding, loss_of(net, group.rank(), 0));
     update(*sharding, 0);
     for (size_t i = 0; i < alone->parameters().size(); ++i) {
@@ -243,9 +246,9 @@ TEST(CommDtypes, WritingToAPartLeavesTheRestExact) {
       .device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0};
   for (const OffloadParam& offload : {OffloadParam(), in_files}) {
     ranks(2, [&](Group group) {
-      Net alone;
-      Net net;
-      const auto sharding = sharding_of(net, group, {.offload = offload});
+      BiasedNet alone;
+      BiasedNet net;
+      const auto sharding = comm_dtype_sharding(net, group, {.offload = offload});
       at::Tensor expected = alone->weight(1).detach().clone();
       {
         const torch::NoGradGuard no_grad;
@@ -263,8 +266,8 @@ TEST(CommDtypes, WritingToAPartLeavesTheRestExact) {
 TEST(CommDtypes, AveragesAreRoundedOnceAndAddUpInFp32) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
-      Net net;
-      const auto sharding = sharding_of(net, group, {.placement = placement});
+      BiasedNet net;
+      const auto sharding = comm_dtype_sharding(net, group, {.placement = placement});
       const auto expect = [&](const at::Tensor& parameter, double gradient) {
         for (const at::Tensor& shard_slice : sharding->slices().of({parameter})) {
           ASSERT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
@@ -291,9 +294,9 @@ TEST(CommDtypes, AveragesAreRoundedOnceAndAddUpInFp32) {
 TEST(CommDtypes, ValuesBeyondFp16AreInfiniteOnAllRanks) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
-      Net net;
+      BiasedNet net;
       const auto sharding =
-          sharding_of(net, group, {.placement = placement, .comm_dtype = at::kHalf});
+          comm_dtype_sharding(net, group, {.placement = placement, .comm_dtype = at::kHalf});
       run_backward(*sharding, net->weight(0).sum() * (group.rank() == 0 ? 1e6 : 1));
       for (const at::Tensor& shard_slice : sharding->slices().of({net->weight(0)})) {
         EXPECT_TRUE(shard_slice.grad().isinf().all().item<bool>());
@@ -303,13 +306,13 @@ TEST(CommDtypes, ValuesBeyondFp16AreInfiniteOnAllRanks) {
 }
 
 /// Mean losses over four ranks of some steps.
-std::vector<double> train(const CommSetup& setup) {
+std::vector<double> comm_dtype_losses(const CommSetup& setup) {
   constexpr int kSteps = 30;
   std::vector<double> losses(kSteps, 0);
   std::mutex mutex;
   ranks(4, [&](Group group) {
-    Net net;
-    const auto sharding = sharding_of(net, group, setup);
+    BiasedNet net;
+    const auto sharding = comm_dtype_sharding(net, group, setup);
     for (int step = 0; step < kSteps; ++step) {
       const at::Tensor loss = loss_of(net, group.rank(), step);
       {
@@ -330,10 +333,11 @@ std::vector<double> train(const CommSetup& setup) {
 TEST(CommDtypes, TrainsAsFullWidthWithinABand) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     const std::vector<double> expected =
-        train({.placement = placement, .comm_dtype = std::nullopt});
+        comm_dtype_losses({.placement = placement, .comm_dtype = std::nullopt});
     EXPECT_LT(expected.back(), 0.8 * expected.front()) << "or equal losses say nothing";
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-      const std::vector<double> losses = train({.placement = placement, .comm_dtype = dtype});
+      const std::vector<double> losses =
+          comm_dtype_losses({.placement = placement, .comm_dtype = dtype});
       for (size_t step = 0; step < losses.size(); ++step) {
         EXPECT_NEAR(losses[step], expected[step], 0.02 * expected[0]) << step;
       }
@@ -344,15 +348,15 @@ TEST(CommDtypes, TrainsAsFullWidthWithinABand) {
 
 TEST(CommDtypes, SecondCopiesAreIn16BitsAndBitExact) {
   const PlusPlusOptions secondaries{.hpz_partition_size = 2};
-  const std::vector<double> losses = train({});
-  const std::vector<double> with_copies = train({.plus_plus = secondaries});
+  const std::vector<double> losses = comm_dtype_losses({});
+  const std::vector<double> with_copies = comm_dtype_losses({.plus_plus = secondaries});
   for (size_t step = 0; step < losses.size(); ++step) {
     // The ranks' losses add up in any order.
     EXPECT_NEAR(with_copies[step], losses[step], 1e-12) << step;
   }
   ranks(4, [&](Group group) {
-    Net net;
-    const auto sharding = sharding_of(net, group, {.plus_plus = secondaries});
+    BiasedNet net;
+    const auto sharding = comm_dtype_sharding(net, group, {.plus_plus = secondaries});
     run_backward(*sharding, loss_of(net, group.rank(), 0));
     EXPECT_GT(sharding->coordinator()->secondary_gathers(), 0);
     int64_t narrow_bytes = 0;
@@ -360,16 +364,16 @@ TEST(CommDtypes, SecondCopiesAreIn16BitsAndBitExact) {
       const bool is_narrow = tensor.scalar_type() == at::kBFloat16;
       narrow_bytes += is_narrow ? static_cast<int64_t>(tensor.nbytes()) : 0;
     }
-    EXPECT_EQ(narrow_bytes, 3 * kWidth * kWidth / 2 * 2);
+    EXPECT_EQ(narrow_bytes, 3 * kBiasedWidth * kBiasedWidth / 2 * 2);
   });
 }
 
 TEST(CommDtypes, OneRankSendsAndRoundsNothing) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(1, [placement](Group group) {
-      Net alone;
-      Net net;
-      const auto sharding = sharding_of(net, group, {.placement = placement});
+      BiasedNet alone;
+      BiasedNet net;
+      const auto sharding = comm_dtype_sharding(net, group, {.placement = placement});
       run_backward(*sharding, loss_of(net, 0, 0));
       loss_of(alone, 0, 0).backward();
       EXPECT_TRUE(at::equal(net->weight(0), alone->weight(0)));
@@ -386,7 +390,7 @@ TEST(CommDtypes, RefusesValuesThatZeroPlusPlusQuantizes) {
          {PlusPlusOptions{.quantized_weights = true},
           PlusPlusOptions{.quantized_gradients = true, .host_size = 2}}) {
       EXPECT_THAT(
-          [&] { sharding_of(Net(), group, {.plus_plus = plus_plus}); },
+          [&] { comm_dtype_sharding(BiasedNet(), group, {.plus_plus = plus_plus}); },
           ThrowsMessage<ConfigError>(
               HasSubstr("cannot be combined with a 16-bit communication dtype")));
     }

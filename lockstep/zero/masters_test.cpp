@@ -22,8 +22,8 @@ namespace lockstep::zero {
 namespace {
 
 /// A parameter and one that is frozen, of more elements than come together for nothing.
-struct Model {
-  explicit Model(at::ScalarType dtype)
+struct MastersModel {
+  explicit MastersModel(at::ScalarType dtype)
       : weight((at::arange(700, at::kFloat) / 100 + 1).to(dtype).set_requires_grad(true)),
         other(at::full({33}, 0.5, dtype).set_requires_grad(true)),
         frozen(at::full({40}, 2, dtype)) {}
@@ -79,13 +79,14 @@ at::Tensor masters_of(Group& group, const Sharding& sharding, const at::Tensor& 
   return group.all_reduce(all).wait().reshape(parameter.sizes());
 }
 
-void on_ranks(const std::function<void(Group group, Model& model, Sharding& sharding)>& body) {
+void on_ranks(
+    const std::function<void(Group group, MastersModel& model, Sharding& sharding)>& body) {
   const TestFolder folder;
   for (const int world : {1, 2, 3}) {
     for (const Setup& setup : setups(folder.path())) {
       SCOPED_TRACE(setup.name + ", ranks " + std::to_string(world));
       ranks(world, [&](Group group) {
-        Model model(setup.dtype);
+        MastersModel model(setup.dtype);
         const auto sharding =
             make_sharding(model.named(), group, setup.options, {}, {model.trained()});
         body(group, model, *sharding);
@@ -106,7 +107,7 @@ void add_to_masters(Sharding& sharding, const std::vector<at::Tensor>& of, doubl
 }
 
 TEST(Masters, AreTheValuesInFp32AndTheFrozenHaveNone) {
-  on_ranks([](Group group, Model& model, Sharding& sharding) {
+  on_ranks([](Group group, MastersModel& model, Sharding& sharding) {
     for (const at::Tensor& parameter : model.trained()) {
       EXPECT_TRUE(
           at::equal(masters_of(group, sharding, parameter), parameter.detach().to(at::kFloat)));
@@ -118,7 +119,7 @@ TEST(Masters, AreTheValuesInFp32AndTheFrozenHaveNone) {
 }
 
 TEST(Masters, CollectUpdatesThatTheParametersWouldLose) {
-  on_ranks([](Group group, Model& model, Sharding& sharding) {
+  on_ranks([](Group group, MastersModel& model, Sharding& sharding) {
     const at::ScalarType dtype = model.weight.scalar_type();
     const at::Tensor before = model.weight.detach().to(at::kFloat);
     const float step = 1.0F / 8192;
@@ -135,7 +136,7 @@ TEST(Masters, CollectUpdatesThatTheParametersWouldLose) {
 }
 
 TEST(Masters, AdoptWrittenValuesAndKeepTheRest) {
-  on_ranks([](Group group, Model& model, Sharding& sharding) {
+  on_ranks([](Group group, MastersModel& model, Sharding& sharding) {
     const at::ScalarType dtype = model.weight.scalar_type();
     const float step = 1.0F / 8192;
     add_to_masters(sharding, model.trained(), step);
@@ -165,7 +166,7 @@ TEST(Masters, AdoptWrittenValuesAndKeepTheRest) {
 }
 
 TEST(Masters, HaveGradientsInFp32WhichAddUpThere) {
-  on_ranks([](Group /*group*/, Model& model, Sharding& sharding) {
+  on_ranks([](Group /*group*/, MastersModel& model, Sharding& sharding) {
     const auto backward = [&](double factor) {
       const at::Tensor each = at::full({700}, factor, model.weight.scalar_type());
       run_backward(sharding, (model.weight * each).sum() + (model.other * 0).sum());
@@ -189,11 +190,11 @@ TEST(Masters, HaveGradientsInFp32WhichAddUpThere) {
 /// On kept parameters, in both dtypes, by one to three ranks.
 void on_kept_ranks(
     const LowPrecisionPolicy& low_precision_policy,
-    const std::function<void(Group group, Model& model, Sharding& sharding)>& body) {
+    const std::function<void(Group group, MastersModel& model, Sharding& sharding)>& body) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const int world : {1, 2, 3}) {
       ranks(world, [&](Group group) {
-        Model model(dtype);
+        MastersModel model(dtype);
         const ShardingOptions options{.low_precision_policy = low_precision_policy};
         const auto sharding = make_sharding(model.named(), group, options, {}, {model.trained()});
         body(group, model, *sharding);
@@ -202,7 +203,7 @@ void on_kept_ranks(
   }
 }
 
-at::Tensor loss_with(const Model& model, double factor) {
+at::Tensor loss_with(const MastersModel& model, double factor) {
   const at::Tensor each = at::full({700}, factor, model.weight.scalar_type());
   return (model.weight * each).sum();
 }
@@ -210,7 +211,7 @@ at::Tensor loss_with(const Model& model, double factor) {
 TEST(Masters, KeepGradientsInFp32UntilTheyAreAveragedOnRequest) {
   on_kept_ranks(
       {.fp32_gradients = true, .fp32_comm = true},
-      [](Group group, Model& model, Sharding& sharding) {
+      [](Group group, MastersModel& model, Sharding& sharding) {
         sharding.set_sync(false);
         run_backward(sharding, loss_with(model, 4096));
         run_backward(sharding, loss_with(model, 1));  // 4097 is neither an fp16 nor a bf16 number.
@@ -235,50 +236,53 @@ TEST(Masters, KeepGradientsInFp32UntilTheyAreAveragedOnRequest) {
 }
 
 TEST(Masters, RoundTheAccumulatedGradientOnceToSendIt) {
-  on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
-    sharding.set_sync(false);
-    run_backward(sharding, loss_with(model, 4096));
-    for (int i = 0; i < 15; ++i) {
-      run_backward(sharding, loss_with(model, 2));  // Each alone would be lost.
-    }
-    sharding.set_sync(true);
-    run_backward(sharding, loss_with(model, 2) + (model.other * 0).sum());
-    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
-      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4128.0F)));
-    }
-  });
+  on_kept_ranks(
+      {.fp32_gradients = true}, [](Group /*group*/, MastersModel& model, Sharding& sharding) {
+        sharding.set_sync(false);
+        run_backward(sharding, loss_with(model, 4096));
+        for (int i = 0; i < 15; ++i) {
+          run_backward(sharding, loss_with(model, 2));  // Each alone would be lost.
+        }
+        sharding.set_sync(true);
+        run_backward(sharding, loss_with(model, 2) + (model.other * 0).sum());
+        for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
+          EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4128.0F)));
+        }
+      });
 }
 
 TEST(Masters, AverageGradientsOfParametersThatTheLastBackwardDidNotReach) {
-  on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
-    sharding.set_sync(false);
-    run_backward(sharding, loss_with(model, 3));
-    sharding.set_sync(true);
-    run_backward(sharding, model.other.sum());
-    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
-      ASSERT_TRUE(shard_slice.grad().defined());
-      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 3.0F)));
-    }
-  });
+  on_kept_ranks(
+      {.fp32_gradients = true}, [](Group /*group*/, MastersModel& model, Sharding& sharding) {
+        sharding.set_sync(false);
+        run_backward(sharding, loss_with(model, 3));
+        sharding.set_sync(true);
+        run_backward(sharding, model.other.sum());
+        for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
+          ASSERT_TRUE(shard_slice.grad().defined());
+          EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 3.0F)));
+        }
+      });
 }
 
 TEST(Masters, AccumulateRoundedAveragesOnRequest) {
-  on_kept_ranks({.rounded_sums = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
-    for (const double factor : {4096, 1, 1, 1}) {
-      run_backward(sharding, loss_with(model, factor) + (model.other * 0).sum());
-    }
-    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
-      EXPECT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
-      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4096.0F)));
-    }
-  });
+  on_kept_ranks(
+      {.rounded_sums = true}, [](Group /*group*/, MastersModel& model, Sharding& sharding) {
+        for (const double factor : {4096, 1, 1, 1}) {
+          run_backward(sharding, loss_with(model, factor) + (model.other * 0).sum());
+        }
+        for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
+          EXPECT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
+          EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4096.0F)));
+        }
+      });
 }
 
 TEST(Masters, AreTheParametersThemselvesOnRequest) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
       ranks(2, [&](Group group) {
-        Model model(dtype);
+        MastersModel model(dtype);
         const ShardingOptions options{
             .placement = placement, .low_precision_policy = {.fp32_masters = false}};
         const auto sharding = make_sharding(model.named(), group, options, {}, {model.trained()});
@@ -308,7 +312,7 @@ TEST(Masters, InFilesKeepA16BitShardOfShardedParameters) {
   const TestFolder folder;
   ranks(2, [&](Group group) {
     const auto memory_with = [&](const OffloadParam& masters) {
-      Model model(at::kBFloat16);
+      MastersModel model(at::kBFloat16);
       const ShardingOptions options{
           .placement = ParamPlacement::kSharded, .offload_masters = masters};
       const auto sharding = make_sharding(model.named(), group, options, {}, {model.trained()});
@@ -327,7 +331,7 @@ TEST(Masters, InFilesKeepA16BitShardOfShardedParameters) {
 
 void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
   ranks(2, [&](Group group) {
-    Model model(at::kBFloat16);
+    MastersModel model(at::kBFloat16);
     const ShardingOptions options{
         .placement = ParamPlacement::kSharded,
         .coordinator = {.max_live_elements = 1, .prefetch = false},
@@ -361,7 +365,7 @@ TEST(Masters, AreExactIfParametersAreSentRounded) {
 
 TEST(Masters, UseTheAverageInTheDtypeThatIsSent) {
   ranks(2, [](Group group) {
-    Model model(at::kBFloat16);
+    MastersModel model(at::kBFloat16);
     const auto sharding =
         make_sharding(model.named(), group, ShardingOptions(), {}, {model.trained()});
     // 1 and 1 + 2^-7, next to each other in bf16: the average is a tie, and goes to the even one.

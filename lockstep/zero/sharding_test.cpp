@@ -29,7 +29,7 @@ at::Tensor leaf(at::IntArrayRef sizes, double first) {
 }
 
 /// A model of three parameters, one of them frozen, in one optimizer group.
-struct Model {
+struct ThreeWeightsModel {
   at::Tensor a = leaf({30, 7}, 1);
   at::Tensor b = leaf({11}, 2);
   at::Tensor c = leaf({100}, 3);
@@ -41,8 +41,8 @@ struct Model {
   }
 };
 
-std::shared_ptr<Sharding> shard(
-    const Model& model, const Group& group, const ShardingOptions& options = {}) {
+std::shared_ptr<Sharding> shard_model(
+    const ThreeWeightsModel& model, const Group& group, const ShardingOptions& options = {}) {
   return make_sharding(model.named(), group, options, {}, {model.trained()});
 }
 
@@ -61,9 +61,9 @@ at::Tensor whole(
 TEST(Sharding, EveryElementHasOneOwnerAndItsValue) {
   for (const int64_t cap : {int64_t{1}, int64_t{25} << 20}) {
     ranks(3, [cap](Group group) {
-      Model model;
+      ThreeWeightsModel model;
       const at::Tensor before = model.a.detach().clone();
-      const auto sharding = shard(model, group, {.cap_bytes = cap, .first_cap_bytes = cap});
+      const auto sharding = shard_model(model, group, {.cap_bytes = cap, .first_cap_bytes = cap});
       EXPECT_TRUE(at::equal(model.a, before));
       for (const at::Tensor& parameter : model.trained()) {
         EXPECT_TRUE(at::equal(whole(group, *sharding, parameter, false), parameter));
@@ -76,8 +76,8 @@ TEST(Sharding, EveryElementHasOneOwnerAndItsValue) {
 
 TEST(Sharding, SlicesHaveTheAverageGradientAndParametersNone) {
   ranks(3, [](Group group) {
-    Model model;
-    const auto sharding = shard(model, group);
+    ThreeWeightsModel model;
+    const auto sharding = shard_model(model, group);
     run_backward(*sharding, model.loss(group.rank() + 1));  // Factors 1, 2, 3: 2 in the mean.
     for (const at::Tensor& parameter : model.trained()) {
       EXPECT_FALSE(parameter.grad().defined());
@@ -89,8 +89,8 @@ TEST(Sharding, SlicesHaveTheAverageGradientAndParametersNone) {
 
 TEST(Sharding, AveragesAddUpInTheShardAndIncludeLocalGradients) {
   ranks(2, [](Group group) {
-    Model model;
-    const auto sharding = shard(model, group);
+    ThreeWeightsModel model;
+    const auto sharding = shard_model(model, group);
     run_backward(*sharding, model.loss(1));
     run_backward(*sharding, model.loss(2));
     EXPECT_TRUE(at::allclose(whole(group, *sharding, model.a, true), 6 * model.a.detach(), 1e-6));
@@ -106,8 +106,8 @@ TEST(Sharding, AveragesAddUpInTheShardAndIncludeLocalGradients) {
 
 TEST(Sharding, UnusedParametersHaveNoGradientAndOnesUsedOnOneRankHaveZerosElsewhere) {
   ranks(2, [](Group group) {
-    Model model;
-    const auto sharding = shard(model, group, {.cap_bytes = 1, .first_cap_bytes = 1});
+    ThreeWeightsModel model;
+    const auto sharding = shard_model(model, group, {.cap_bytes = 1, .first_cap_bytes = 1});
     at::Tensor loss = model.a.sum();
     if (group.rank() == 1) {
       loss = loss + model.c.sum();
@@ -122,8 +122,8 @@ TEST(Sharding, UnusedParametersHaveNoGradientAndOnesUsedOnOneRankHaveZerosElsewh
 
 TEST(Sharding, ARankWhoseLossReachesNothingGivesZeros) {
   ranks(2, [](Group group) {
-    Model model;
-    const auto sharding = shard(model, group);
+    ThreeWeightsModel model;
+    const auto sharding = shard_model(model, group);
     sharding->begin_backward();
     if (group.rank() == 0) {
       model.loss(1).backward();
@@ -135,8 +135,8 @@ TEST(Sharding, ARankWhoseLossReachesNothingGivesZeros) {
 
 TEST(Sharding, AnUpdateOfTheSlicesReachesAllRanks) {
   ranks(3, [](Group group) {
-    Model model;
-    const auto sharding = shard(model, group);
+    ThreeWeightsModel model;
+    const auto sharding = shard_model(model, group);
     const at::Tensor before = model.a.detach().clone();
     const auto version = model.a._version();
     {
@@ -153,8 +153,8 @@ TEST(Sharding, AnUpdateOfTheSlicesReachesAllRanks) {
 
 TEST(Sharding, TheNormCoversAllSlices) {
   ranks(2, [](Group group) {
-    Model model;
-    const auto sharding = shard(model, group);
+    ThreeWeightsModel model;
+    const auto sharding = shard_model(model, group);
     const at::Tensor own = at::full({}, group.rank() == 0 ? 3.0 : 4.0);
     EXPECT_EQ(sharding->norm_over_ranks(own, 2).item<double>(), 5);
     EXPECT_EQ(sharding->norm_over_ranks(own, 1).item<double>(), 7);
@@ -164,7 +164,7 @@ TEST(Sharding, TheNormCoversAllSlices) {
 
 TEST(Sharding, SaysWhichParameterNoOptimizerTrains) {
   ranks(2, [](Group group) {
-    Model model;
+    ThreeWeightsModel model;
     try {
       Sharding(model.named(), NamedTensors(), {{model.a, model.b}}, std::move(group), {});
       FAIL() << "nobody trains c";
@@ -176,9 +176,9 @@ TEST(Sharding, SaysWhichParameterNoOptimizerTrains) {
 
 TEST(Sharding, AUnitHasItsOwnBucket) {
   ranks(2, [](Group group) {
-    const Model model;
+    const ThreeWeightsModel model;
     const auto buckets = [&](int64_t cap, const std::vector<std::vector<at::Tensor>>& units) {
-      return shard(model, group, {.cap_bytes = cap, .first_cap_bytes = cap, .units = units})
+      return shard_model(model, group, {.cap_bytes = cap, .first_cap_bytes = cap, .units = units})
           ->shards()[0]
           .size();
     };

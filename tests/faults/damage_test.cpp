@@ -23,8 +23,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kFailed = 1;
-
 class Damage : public FaultBench {
  protected:
   void SetUp() override {

@@ -18,7 +18,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 /// Exit code of the scripts below if they cannot mount a disk.
 constexpr int kNoMount = 77;

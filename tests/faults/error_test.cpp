@@ -19,8 +19,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int kFailed = 1;
-
 /// A kind of call that every save makes.
 bool is_essential(const Call& call) {
   const std::set<std::string> kinds = {"create", "write", "fsync", "mkdir", "rename"};

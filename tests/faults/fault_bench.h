@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -22,6 +23,11 @@ using storage::edit_manifest;
 constexpr int kFirstSave = 4;
 constexpr int kSecondSave = 8;
 constexpr int kLastStep = 12;
+
+// Exit statuses of `lockstep`.
+constexpr int kFailed = 1;
+constexpr int kPreempted = 75;
+constexpr int kKilled = 128 + SIGKILL;
 
 /// A call that count_calls.cpp has counted.
 struct Call {

@@ -15,8 +15,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr int kKilled = 128 + 9;
-
 class Kill : public FaultBench {
  protected:
   /// Returns whether the new checkpoint exists.

@@ -17,6 +17,7 @@
 
 #include "lockstep/storage/test_files.h"
 #include "tests/e2e/harness/lockstep_run.h"
+#include "tests/faults/fault_bench.h"
 
 namespace lockstep::faults {
 namespace {
@@ -26,8 +27,6 @@ using e2e::LockstepRun;
 using e2e::Outcome;
 using testing::HasSubstr;
 
-constexpr int kPreempted = 75;
-constexpr int kKilled = 128 + SIGKILL;
 constexpr int kTerminated = 128 + SIGTERM;
 
 struct Setting {

@@ -14,8 +14,6 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr int kPreempted = 75;
-
 /// Every fsync of rank 0 takes 0.4 s, so that a save takes at least 3 s.
 class SlowDisk : public FaultBench {
  protected:

@@ -11,6 +11,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
@@ -24,34 +25,23 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using torch::nn::Linear;
 
-data::Loader<data::TensorDataset> numbers(int64_t count, int64_t batch_size) {
-  const at::Tensor rows = at::arange(count, at::kFloat).reshape({count, 1});
-  return data::Loader(data::TensorDataset(rows, at::arange(count)), {.batch_size = batch_size});
-}
-
-Linear plain_net() {
-  Linear net(1, 1);
-  torch::NoGradGuard no_grad;
-  net->weight.fill_(0.5);
-  net->bias.fill_(0.25);
-  return net;
-}
-
-at::Tensor loss_of(Linear net, const data::Batch& batch) {
+at::Tensor regression_loss(Linear net, const data::Batch& batch) {
   return (net->forward(batch.data) - batch.target.unsqueeze(1).to(at::kFloat)).pow(2).mean();
 }
 
 /// The weights after two epochs over 24 samples: `steps` micro-batches of `batch_size` an update.
-at::Tensor trained(Accelerator& accelerator, int64_t batch_size, int64_t updates) {
+at::Tensor weights_after_two_epochs(Accelerator& accelerator, int64_t batch_size, int64_t updates) {
   auto [net, optimizer, loader] = [&] {
-    Linear fresh = plain_net();
+    Linear fresh = one_by_one();
     return accelerator.prepare(
-        fresh, torch::optim::SGD(fresh->parameters(), 1e-3), numbers(24, batch_size));
+        fresh,
+        torch::optim::SGD(fresh->parameters(), 1e-3),
+        numbers(24, {.batch_size = batch_size}));
   }();
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (auto& batch : loader) {
       auto micro_step = accelerator.accumulate(net);
-      accelerator.backward(loss_of(net, batch));
+      accelerator.backward(regression_loss(net, batch));
       optimizer.step();
       optimizer.zero_grad();
     }
@@ -62,24 +52,24 @@ at::Tensor trained(Accelerator& accelerator, int64_t batch_size, int64_t updates
 
 TEST(Accumulate, FourSmallBatchesEqualOneLargeOne) {
   Accelerator whole({}, WorldSpec{}, Group());
-  const at::Tensor expected = trained(whole, 8, 6);
+  const at::Tensor expected = weights_after_two_epochs(whole, 8, 6);
   Accelerator parts({.gradient_accumulation_steps = 4}, WorldSpec{}, Group());
-  EXPECT_TRUE(at::allclose(trained(parts, 2, 6), expected, 1e-6, 1e-6));
+  EXPECT_TRUE(at::allclose(weights_after_two_epochs(parts, 2, 6), expected, 1e-6, 1e-6));
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [&](Accelerator& accelerator) {
-    EXPECT_TRUE(at::allclose(trained(accelerator, 2, 6), expected, 1e-6, 1e-6));
+    EXPECT_TRUE(at::allclose(weights_after_two_epochs(accelerator, 2, 6), expected, 1e-6, 1e-6));
   });
 }
 
 TEST(Accumulate, TheLastSmallerGroupIsTheMeanOfItsMicroSteps) {
   // 24 samples in batches of 2 and groups of 5: 5, 5 and 2. Accelerate divides the last by 5.
   Accelerator accelerator({.gradient_accumulation_steps = 5}, WorldSpec{}, Group());
-  auto [net, loader] = accelerator.prepare(plain_net(), numbers(24, 2));
+  auto [net, loader] = accelerator.prepare(one_by_one(), numbers(24, {.batch_size = 2}));
   std::vector<int64_t> ends;
   at::Tensor sum = at::zeros({});
   int64_t index = 0, in_group = 0;
   for (auto& batch : loader) {
     auto micro_step = accelerator.accumulate(net);
-    const at::Tensor loss = loss_of(net, batch);
+    const at::Tensor loss = regression_loss(net, batch);
     sum += torch::autograd::grad({loss}, {net->weight}, {}, true)[0].sum();
     accelerator.backward(loss);
     ++in_group;
@@ -97,7 +87,7 @@ TEST(Accumulate, TheLastSmallerGroupIsTheMeanOfItsMicroSteps) {
 
 TEST(Accumulate, GradientsStayOnTheirRankUntilTheGroupEnds) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
-    auto net = accelerator.prepare(plain_net());
+    auto net = accelerator.prepare(one_by_one());
     const float mine = static_cast<float>(accelerator.process_index() + 1);
     const auto micro_step = [&] {
       auto scope = accelerator.accumulate(net);
@@ -117,7 +107,7 @@ TEST(Accumulate, SyncEachBatchAveragesEveryMicroStep) {
       .gradient_accumulation_plugin =
           GradientAccumulationPlugin{.num_steps = 2, .sync_each_batch = true}};
   accelerated_ranks(2, options, [](Accelerator& accelerator) {
-    auto net = accelerator.prepare(plain_net());
+    auto net = accelerator.prepare(one_by_one());
     auto scope = accelerator.accumulate(net);
     const auto mine = static_cast<float>(accelerator.process_index() + 1);
     accelerator.backward(net->forward(at::full({1, 1}, mine)).sum());
@@ -131,12 +121,12 @@ TEST(Accumulate, WithoutSyncWithDataloaderAGroupContinuesInTheNextEpoch) {
       .gradient_accumulation_plugin =
           GradientAccumulationPlugin{.num_steps = 4, .sync_with_dataloader = false}};
   Accelerator accelerator(options, WorldSpec{}, Group());
-  auto [net, loader] = accelerator.prepare(plain_net(), numbers(6, 1));
+  auto [net, loader] = accelerator.prepare(one_by_one(), numbers(6, {.batch_size = 1}));
   std::vector<bool> synced;
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (auto& batch : loader) {
       auto micro_step = accelerator.accumulate(net);
-      accelerator.backward(loss_of(net, batch));
+      accelerator.backward(regression_loss(net, batch));
       synced.push_back(accelerator.sync_gradients());
     }
   }
@@ -145,16 +135,16 @@ TEST(Accumulate, WithoutSyncWithDataloaderAGroupContinuesInTheNextEpoch) {
 
 TEST(Accumulate, ALoopThatEndsEarlyKeepsItsGroupOpen) {
   Accelerator accelerator({.gradient_accumulation_steps = 3}, WorldSpec{}, Group());
-  auto [net, loader] = accelerator.prepare(plain_net(), numbers(9, 1));
+  auto [net, loader] = accelerator.prepare(one_by_one(), numbers(9, {.batch_size = 1}));
   for (auto& batch : loader) {
     auto micro_step = accelerator.accumulate(net);
-    accelerator.backward(loss_of(net, batch));
+    accelerator.backward(regression_loss(net, batch));
     break;
   }
   std::vector<bool> synced;
   for (auto& batch : loader) {
     auto micro_step = accelerator.accumulate(net);
-    accelerator.backward(loss_of(net, batch));
+    accelerator.backward(regression_loss(net, batch));
     synced.push_back(accelerator.sync_gradients());
   }
   // One of three was done; the last batch ends the last group.
@@ -163,19 +153,20 @@ TEST(Accumulate, ALoopThatEndsEarlyKeepsItsGroupOpen) {
 
 TEST(Accumulate, TheEndOfAnInnerLoaderEndsAGroupAndAFinishedOneDoesNotCount) {
   Accelerator accelerator({.gradient_accumulation_steps = 4}, WorldSpec{}, Group());
-  auto [net, outer, inner] = accelerator.prepare(plain_net(), numbers(5, 1), numbers(2, 1));
+  auto [net, outer, inner] = accelerator.prepare(
+      one_by_one(), numbers(5, {.batch_size = 1}), numbers(2, {.batch_size = 1}));
   std::vector<bool> synced;
   int64_t index = 0;
   for (auto& batch : outer) {
     if (index++ == 1) {
       for (auto& other : inner) {
         auto micro_step = accelerator.accumulate(net);
-        accelerator.backward(loss_of(net, other));
+        accelerator.backward(regression_loss(net, other));
         synced.push_back(accelerator.sync_gradients());
       }
     }
     auto micro_step = accelerator.accumulate(net);
-    accelerator.backward(loss_of(net, batch));
+    accelerator.backward(regression_loss(net, batch));
     synced.push_back(accelerator.sync_gradients());
   }
   EXPECT_THAT(synced, ElementsAre(0, 0, 1, 0, 0, 0, 1));
@@ -183,12 +174,12 @@ TEST(Accumulate, TheEndOfAnInnerLoaderEndsAGroupAndAFinishedOneDoesNotCount) {
 
 TEST(Accumulate, RefusesAScopeWithinAScopeAndAnUnpreparedModel) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
-  auto net = accelerator.prepare(plain_net());
+  auto net = accelerator.prepare(one_by_one());
   {
     auto scope = accelerator.accumulate(net);
     EXPECT_THROW(auto inner = accelerator.accumulate(net), ConfigError);
   }
-  EXPECT_THROW(auto scope = accelerator.accumulate(plain_net()), ConfigError);
+  EXPECT_THROW(auto scope = accelerator.accumulate(one_by_one()), ConfigError);
 }
 
 TEST(Accumulate, CountsBothWaysOfSettingTheSteps) {
@@ -210,7 +201,7 @@ TEST(Accumulate, CountsBothWaysOfSettingTheSteps) {
 
 TEST(NoSync, KeepsGradientsLocalUntilABackwardOutsideOrATrigger) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
-    auto net = accelerator.prepare(plain_net());
+    auto net = accelerator.prepare(one_by_one());
     const auto mine = static_cast<float>(accelerator.process_index() + 1);
     const auto backward = [&] { accelerator.backward(net->forward(at::full({1, 1}, mine)).sum()); };
     {
@@ -246,7 +237,7 @@ at::Tensor token_losses(Linear net, const at::Tensor& sequence) {
 
 TEST(TokenCounts, OneTwoAndFourRanksTimesMicroStepsGiveTheSameGradient) {
   const std::vector<at::Tensor> all = sequences();
-  Linear alone = plain_net();
+  Linear alone = one_by_one();
   at::Tensor total = at::zeros({});
   int64_t tokens = 0;
   for (const at::Tensor& sequence : all) {
@@ -258,7 +249,7 @@ TEST(TokenCounts, OneTwoAndFourRanksTimesMicroStepsGiveTheSameGradient) {
 
   for (const auto& [world, steps] : {std::pair{1, 8}, {2, 4}, {4, 2}}) {
     const auto body = [&](Accelerator& accelerator) {
-      auto net = accelerator.prepare(plain_net());
+      auto net = accelerator.prepare(one_by_one());
       for (int step = 0; step < steps; ++step) {
         auto micro_step = accelerator.accumulate(net);
         const at::Tensor& mine =
@@ -274,7 +265,7 @@ TEST(TokenCounts, OneTwoAndFourRanksTimesMicroStepsGiveTheSameGradient) {
 
 TEST(TokenCounts, ARankWithoutTokensIsAllowedAndZeroTokensInTotalAreAnError) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
-    auto net = accelerator.prepare(plain_net());
+    auto net = accelerator.prepare(one_by_one());
     const bool main = accelerator.is_main_process();
     const at::Tensor x = at::ones({main ? 4 : 0, 1});
     accelerator.backward(net->forward(x).sum(), main ? 4 : 0);
@@ -285,7 +276,7 @@ TEST(TokenCounts, ARankWithoutTokensIsAllowedAndZeroTokensInTotalAreAnError) {
 
 TEST(TokenCounts, AGroupHasCountsInAllMicroStepsOrInNone) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
-  auto net = accelerator.prepare(plain_net());
+  auto net = accelerator.prepare(one_by_one());
   const auto loss = [&] { return net->forward(at::ones({1, 1})).sum(); };
   {
     auto micro_step = accelerator.accumulate(net);
@@ -300,7 +291,7 @@ TEST(TokenCounts, AGroupHasCountsInAllMicroStepsOrInNone) {
 
 TEST(Accumulate, SeveralModelsWithOneBackwardEach) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
-    auto [first, second] = accelerator.prepare(plain_net(), plain_net());
+    auto [first, second] = accelerator.prepare(one_by_one(), one_by_one());
     const auto mine = static_cast<float>(accelerator.process_index() + 1);
     for (int step = 0; step < 2; ++step) {
       auto micro_step = accelerator.accumulate(first, second);
@@ -317,7 +308,7 @@ TEST(Accumulate, AStateSavedWithinAGroupContinuesWithinIt) {
     const TestFolder folder;
     accelerated_ranks(2, {.gradient_accumulation_steps = 3}, [&](Accelerator& accelerator) {
       const auto prepared = [&] {
-        Linear net = plain_net();
+        Linear net = one_by_one();
         return accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
       };
       const auto micro = [&](auto& model, auto& optimizer, int index) {
@@ -357,7 +348,7 @@ TEST(Accumulate, AStateSavedWithinAGroupContinuesWithinIt) {
 
 TEST(NoSync, ATriggerOutsideIsRefused) {
   Accelerator accelerator({}, WorldSpec{}, Group());
-  auto net = accelerator.prepare(plain_net());
+  auto net = accelerator.prepare(one_by_one());
   EXPECT_THROW(accelerator.trigger_sync_in_backward(net), ConfigError);
 }
 

@@ -40,7 +40,7 @@ class SaveState : public ::testing::Test {
 };
 
 /// A run that can be stopped and taken up: its stream of samples and its final weights.
-struct Training {
+struct ResumableTraining {
   torch::nn::Sequential net{Linear(1, 6), torch::nn::BatchNorm1d(6), Linear(6, 1)};
   data::Loader<data::TensorDataset> loader{
       data::TensorDataset(at::arange(24, at::kFloat).reshape({24, 1}) / 24, at::arange(24)),
@@ -48,7 +48,7 @@ struct Training {
   std::optional<Optimizer> optimizer;
   std::vector<int64_t> samples;
 
-  explicit Training(Accelerator& accelerator) {
+  explicit ResumableTraining(Accelerator& accelerator) {
     optimizer =
         std::get<1>(accelerator.prepare(net, torch::optim::Adam(net->parameters(), 0.01), loader));
   }
@@ -93,11 +93,11 @@ TEST_F(SaveState, AResumedRunIsBitExactWithTheUnbrokenOne) {
          {1, 4, 5, 8, 11}) {  // In the middle and at the ends of epochs of 4 or 8 steps.
       const fs::path path = folder_ / (std::to_string(size) + "_" + std::to_string(save_at));
       accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
-        Training unbroken(accelerator);
+        ResumableTraining unbroken(accelerator);
         unbroken.train(accelerator, 14, save_at, path);
 
         Accelerator fresh({}, accelerator.world(), accelerator.group().split(0));
-        Training resumed(fresh);
+        ResumableTraining resumed(fresh);
         fresh.load_state(path);
         EXPECT_EQ(resumed.optimizer->steps(), save_at);
         resumed.train(fresh, 14);
@@ -156,16 +156,6 @@ TEST_F(SaveState, WithoutAFolderNumbersItsCheckpointsAndLoadsTheNewestCompleteOn
   });
 }
 
-/// The message load_state fails with, on every rank alike.
-std::string load_error(Accelerator& accelerator, const fs::path& path) {
-  try {
-    accelerator.load_state(path);
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST_F(SaveState, RefusesAnotherModelNamingTheTensorsAndChangesNothing) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(4, 2);
@@ -190,7 +180,7 @@ TEST_F(SaveState, RefusesAnotherModelNamingTheTensorsAndChangesNothing) {
 
 TEST_F(SaveState, RefusesAnotherSeedOrDataAndChangesNothing) {
   Accelerator alone({}, WorldSpec{}, Group());
-  Training saved(alone);
+  ResumableTraining saved(alone);
   saved.train(alone, 3, 2, folder_ / "c");
   for (const auto& [samples, seed, text] : std::vector<std::tuple<int64_t, uint64_t, std::string>>{
            {24, 6, "seed"}, {23, 5, "was saved with 24 samples, this loader has 23"}}) {

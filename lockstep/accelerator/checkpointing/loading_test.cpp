@@ -43,11 +43,11 @@ using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
 using torch::nn::Linear;
 
-struct Training {
+struct LinearTraining {
   Linear net{2, 2};
   Optimizer optimizer;
 
-  explicit Training(Accelerator& accelerator)
+  explicit LinearTraining(Accelerator& accelerator)
       : optimizer(
             std::get<1>(accelerator.prepare(net, optim::Adam(net->parameters(), {.lr = 0.01})))) {}
   void update(Accelerator& accelerator) {
@@ -57,22 +57,13 @@ struct Training {
   }
 };
 
-std::string load_error(Accelerator& accelerator, const fs::path& folder) {
-  try {
-    accelerator.load_state(folder);
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 // --- the same on all ranks
 
 class SameSave : public ::testing::Test {
  protected:
   SameSave() {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-      Training run(accelerator);
+      LinearTraining run(accelerator);
       run.update(accelerator);
       accelerator.save_state(folder_ / "one");
       accelerator.save_state(folder_ / "one_again");
@@ -86,7 +77,7 @@ class SameSave : public ::testing::Test {
       const std::string& second,
       const testing::Matcher<std::string>& says) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-      Training run(accelerator);
+      LinearTraining run(accelerator);
       const at::Tensor before = run.net->weight.detach().clone();
       EXPECT_THAT(
           load_error(accelerator, folder_ / (accelerator.is_main_process() ? first : second)),
@@ -97,7 +88,7 @@ class SameSave : public ::testing::Test {
   }
   void expect_loaded(const std::string& first, const std::string& second) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-      Training run(accelerator);
+      LinearTraining run(accelerator);
       EXPECT_EQ(
           load_error(accelerator, folder_ / (accelerator.is_main_process() ? first : second)),
           "no error");
@@ -136,7 +127,7 @@ TEST_F(SameSave, WithoutAnIdComparesTheUpdates) {
 
 TEST_F(SameSave, IsNotMadeByRanksThatHaveDoneUnequallyManyUpdates) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-    Training run(accelerator);
+    LinearTraining run(accelerator);
     run.update(accelerator);
     if (!accelerator.is_main_process()) {
       run.optimizer.step();
@@ -157,21 +148,21 @@ class ResumeLatest : public ::testing::Test {
  protected:
   ResumeLatest() {
     accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
-      Training run(accelerator);
+      LinearTraining run(accelerator);
       accelerator.save_state();
       accelerator.save_state();
     });
   }
   void expect_refused(const testing::Matcher<std::string>& says) {
     accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
-      Training run(accelerator);
+      LinearTraining run(accelerator);
       EXPECT_THAT([&] { accelerator.resume_latest(); }, ThrowsMessage<CheckpointError>(says));
       EXPECT_THAT([&] { accelerator.load_state(); }, ThrowsMessage<CheckpointError>(says));
     });
   }
   void expect_resumes_from(const std::string& name) {
     accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
-      Training run(accelerator);
+      LinearTraining run(accelerator);
       const auto from = accelerator.resume_latest();
       EXPECT_EQ(from ? from->filename().string() : "nothing", name);
     });
@@ -218,7 +209,7 @@ TEST_F(ResumeLatest, SkippedCheckpointsDoNotCountForRetention) {
   const auto save_two = [&](int limit) {
     options_.project_config.total_limit = limit;
     accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
-      Training run(accelerator);
+      LinearTraining run(accelerator);
       EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
       accelerator.save_state();
       accelerator.save_state({.async = true});
@@ -319,13 +310,13 @@ TEST(SavedMetaValues, OfAPlateauAndALossScaleAreCheckedBeforeAnythingChanges) {
 // --- numbers JSON has not
 
 TEST(NonFiniteJson, ComesBackAsTheSameNumbersAndTextAsText) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kPlusInfinity = std::numeric_limits<double>::infinity();
   const json value{
-      {"best", kInfinity},
-      {"worst", {1.5, -kInfinity, {{"deep", kInfinity}}}},
+      {"best", kPlusInfinity},
+      {"worst", {1.5, -kPlusInfinity, {{"deep", kPlusInfinity}}}},
       {"text", {"inf", "-inf", "nan", nullptr}},
       {"ours", {{"lockstep.non_finite", "inf"}}},
-      {"nested", {{"lockstep.non_finite", {{"lockstep.non_finite", kInfinity}}}}},
+      {"nested", {{"lockstep.non_finite", {{"lockstep.non_finite", kPlusInfinity}}}}},
       {"list", {{"lockstep.non_finite", {1, 2}}}}};
   const json plain = without_non_finite(value);
   EXPECT_EQ(plain["best"], json({{"lockstep.non_finite", "inf"}}));
@@ -386,9 +377,9 @@ TEST(RandomState, OfAMissingDeviceIsSkipped) {
 // --- from Accelerate
 
 /// The model of make_accelerate_state.py.
-class NetImpl : public torch::nn::Module {
+class NormedNetImpl : public torch::nn::Module {
  public:
-  NetImpl()
+  NormedNetImpl()
       : fc_(register_module("fc", Linear(3, 4))),
         norm_(register_module("norm", torch::nn::BatchNorm1d(4))),
         out_(register_module("out", Linear(4, 2))) {}
@@ -399,7 +390,7 @@ class NetImpl : public torch::nn::Module {
   torch::nn::BatchNorm1d norm_;
   Linear out_;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(NormedNet);
 
 /// A folder that Accelerate saved after two updates, with its pickles converted.
 fs::path accelerate_folder(const fs::path& folder) {
@@ -418,7 +409,7 @@ TEST(ImportedByAccelerator, TheFirstBatchAfterItDoesNotSave) {
       {.project_config = {.project_dir = folder.path(), .checkpointing_steps = 2}},
       WorldSpec{},
       Group());
-  Net net;
+  NormedNet net;
   auto [model, optimizer, scheduler, loader] = accelerator.prepare(
       net,
       optim::Adam(net->parameters(), {.lr = 0.1}),
@@ -441,7 +432,7 @@ TEST(ImportedByAccelerator, RanksOfOneHostImportOneFolder) {
   accelerate_folder(folder / "a");
   accelerate_folder(folder / "b");
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-    Net net;
+    NormedNet net;
     accelerator.prepare(
         net,
         optim::Adam(net->parameters(), {.lr = 0.1}),

@@ -25,7 +25,7 @@ namespace {
 using torch::nn::Linear;
 
 /// Two epochs; returns the weights. `period` 0: plain data parallel.
-at::Tensor train(Accelerator& accelerator, int64_t period) {
+at::Tensor trained_weights(Accelerator& accelerator, int64_t period) {
   Linear net = one_by_one();
   auto [model, optimizer, loader] =
       accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.05}), shuffled_numbers(24));
@@ -47,9 +47,9 @@ at::Tensor train(Accelerator& accelerator, int64_t period) {
 
 TEST(LocalSgd, WithAPeriodOfOneEqualsDataParallelBitForBit) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
-    const at::Tensor expected = train(accelerator, 0);
-    EXPECT_TRUE(at::equal(train(accelerator, 1), expected));
-    EXPECT_FALSE(at::equal(train(accelerator, 3), expected));
+    const at::Tensor expected = trained_weights(accelerator, 0);
+    EXPECT_TRUE(at::equal(trained_weights(accelerator, 1), expected));
+    EXPECT_FALSE(at::equal(trained_weights(accelerator, 3), expected));
   });
 }
 

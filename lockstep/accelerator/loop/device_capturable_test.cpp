@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prepared optimizers whose updates can be captured, on the test device.
 #include <cstdint>
-#include <cstdlib>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -21,9 +20,6 @@
 
 namespace lockstep {
 namespace {
-
-// `./dev test` keeps all other tests on the CPU by it.
-[[maybe_unused]] const int kCleared = ::unsetenv("LOCKSTEP_USE_CPU");
 
 at::Tensor numbers() {
   return at::sin(at::arange(160, at::kFloat)).reshape({40, 4});

@@ -25,7 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using torch::nn::Linear;
 
-at::Tensor loss_of(Linear& net) {
+at::Tensor output_at_one(Linear& net) {
   return net->forward(at::ones({1, 1})).sum();
 }
 
@@ -38,7 +38,7 @@ TEST(Scheduler, SetsStep0sRateWhenPreparedAndTheNextAfterEachUpdate) {
   std::vector<double> rates;
   for (int step = 0; step < 8; ++step) {
     auto micro_step = accelerator.accumulate(model);
-    accelerator.backward(loss_of(model));
+    accelerator.backward(output_at_one(model));
     optimizer.step();
     scheduler.step();
     rates.push_back(scheduler.get_last_lr()[0]);
@@ -59,7 +59,7 @@ TEST(Scheduler, CountsEveryProcessTheWayAccelerateDoesOnRequest) {
           net,
           optim::SGD(net->parameters(), {.lr = 1.0}),
           schedule::exponential_decay({.gamma = 0.5}));
-      accelerator.backward(loss_of(model));
+      accelerator.backward(output_at_one(model));
       optimizer.step();
       scheduler.step();
       EXPECT_EQ(scheduler.steps(), expected);
@@ -83,7 +83,7 @@ TEST(Scheduler, OneCycleStopsWhereAccelerateStopsIt) {
         schedule::one_cycle({.max_lr = {1.0}, .total_steps = 6}));
     for (int step = 0; step < 20; ++step) {
       auto micro_step = accelerator.accumulate(model);
-      accelerator.backward(loss_of(model));
+      accelerator.backward(output_at_one(model));
       optimizer.step();
       scheduler.step();
     }

@@ -51,7 +51,7 @@ torch::nn::Sequential make_net() {
 }
 
 constexpr int kWarmUp = 3;
-constexpr int kSteps = 5;
+constexpr int kMeasuredSteps = 5;
 
 template <typename Step>
 int64_t allocations_of(const Step& step) {
@@ -59,7 +59,7 @@ int64_t allocations_of(const Step& step) {
     step();
   }
   const int64_t before = g_allocations;
-  for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < kMeasuredSteps; ++i) {
     step();
   }
   return g_allocations - before;
@@ -99,7 +99,7 @@ void expect_no_more_than_alone(const AcceleratorOptions& options, int64_t extra 
         optimizer.zero_grad();
       }
     });
-    EXPECT_LE(ours, alone + extra * kSteps);
+    EXPECT_LE(ours, alone + extra * kMeasuredSteps);
   });
 }
 

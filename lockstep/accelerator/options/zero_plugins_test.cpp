@@ -21,6 +21,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/weights/load_model.h"
 #include "lockstep/comm/tensor/sharded_param.h"
@@ -53,7 +54,7 @@ torch::nn::Sequential transformer() {
 }
 
 /// All weights after some steps on two processes.
-at::Tensor trained(const AcceleratorOptions& options) {
+at::Tensor transformer_weights(const AcceleratorOptions& options) {
   at::Tensor weights;
   accelerated_ranks(2, options, [&](Accelerator& accelerator) {
     auto net = transformer();
@@ -93,25 +94,16 @@ void take_steps(
   }
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(FsdpPlugin, EveryStrategyTrainsWithTheBitsOfDataParallel) {
-  const at::Tensor expected = trained({});
+  const at::Tensor expected = transformer_weights({});
   for (const ShardingStrategy strategy :
        {ShardingStrategy::kFullShard,
         ShardingStrategy::kShardGradOp,
         ShardingStrategy::kNoShard,
         ShardingStrategy::kHybridShard,
         ShardingStrategy::kHybridShardZero2}) {
-    EXPECT_TRUE(
-        at::equal(trained({.fsdp_plugin = FsdpPlugin{.sharding_strategy = strategy}}), expected))
+    EXPECT_TRUE(at::equal(
+        transformer_weights({.fsdp_plugin = FsdpPlugin{.sharding_strategy = strategy}}), expected))
         << static_cast<int>(strategy);
   }
   for (const AutoWrapPolicy policy : {AutoWrapPolicy::kSize, AutoWrapPolicy::kTransformer}) {
@@ -119,12 +111,12 @@ TEST(FsdpPlugin, EveryStrategyTrainsWithTheBitsOfDataParallel) {
     if (policy == AutoWrapPolicy::kTransformer) {
       plugin.transformer_layer_cls_to_wrap = {"TransformerEncoderLayer"};
     }
-    EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
+    EXPECT_TRUE(at::equal(transformer_weights({.fsdp_plugin = plugin}), expected));
   }
 }
 
 TEST(FsdpPlugin, ClassesToWrapSayNothingWhereParametersStay) {
-  const at::Tensor expected = trained({});
+  const at::Tensor expected = transformer_weights({});
   FsdpPlugin plugin{
       .auto_wrap_policy = AutoWrapPolicy::kTransformer,
       .transformer_layer_cls_to_wrap = {"TransformerEncoderLayer"}};
@@ -132,11 +124,11 @@ TEST(FsdpPlugin, ClassesToWrapSayNothingWhereParametersStay) {
   for (const ShardingStrategy strategy :
        {ShardingStrategy::kShardGradOp, ShardingStrategy::kHybridShardZero2}) {
     plugin.sharding_strategy = strategy;
-    EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
+    EXPECT_TRUE(at::equal(transformer_weights({.fsdp_plugin = plugin}), expected));
   }
   plugin.sharding_strategy = ShardingStrategy::kFullShard;
   plugin.reshard_after_forward = false;
-  EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
+  EXPECT_TRUE(at::equal(transformer_weights({.fsdp_plugin = plugin}), expected));
 }
 
 TEST(FsdpPlugin, HybridShardKeepsSecondCopiesOnEachHost) {
@@ -230,7 +222,7 @@ TEST(FsdpPlugin, OffloadsTheStatesOfEachStage) {
                 4));
       }),
       HasSubstr("for cpu_offload use"));
-  EXPECT_TRUE(at::equal(trained({.fsdp_plugin = full}), trained({})));
+  EXPECT_TRUE(at::equal(transformer_weights({.fsdp_plugin = full}), transformer_weights({})));
 }
 
 /// All weights once `world` processes have done `use` with a model and its optimizer.
@@ -421,7 +413,8 @@ TEST(DeepSpeedPlugin, OffloadsToFiles) {
       .offload_param_device = OffloadDevice::kNvme,
       .offload_optimizer_nvme_path = folder.path(),
       .offload_param_nvme_path = folder.path()};
-  EXPECT_TRUE(at::equal(trained({.deepspeed_plugin = plugin}), trained({})));
+  EXPECT_TRUE(
+      at::equal(transformer_weights({.deepspeed_plugin = plugin}), transformer_weights({})));
   EXPECT_THAT(
       error_of([] {
         static_cast<void>(
@@ -433,8 +426,8 @@ TEST(DeepSpeedPlugin, OffloadsToFiles) {
 
 TEST(DeepSpeedPlugin, TrainsAndAccumulatesAsItSays) {
   for (const int stage : {0, 1, 2, 3}) {
-    const at::Tensor expected = trained({.gradient_accumulation_steps = 3});
-    const at::Tensor here = trained(
+    const at::Tensor expected = transformer_weights({.gradient_accumulation_steps = 3});
+    const at::Tensor here = transformer_weights(
         {.deepspeed_plugin =
              DeepSpeedPlugin{.zero_stage = stage, .gradient_accumulation_steps = 3}});
     EXPECT_TRUE(at::allclose(here, expected, 1e-5, 1e-6)) << stage;
@@ -470,7 +463,7 @@ TEST(ZeroUnits, AreTheParametersOfModulesOfAClass) {
 TEST(ZeroUnits, AreGatheredTogetherInStage3) {
   const ZeroPlugin plugin{
       .stage = 3, .bucket_cap_bytes = 1, .stage3_unit_classes = {"TransformerEncoderLayer"}};
-  EXPECT_TRUE(at::equal(trained({.zero = plugin}), trained({})));
+  EXPECT_TRUE(at::equal(transformer_weights({.zero = plugin}), transformer_weights({})));
   ZeroPlugin second = plugin;
   second.stage = 2;
   EXPECT_THAT(

@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 
@@ -22,16 +23,6 @@ namespace {
 using ::testing::HasSubstr;
 
 const AcceleratorOptions kShared{.shared_parameters = true};
-
-template <typename Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(SharedParameters, AreThereOnceAndGradientsAreNot) {
   accelerated_ranks(3, kShared, [](Accelerator& accelerator) {

@@ -23,6 +23,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/base/text/shell.h"
 #include "lockstep/checkpoint/weights/load_model.h"
 #include "lockstep/checkpoint/weights/safetensors.h"
@@ -73,7 +74,7 @@ class Folder {
 };
 
 /// The model of make_accelerate_state.py, with other values.
-struct Net {
+struct AccelerateNet {
   NamedTensors parameters = {
       {"fc.weight", at::zeros({4, 3}).requires_grad_()},
       {"fc.bias", at::zeros({4}).requires_grad_()},
@@ -103,7 +104,7 @@ struct Net {
   }
   /// Groups of SGD's case.
   std::array<std::vector<at::Tensor>, 2> groups() const {
-    const Net& net = *this;
+    const AccelerateNet& net = *this;
     return {{
         {net["fc.weight"], net["out.weight"]},
         {net["fc.bias"], net["out.bias"], net["norm.weight"], net["norm.bias"]},
@@ -124,12 +125,12 @@ using OptimizerPointer = std::unique_ptr<torch_optim::Optimizer>;
 struct Case {
   const char* folder;
   const char* name;
-  std::function<OptimizerPointer(const Net&)> make;
+  std::function<OptimizerPointer(const AccelerateNet&)> make;
 };
 
 template <typename Type, typename Options>
 Case whole(const char* folder, const char* name, Options options) {
-  return {folder, name, [options](const Net& net) {
+  return {folder, name, [options](const AccelerateNet& net) {
             return std::make_unique<Type>(net.all(), options);
           }};
 }
@@ -141,7 +142,7 @@ const Case kCases[] = {
     whole<optim::AdamW>("adamw", "OurAdamW", optim::AdamWOptions{.lr = 1}),
     {"sgd",
      "SGD",
-     [](const Net& net) -> OptimizerPointer {
+     [](const AccelerateNet& net) -> OptimizerPointer {
        const auto groups = net.groups();
        return std::make_unique<torch_optim::SGD>(
            std::vector<torch_optim::OptimizerParamGroup>{
@@ -149,13 +150,13 @@ const Case kCases[] = {
                torch_optim::OptimizerParamGroup(groups[1])},
            torch_optim::SGDOptions(1));
      }},
-    {"sgd", "OurSGD", [](const Net& net) -> OptimizerPointer {
+    {"sgd", "OurSGD", [](const AccelerateNet& net) -> OptimizerPointer {
        const auto groups = net.groups();
        return std::make_unique<optim::SGD>(std::vector<optim::SGD::Group>{
            {groups[0], optim::SGDOptions{.lr = 1}}, {groups[1], optim::SGDOptions{.lr = 1}}});
      }}};
 
-ImportTarget target_of(const Net& net, torch_optim::Optimizer& optimizer) {
+ImportTarget target_of(const AccelerateNet& net, torch_optim::Optimizer& optimizer) {
   ImportTarget::Optimizer target{.parameters = {}, .settings = optimizer_settings(optimizer)};
   for (auto& group : optimizer.param_groups()) {
     auto& names = target.parameters.emplace_back();
@@ -172,7 +173,7 @@ json plateau_state() {
   return {{"steps", 0}, {"counted", 1}, {"base_rates", {{1.0, 1.0}}}, {"plateau", json::object()}};
 }
 
-void update(const Net& net, torch_optim::Optimizer& optimizer, int number) {
+void update(const AccelerateNet& net, torch_optim::Optimizer& optimizer, int number) {
   {
     const c10::AutoGradMode no_grad(false);
     for (const NamedTensor& item : net.parameters) {
@@ -189,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, ImportAccelerate, testing::ValuesIn(kCases)
 
 TEST_P(ImportAccelerate, ContinuesAsPythonDid) {
   const Folder folder(GetParam().folder);
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer optimizer = GetParam().make(net);
   ImportTarget target = target_of(net, *optimizer);
   if (GetParam().folder == std::string("sgd")) {
@@ -216,7 +217,7 @@ TEST_P(ImportAccelerate, ContinuesAsPythonDid) {
 }
 
 TEST(ImportAccelerateState, CountsUpdatesAndStepsOfTheSchedule) {
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer adam = kCases[0].make(net);
   const Folder folder("adam");
   const ImportedState state = import_accelerate(folder.path(), target_of(net, *adam));
@@ -229,7 +230,7 @@ TEST(ImportAccelerateState, CountsUpdatesAndStepsOfTheSchedule) {
 }
 
 TEST(ImportAccelerateState, ImportsAPlateau) {
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer sgd = kCases[4].make(net);
   Folder folder("sgd");
   ImportTarget target = target_of(net, *sgd);
@@ -249,7 +250,7 @@ TEST(ImportAccelerateState, ImportsAPlateau) {
 
 /// AdamW's case was made with named_parameters().
 TEST(ImportAccelerateState, MatchesByNameIfPythonSavedNames) {
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer optimizer = kCases[1].make(net);
   const Folder folder("adamw");
   ImportTarget target = target_of(net, *optimizer);
@@ -273,7 +274,7 @@ TEST(ImportAccelerateState, TellsItsFoldersFromOthers) {
 }
 
 TEST(ImportAccelerateState, RefusesAnotherProgramsState) {
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer adam = kCases[0].make(net);
   const OptimizerPointer adamw = kCases[1].make(net);
   const OptimizerPointer sgd = kCases[4].make(net);
@@ -313,7 +314,7 @@ TEST(ImportAccelerateState, RefusesAnotherProgramsState) {
 }
 
 TEST(ImportAccelerateState, KeepsAnOptionThatThisProgramsOptimizerLacksUnlessItIsOff) {
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer adam = kCases[0].make(net);
   Folder folder("adam");
   folder.replace_in("optimizer.json", "\"maximize\": false", "\"maximize\": true");
@@ -342,21 +343,16 @@ std::pair<std::string, int> shell(const std::string& command) {
   return {output, WIFEXITED(status) ? WEXITSTATUS(status) : -1};
 }
 
-std::string refusal(const fs::path& folder, const ImportTarget& target) {
-  try {
-    import_accelerate(folder, target);
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string import_error(const fs::path& folder, const ImportTarget& target) {
+  return error_of<CheckpointError>([&] { import_accelerate(folder, target); });
 }
 
 TEST(ImportAccelerateState, NeverReadsAPickleAndSaysHowToConvertIt) {
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer adam = kCases[0].make(net);
   const Folder folder("adam", /*converted=*/false);
   EXPECT_THAT(
-      refusal(folder.path(), target_of(net, *adam)),
+      import_error(folder.path(), target_of(net, *adam)),
       AllOf(
           HasSubstr((folder.path() / "optimizer.bin").string()),
           HasSubstr("never read because reading one runs code in it"),
@@ -381,7 +377,7 @@ TEST(ImportAccelerateState, ThePrintedCommandsConvertAFolderWithPickledWeights) 
     GTEST_SKIP() << "LOCKSTEP_PYTHON names no Python that has torch and safetensors";
   }
   const std::string python = LOCKSTEP_PYTHON;
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer adam = kCases[0].make(net);
   const Folder original("adam", /*converted=*/false);
   const TestFolder parent;
@@ -398,8 +394,8 @@ TEST(ImportAccelerateState, ThePrintedCommandsConvertAFolderWithPickledWeights) 
   ASSERT_EQ(ok, 0) << made;
   fs::remove(folder / "model.safetensors");
   int commands = 0;
-  for (std::string message = refusal(folder, target_of(net, *adam)); message != "no error";
-       message = refusal(folder, target_of(net, *adam))) {
+  for (std::string message = import_error(folder, target_of(net, *adam)); message != "no error";
+       message = import_error(folder, target_of(net, *adam))) {
     ASSERT_LT(commands++, 2) << message;
     const auto [output, code] = shell(python + command_in(message));
     ASSERT_EQ(code, 0) << output << message;
@@ -422,13 +418,13 @@ TEST(ImportAccelerateState, TheCommandConvertsAllOfAFolder) {
     GTEST_SKIP() << "LOCKSTEP_PYTHON names no Python that has torch and safetensors";
   }
   const std::string python = LOCKSTEP_PYTHON;
-  const Net net;
+  const AccelerateNet net;
   const OptimizerPointer adamw = kCases[1].make(net);
   const Folder original("adamw", /*converted=*/false);
   const TestFolder parent;
   const fs::path folder = parent.path() / "it's [a] \"folder\" $HOME";
   fs::copy(original.path(), folder);
-  const std::string message = refusal(folder, target_of(net, *adamw));
+  const std::string message = import_error(folder, target_of(net, *adamw));
   const std::string command = command_in(message);
   ASSERT_NE(command, "") << message;
   const auto [output, code] = shell(python + command);

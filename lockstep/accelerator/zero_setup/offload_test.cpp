@@ -19,6 +19,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connect/connected_ranks.h"
@@ -35,23 +36,15 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kWidth = 24;
+constexpr int64_t kOffloadWidth = 24;
 
-torch::nn::Sequential new_net(int64_t layers = 4) {
-  torch::nn::Sequential net;
-  for (int64_t i = 0; i < layers; ++i) {
-    net->push_back(torch::nn::Linear(kWidth, kWidth));
-  }
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) {
-    parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 4);
-  }
-  net->parameters()[2].set_requires_grad(false);  // Frozen.
+torch::nn::Sequential partly_frozen_net() {
+  torch::nn::Sequential net = sine_layers(4, kOffloadWidth);
+  net->parameters()[2].set_requires_grad(false);
   return net;
 }
 
-std::vector<at::Tensor> trained_of(const torch::nn::Sequential& net) {
+std::vector<at::Tensor> trainable_of(const torch::nn::Sequential& net) {
   std::vector<at::Tensor> trained;
   for (const at::Tensor& parameter : net->parameters()) {
     if (parameter.requires_grad()) {
@@ -62,18 +55,19 @@ std::vector<at::Tensor> trained_of(const torch::nn::Sequential& net) {
 }
 
 /// A few clipped updates; the weights after them.
-class Training {
+class ClippedTraining {
  public:
-  explicit Training(Accelerator& accelerator) : accelerator_(accelerator), net_(new_net()) {
+  explicit ClippedTraining(Accelerator& accelerator)
+      : accelerator_(accelerator), net_(partly_frozen_net()) {
     optimizer_ = std::get<1>(accelerator.prepare(
-        net_, optim::AdamW(trained_of(net_), {.lr = 0.01, .weight_decay = 0.1})));
+        net_, optim::AdamW(trainable_of(net_), {.lr = 0.01, .weight_decay = 0.1})));
   }
 
   void train(int64_t first, int64_t end) {
     for (int64_t step = first; step < end; ++step) {
       const auto rank = static_cast<double>(accelerator_.process_index());
-      const at::Tensor x = at::sin(at::arange(3 * kWidth, at::kFloat) * (1 + rank) + step);
-      const at::Tensor y = net_->forward(x.reshape({3, kWidth}).to(accelerator_.device()));
+      const at::Tensor x = at::sin(at::arange(3 * kOffloadWidth, at::kFloat) * (1 + rank) + step);
+      const at::Tensor y = net_->forward(x.reshape({3, kOffloadWidth}).to(accelerator_.device()));
       accelerator_.backward(y.square().mean());
       accelerator_.clip_grad_norm_(net_->parameters(), 0.1);
       optimizer_.step();
@@ -99,17 +93,17 @@ class Training {
 };
 
 /// Name and plugin of each way to offload.
-struct Way {
+struct NamedPlugin {
   std::string name;
   ZeroPlugin plugin;
 };
 
-std::vector<Way> ways(const std::filesystem::path& folder) {
+std::vector<NamedPlugin> offload_plugins(const std::filesystem::path& folder) {
   const OffloadOptimizer cpu{.device = OffloadDevice::kCpu};
   const OffloadOptimizer nvme{.device = OffloadDevice::kNvme, .nvme_path = folder};
   OffloadOptimizer half = nvme;
   half.ratio = 0.5;
-  std::vector<Way> all;
+  std::vector<NamedPlugin> all;
   for (const int stage : {1, 2, 3}) {
     const ZeroPlugin plain{.stage = stage, .bucket_cap_bytes = 4000};
     for (const auto& [name, optimizer] :
@@ -145,10 +139,12 @@ void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor
 }
 
 std::vector<at::Tensor> weights_with(
-    const AcceleratorOptions& options, int world, const std::function<void(Training&)>& body) {
+    const AcceleratorOptions& options,
+    int world,
+    const std::function<void(ClippedTraining&)>& body) {
   std::vector<std::vector<at::Tensor>> all(static_cast<size_t>(world));
   accelerated_ranks(world, options, [&](Accelerator& accelerator) {
-    Training training(accelerator);
+    ClippedTraining training(accelerator);
     body(training);
     all[static_cast<size_t>(accelerator.process_index())] = training.weights();
   });
@@ -160,14 +156,14 @@ std::vector<at::Tensor> weights_with(
 
 TEST(ZeroOffload, TheNumbersAreThoseOfNothingOffloaded) {
   const TestFolder folder;
-  const auto train = [](Training& training) { training.train(0, 6); };
+  const auto train = [](ClippedTraining& training) { training.train(0, 6); };
   for (const int world : {1, 2, 3}) {
-    for (const Way& way : ways(folder.path())) {
-      SCOPED_TRACE(way.name + ", ranks " + std::to_string(world));
-      AcceleratorOptions plain{.zero = ZeroPlugin{.stage = way.plugin.stage}};
+    for (const NamedPlugin& offload : offload_plugins(folder.path())) {
+      SCOPED_TRACE(offload.name + ", ranks " + std::to_string(world));
+      AcceleratorOptions plain{.zero = ZeroPlugin{.stage = offload.plugin.stage}};
       plain.zero->bucket_cap_bytes = 4000;
       expect_equal(
-          weights_with({.zero = way.plugin}, world, train), weights_with(plain, world, train));
+          weights_with({.zero = offload.plugin}, world, train), weights_with(plain, world, train));
     }
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
@@ -190,7 +186,7 @@ TEST(ZeroOffload, OverSharedMemoryAndWithRoundedWeightsItIsTheSame) {
         world.rank = world.local_rank = group.rank();
         world.size = world.local_size = group.size();
         Accelerator accelerator({.zero = plugin}, world, std::move(group));
-        Training training(accelerator);
+        ClippedTraining training(accelerator);
         training.train(0, 4);
         accelerator.with_gathered_parameters(training.net()->parameters(), [&] {
           const std::vector<at::Tensor> own = training.weights();
@@ -208,14 +204,14 @@ TEST(ZeroOffload, OverSharedMemoryAndWithRoundedWeightsItIsTheSame) {
 TEST(ZeroOffload, ACheckpointIsTheSameAndResumesAnywhere) {
   const TestFolder folder;
   const auto unbroken = weights_with(
-      {.zero = ZeroPlugin{.stage = 2, .bucket_cap_bytes = 4000}}, 2, [](Training& training) {
+      {.zero = ZeroPlugin{.stage = 2, .bucket_cap_bytes = 4000}}, 2, [](ClippedTraining& training) {
         training.train(0, 6);
       });
   const std::filesystem::path plain = folder / "plain";
   std::filesystem::create_directory(folder / "scratch");
   const auto save_with = [&](const ZeroPlugin& plugin, const std::filesystem::path& path) {
     accelerated_ranks(2, {.zero = plugin}, [&](Accelerator& accelerator) {
-      Training training(accelerator);
+      ClippedTraining training(accelerator);
       training.train(0, 3);
       accelerator.save_state(path);
     });
@@ -223,7 +219,7 @@ TEST(ZeroOffload, ACheckpointIsTheSameAndResumesAnywhere) {
   const auto resume_with = [&](const ZeroPlugin& plugin, const std::filesystem::path& path) {
     std::vector<at::Tensor> weights;
     accelerated_ranks(2, {.zero = plugin}, [&](Accelerator& accelerator) {
-      Training training(accelerator);
+      ClippedTraining training(accelerator);
       training.train(0, 1);
       accelerator.load_state(path);
       training.train(3, 6);
@@ -235,18 +231,18 @@ TEST(ZeroOffload, ACheckpointIsTheSameAndResumesAnywhere) {
     return weights;
   };
   save_with({.stage = 2, .bucket_cap_bytes = 4000}, plain);
-  for (const Way& way : ways(folder / "scratch")) {
-    SCOPED_TRACE(way.name);
-    const std::filesystem::path path = folder / way.name;
-    save_with(way.plugin, path);
-    if (way.plugin.stage == 2) {
+  for (const NamedPlugin& offload : offload_plugins(folder / "scratch")) {
+    SCOPED_TRACE(offload.name);
+    const std::filesystem::path path = folder / offload.name;
+    save_with(offload.plugin, path);
+    if (offload.plugin.stage == 2) {
       for (const char* file : {"optimizer-00001-of-00002.safetensors", "optimizer.json"}) {
         ASSERT_FALSE(contents(plain / file).empty());
         EXPECT_EQ(contents(path / file), contents(plain / file)) << file;
       }
     }
     expect_equal(resume_with({.stage = 2, .bucket_cap_bytes = 4000}, path), unbroken);
-    expect_equal(resume_with(way.plugin, plain), unbroken);
+    expect_equal(resume_with(offload.plugin, plain), unbroken);
   }
 }
 
@@ -259,7 +255,7 @@ TEST(ZeroOffload, ABackgroundSaveHasTheStateOfItsCall) {
       .device = OffloadDevice::kNvme, .nvme_path = folder / "scratch", .max_in_cpu = 0};
   std::vector<at::Tensor> unbroken;
   accelerated_ranks(2, {.zero = plugin}, [&](Accelerator& accelerator) {
-    Training training(accelerator);
+    ClippedTraining training(accelerator);
     training.train(0, 2);
     accelerator.save_state(folder / "saved", {.async = true});
     training.train(2, 5);
@@ -270,7 +266,7 @@ TEST(ZeroOffload, ABackgroundSaveHasTheStateOfItsCall) {
     }
   });
   accelerated_ranks(2, {.zero = plugin}, [&](Accelerator& accelerator) {
-    Training training(accelerator);
+    ClippedTraining training(accelerator);
     accelerator.load_state(folder / "saved");
     training.train(2, 5);
     const std::vector<at::Tensor> own = training.weights();
@@ -295,7 +291,7 @@ TEST(ZeroOffload, ADiskThatFailsWhileACheckpointIsSavedIsAnErrorOnAllRanks) {
             .device = OffloadDevice::kNvme, .nvme_path = folder / "scratch"};
       }
       accelerated_ranks(2, {.zero = plugin}, [&](Accelerator& accelerator) {
-        Training training(accelerator);
+        ClippedTraining training(accelerator);
         training.train(0, 1);
         accelerator.wait_for_everyone();
         if (accelerator.is_main_process()) {
@@ -330,7 +326,7 @@ TEST(ZeroOffload, ADiskOfOneRankThatFailsInTheUpdateIsAnErrorOnAllRanks) {
       ZeroPlugin plugin{.stage = stage, .bucket_cap_bytes = 4000};
       plugin.offload_optimizer = {.device = OffloadDevice::kNvme, .nvme_path = scratch};
       Accelerator accelerator({.zero = plugin}, world, std::move(group));
-      Training training(accelerator);
+      ClippedTraining training(accelerator);
       training.train(0, 1);
       if (accelerator.process_index() == 1) {
         EXPECT_GE(offload::cut_off_scratch_files(scratch), 1);
@@ -346,9 +342,9 @@ TEST(ZeroOffload, ADiskOfOneRankThatFailsInTheUpdateIsAnErrorOnAllRanks) {
 
 TEST(ZeroOffload, WritesToParametersReachTheUpdate) {
   const TestFolder folder;
-  for (const Way& way : ways(folder.path())) {
-    SCOPED_TRACE(way.name);
-    const auto write = [](Training& training) {
+  for (const NamedPlugin& offload : offload_plugins(folder.path())) {
+    SCOPED_TRACE(offload.name);
+    const auto write = [](ClippedTraining& training) {
       training.train(0, 2);
       {
         const torch::NoGradGuard no_grad;
@@ -356,9 +352,9 @@ TEST(ZeroOffload, WritesToParametersReachTheUpdate) {
       }
       training.train(2, 4);
     };
-    ZeroPlugin plain{.stage = way.plugin.stage, .bucket_cap_bytes = 4000};
+    ZeroPlugin plain{.stage = offload.plugin.stage, .bucket_cap_bytes = 4000};
     expect_equal(
-        weights_with({.zero = way.plugin}, 2, write), weights_with({.zero = plain}, 2, write));
+        weights_with({.zero = offload.plugin}, 2, write), weights_with({.zero = plain}, 2, write));
   }
 }
 
@@ -436,9 +432,9 @@ TEST(ZeroOffload, UnsupportedOptionsAreRefusedByName) {
   ZeroPlugin plugin{.stage = 3};
   plugin.offload_param.device = OffloadDevice::kCpu;
   accelerated_ranks(2, {.zero = plugin}, [](Accelerator& accelerator) {
-    auto net = new_net();
+    auto net = partly_frozen_net();
     EXPECT_THAT(
-        [&] { accelerator.prepare(net, optim::AdamW(trained_of(net))); },
+        [&] { accelerator.prepare(net, optim::AdamW(trainable_of(net))); },
         ThrowsMessage<ConfigError>(HasSubstr("offload_param needs offload_optimizer")));
   });
   plugin.offload_optimizer = {.device = OffloadDevice::kCpu, .ratio = 0.5};
@@ -453,9 +449,9 @@ TEST(ZeroOffload, UnsupportedOptionsAreRefusedByName) {
   expect(plugin, "offload_optimizer.nvme_path is for the device nvme; got '/x'");
   plugin.offload_optimizer = {.device = OffloadDevice::kCpu};
   accelerated_ranks(2, {.zero = plugin}, [](Accelerator& accelerator) {
-    auto net = new_net();
+    auto net = partly_frozen_net();
     EXPECT_THAT(
-        [&] { accelerator.prepare(net, optim::LAMB(trained_of(net))); },
+        [&] { accelerator.prepare(net, optim::LAMB(trainable_of(net))); },
         ThrowsMessage<ConfigError>(HasSubstr("LAMB cannot be combined with offload_optimizer")));
   });
 }

@@ -22,6 +22,7 @@
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/update/speculative_updates.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -29,40 +30,29 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kWidth = 24;
+constexpr int64_t kLayerWidth = 24;
 // Each in a bucket of its own: the first five are reduced long before backward ends.
-constexpr int64_t kLayers = 8;
+constexpr int64_t kOffloadedLayers = 8;
 constexpr int64_t kCapBytes = 2600;
 
-torch::nn::Sequential new_net() {
-  torch::nn::Sequential net;
-  for (int64_t i = 0; i < kLayers; ++i) {
-    net->push_back(torch::nn::Linear(kWidth, kWidth));
-  }
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) {
-    parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) /
-        12);
-  }
-  return net;
-}
-
-class Training {
+class SuperOffloadTraining {
  public:
   using NewOptimizer =
       std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
-  Training(Accelerator& accelerator, const NewOptimizer& new_optimizer, at::ScalarType dtype)
-      : accelerator_(accelerator), net_(new_net()), dtype_(dtype) {
+  SuperOffloadTraining(
+      Accelerator& accelerator, const NewOptimizer& new_optimizer, at::ScalarType dtype)
+      : accelerator_(accelerator),
+        net_(test::sine_layers(kOffloadedLayers, kLayerWidth, {.scale = 1.0 / 12})),
+        dtype_(dtype) {
     net_->to(dtype);
     optimizer_ = std::get<1>(accelerator.prepare(net_, new_optimizer(net_->parameters())));
   }
 
   void backward(int64_t step) {
     const auto rank = static_cast<double>(accelerator_.process_index());
-    const at::Tensor x = at::sin(at::arange(3 * kWidth, at::kFloat) * (1 + rank) + step);
-    const at::Tensor y = net_->forward(x.reshape({3, kWidth}).to(dtype_));
+    const at::Tensor x = at::sin(at::arange(3 * kLayerWidth, at::kFloat) * (1 + rank) + step);
+    const at::Tensor y = net_->forward(x.reshape({3, kLayerWidth}).to(dtype_));
     accelerator_.backward(y.square().mean());
   }
   void step() {
@@ -112,7 +102,7 @@ struct Setting {
   int world = 2;
   bool parameters_on_host = false;
   at::ScalarType dtype = at::kFloat;
-  Training::NewOptimizer new_optimizer = adamw;
+  SuperOffloadTraining::NewOptimizer new_optimizer = adamw;
 };
 
 ZeroPlugin plugin_of(const Setting& setting, bool early) {
@@ -124,11 +114,12 @@ ZeroPlugin plugin_of(const Setting& setting, bool early) {
   return plugin;
 }
 
-Outcome train(const Setting& setting, bool early, const std::function<void(Training&)>& body) {
+Outcome outcome_of(
+    const Setting& setting, bool early, const std::function<void(SuperOffloadTraining&)>& body) {
   std::vector<Outcome> all(static_cast<size_t>(setting.world));
   const AcceleratorOptions options{.zero = plugin_of(setting, early)};
   accelerated_ranks(setting.world, options, [&](Accelerator& accelerator) {
-    Training training(accelerator, setting.new_optimizer, setting.dtype);
+    SuperOffloadTraining training(accelerator, setting.new_optimizer, setting.dtype);
     body(training);
     all[static_cast<size_t>(accelerator.process_index())] = {training.weights(), training.early()};
   });
@@ -136,9 +127,10 @@ Outcome train(const Setting& setting, bool early, const std::function<void(Train
 }
 
 /// The same with and without; how many updates began early.
-int64_t speculative_of(const Setting& setting, const std::function<void(Training&)>& body) {
-  const Outcome plain = train(setting, false, body);
-  const Outcome early = train(setting, true, body);
+int64_t speculative_of(
+    const Setting& setting, const std::function<void(SuperOffloadTraining&)>& body) {
+  const Outcome plain = outcome_of(setting, false, body);
+  const Outcome early = outcome_of(setting, true, body);
   EXPECT_EQ(plain.early, 0);
   for (size_t i = 0; i < plain.weights.size(); ++i) {
     EXPECT_TRUE(plain.weights[i].isfinite().all().item<bool>());
@@ -148,10 +140,10 @@ int64_t speculative_of(const Setting& setting, const std::function<void(Training
 }
 
 // After a first step, which makes the state; those that may still travel at the end do not count.
-constexpr int64_t kAtLeast = kLayers - 3;
+constexpr int64_t kAtLeast = kOffloadedLayers - 3;
 
 TEST(SuperOffload, UpdatesBeginWithinBackwardAndAreBitExact) {
-  const auto body = [](Training& training) { training.train(0, 6); };
+  const auto body = [](SuperOffloadTraining& training) { training.train(0, 6); };
   for (const int world : {1, 2, 3}) {
     for (Setting setting :
          {Setting{.stage = 1},
@@ -166,7 +158,7 @@ TEST(SuperOffload, UpdatesBeginWithinBackwardAndAreBitExact) {
 }
 
 TEST(SuperOffload, OtherRulesAndFp32MastersBeginEarlyToo) {
-  const auto body = [](Training& training) { training.train(0, 5); };
+  const auto body = [](SuperOffloadTraining& training) { training.train(0, 5); };
   const auto momentum = [](std::vector<at::Tensor> parameters) {
     return std::make_shared<optim::SGD>(
         std::move(parameters), optim::SGDOptions{.lr = 1e-3, .momentum = 0.9, .nesterov = true});
@@ -176,13 +168,14 @@ TEST(SuperOffload, OtherRulesAndFp32MastersBeginEarlyToo) {
     SCOPED_TRACE(stage);
     // Two layers are in a bucket.
     EXPECT_GE(
-        speculative_of({.stage = stage, .dtype = at::kBFloat16}, body), 4 * (kLayers / 2 - 3));
+        speculative_of({.stage = stage, .dtype = at::kBFloat16}, body),
+        4 * (kOffloadedLayers / 2 - 3));
   }
 }
 
 TEST(SuperOffload, ClippedGradientsRepeatTheUpdate) {
   const auto clipping = [](double max_norm) {
-    return [max_norm](Training& training) {
+    return [max_norm](SuperOffloadTraining& training) {
       for (int64_t i = 0; i < 4; ++i) {
         training.backward(i);
         training.accelerator().clip_grad_norm_(training.net()->parameters(), max_norm);
@@ -198,8 +191,8 @@ TEST(SuperOffload, ChangesBetweenBackwardAndStepApply) {
   for (const int stage : {2, 3}) {
     SCOPED_TRACE(stage);
     const Setting setting{.stage = stage};
-    const auto with = [](const std::function<void(Training&)>& change) {
-      return [change](Training& training) {
+    const auto with = [](const std::function<void(SuperOffloadTraining&)>& change) {
+      return [change](SuperOffloadTraining& training) {
         training.train(0, 1);
         training.backward(1);
         change(training);
@@ -208,19 +201,19 @@ TEST(SuperOffload, ChangesBetweenBackwardAndStepApply) {
         training.step();
       };
     };
-    const int64_t untouched = speculative_of(setting, with([](Training&) {}));
-    const auto other_rate = [](Training& training) {
+    const int64_t untouched = speculative_of(setting, with([](SuperOffloadTraining&) {}));
+    const auto other_rate = [](SuperOffloadTraining& training) {
       training.optimizer().set_learning_rates({0.5});
     };
-    EXPECT_LE(speculative_of(setting, with(other_rate)), untouched / 2 + kLayers / 2);
-    const auto scale = [](Training& training) {
+    EXPECT_LE(speculative_of(setting, with(other_rate)), untouched / 2 + kOffloadedLayers / 2);
+    const auto scale = [](SuperOffloadTraining& training) {
       const torch::NoGradGuard no_grad;
       for (const at::Tensor& shard_slice : training.optimizer().parameters()) {
         shard_slice.mutable_grad().mul_(0.25);
       }
     };
-    EXPECT_LE(speculative_of(setting, with(scale)), untouched / 2 + kLayers / 2);
-    const auto write = [](Training& training) {
+    EXPECT_LE(speculative_of(setting, with(scale)), untouched / 2 + kOffloadedLayers / 2);
+    const auto write = [](SuperOffloadTraining& training) {
       training.accelerator().with_gathered_parameters(
           training.net()->parameters(),
           [&] {
@@ -231,7 +224,7 @@ TEST(SuperOffload, ChangesBetweenBackwardAndStepApply) {
           },
           0);
     };
-    EXPECT_LE(speculative_of(setting, with(write)), untouched / 2 + kLayers / 2);
+    EXPECT_LE(speculative_of(setting, with(write)), untouched / 2 + kOffloadedLayers / 2);
   }
 }
 
@@ -242,7 +235,7 @@ TEST(SuperOffload, WritesBeforeBackwardApply) {
         Setting{.stage = 3},
         Setting{.stage = 3, .dtype = at::kBFloat16}}) {
     SCOPED_TRACE(setting.stage);
-    speculative_of(setting, [](Training& training) {
+    speculative_of(setting, [](SuperOffloadTraining& training) {
       training.train(0, 2);
       {
         const torch::NoGradGuard no_grad;
@@ -263,7 +256,7 @@ TEST(SuperOffload, AFailedBackwardLeavesNothingInTheSums) {
       AcceleratorOptions options{.zero = plugin_of({.stage = stage}, early)};
       options.gradient_accumulation_plugin = {.num_steps = 2, .sync_each_batch = true};
       accelerated_ranks(2, options, [&](Accelerator& accelerator) {
-        Training training(accelerator, adamw, at::kFloat);
+        SuperOffloadTraining training(accelerator, adamw, at::kFloat);
         for (int64_t i = 0; i < 6; ++i) {
           const auto scope = accelerator.accumulate();
           if (i == 3) {  // Of the first layer, when most buckets are through.
@@ -288,7 +281,7 @@ TEST(SuperOffload, AFailedBackwardLeavesNothingInTheSums) {
 }
 
 TEST(SuperOffload, AMissingStepLeavesNothingBehind) {
-  const int64_t early = speculative_of({}, [](Training& training) {
+  const int64_t early = speculative_of({}, [](SuperOffloadTraining& training) {
     training.train(0, 2);
     training.backward(2);  // Dropped.
     training.optimizer().zero_grad();
@@ -302,7 +295,7 @@ TEST(SuperOffload, AMissingStepLeavesNothingBehind) {
 
 TEST(SuperOffload, WithinAGroupOfMicroStepsOnlyTheLastBackwardBeginsUpdates) {
   for (const bool each : {false, true}) {
-    const auto body = [](Training& training) {
+    const auto body = [](SuperOffloadTraining& training) {
       for (int64_t i = 0; i < 6; ++i) {
         const auto scope = training.accelerator().accumulate();
         training.backward(i);
@@ -314,7 +307,7 @@ TEST(SuperOffload, WithinAGroupOfMicroStepsOnlyTheLastBackwardBeginsUpdates) {
       AcceleratorOptions options{.zero = plugin_of({.stage = 2}, early)};
       options.gradient_accumulation_plugin = {.num_steps = 2, .sync_each_batch = each};
       accelerated_ranks(2, options, [&](Accelerator& accelerator) {
-        Training training(accelerator, adamw, at::kFloat);
+        SuperOffloadTraining training(accelerator, adamw, at::kFloat);
         body(training);
         if (accelerator.is_main_process()) {
           outcomes.push_back({training.weights(), training.early()});
@@ -322,7 +315,7 @@ TEST(SuperOffload, WithinAGroupOfMicroStepsOnlyTheLastBackwardBeginsUpdates) {
       });
     }
     EXPECT_GE(outcomes[1].early, 2 * kAtLeast);
-    EXPECT_LE(outcomes[1].early, 2 * 2 * kLayers);
+    EXPECT_LE(outcomes[1].early, 2 * 2 * kOffloadedLayers);
     for (size_t i = 0; i < outcomes[0].weights.size(); ++i) {
       EXPECT_TRUE(at::equal(outcomes[0].weights[i], outcomes[1].weights[i])) << i;
     }
@@ -332,7 +325,7 @@ TEST(SuperOffload, WithinAGroupOfMicroStepsOnlyTheLastBackwardBeginsUpdates) {
 TEST(SuperOffload, StepContinuesFromACheckpointLoadedAfterBackward) {
   const TestFolder folder;
   int saved = 0;
-  const int64_t early = speculative_of({.world = 1}, [&](Training& training) {
+  const int64_t early = speculative_of({.world = 1}, [&](SuperOffloadTraining& training) {
     const auto path = folder / std::to_string(saved++);
     training.train(0, 2);
     training.accelerator().save_state(path);
@@ -351,7 +344,7 @@ TEST(SuperOffload, NeedsStateInMemory) {
       .device = OffloadDevice::kNvme, .nvme_path = folder.path(), .super_offload = true};
   accelerated_ranks(1, {.zero = plugin}, [](Accelerator& accelerator) {
     EXPECT_THAT(
-        [&] { Training(accelerator, adamw, at::kFloat); },
+        [&] { SuperOffloadTraining(accelerator, adamw, at::kFloat); },
         ThrowsMessage<ConfigError>(HasSubstr("super_offload and device nvme, expected cpu")));
   });
   plugin = {.stage = 3};

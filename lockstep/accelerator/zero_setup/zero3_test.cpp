@@ -12,6 +12,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/weights/load_model.h"
@@ -30,12 +31,6 @@ AcceleratorOptions stage3(int64_t cap_bytes = 4000) {
   return {.zero = ZeroPlugin{.stage = 3, .bucket_cap_bytes = cap_bytes}};
 }
 
-torch::nn::Sequential new_net(int64_t layers = 3, int64_t width = 32) {
-  torch::nn::Sequential net = test::square_layers(layers, width);
-  test::fill_with_sines(*net, {.scale = 1.0 / 4});
-  return net;
-}
-
 std::vector<at::Tensor> values_of(const torch::nn::Sequential& net) {
   std::vector<at::Tensor> values;
   for (const at::Tensor& parameter : net->parameters()) {
@@ -47,7 +42,7 @@ std::vector<at::Tensor> values_of(const torch::nn::Sequential& net) {
 TEST(Zero3, ARankHasItsPartOfEverythingBetweenSteps) {
   for (const int world : {2, 4}) {
     accelerated_ranks(world, stage3(), [world](Accelerator& accelerator) {
-      auto net = new_net(6, 64);
+      auto net = sine_layers(6, 64);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
       accelerator.backward(model->forward(at::ones({2, 64})).sum());
@@ -69,7 +64,7 @@ TEST(Zero3, ARankHasItsPartOfEverythingBetweenSteps) {
 
 TEST(Zero3, GatheredMemoryCanBeRead) {
   accelerated_ranks(2, stage3(), [](Accelerator& accelerator) {
-    auto net = new_net();
+    auto net = sine_layers(3, 32);
     const std::vector<at::Tensor> expected = values_of(net);
     auto [model, optimizer] =
         accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
@@ -86,7 +81,7 @@ TEST(Zero3, AWriteOfOneProcessToGatheredParametersReachesAll) {
     AcceleratorOptions options = stage3();
     options.zero->stage = stage;
     accelerated_ranks(2, options, [](Accelerator& accelerator) {
-      auto net = new_net();
+      auto net = sine_layers(3, 32);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0}));
       at::Tensor weight = model->parameters()[2];
@@ -113,9 +108,9 @@ TEST(Zero3, AWriteOfOneProcessToGatheredParametersReachesAll) {
 
 TEST(Zero3, WeightsAreWrittenInFullAndReadBack) {
   const TestFolder folder;
-  const auto expected = values_of(new_net());
+  const auto expected = values_of(sine_layers(3, 32));
   accelerated_ranks(2, stage3(), [&](Accelerator& accelerator) {
-    auto net = new_net();
+    auto net = sine_layers(3, 32);
     auto [model, optimizer] =
         accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
     accelerator.save_model(model, folder.path() / "weights");
@@ -126,7 +121,7 @@ TEST(Zero3, WeightsAreWrittenInFullAndReadBack) {
     checkpoint::load_checkpoint_in_model(*model, folder.path() / "weights");
     EXPECT_TRUE(at::equal(model->parameters()[3], expected[3])) << "into divided parameters";
   });
-  auto plain = new_net();
+  auto plain = sine_layers(3, 32);
   for (auto& parameter : plain->parameters()) {
     parameter.detach().zero_();
   }
@@ -159,7 +154,7 @@ TEST(Zero3, PlusPlusTrainsWithinABandAndSavesExactValues) {
   std::vector<double> losses;
   for (const ZeroPlugin& plugin : {plain, rounded, all}) {
     on_two_hosts(plugin, [&](Accelerator& accelerator) {
-      auto net = new_net();
+      auto net = sine_layers(3, 32);
       const auto expected = values_of(net);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.05}));
@@ -181,7 +176,7 @@ TEST(Zero3, PlusPlusTrainsWithinABandAndSavesExactValues) {
         losses.push_back(mean.item<double>());
       }
     });
-    auto saved = new_net();
+    auto saved = sine_layers(3, 32);
     const auto expected = values_of(saved);
     for (auto& parameter : saved->parameters()) {
       parameter.detach().zero_();
@@ -200,7 +195,7 @@ TEST(Zero3, AModelBuiltInPartsTrainsAsOneThatWasNot) {
   std::vector<std::vector<at::Tensor>> weights(2);
   for (const bool in_parts : {false, true}) {
     accelerated_ranks(2, stage3(20000), [&](Accelerator& accelerator) {
-      const auto build = [] { return new_net(3, 96); };
+      const auto build = [] { return sine_layers(3, 96); };
       auto net = in_parts ? accelerator.zero_init(build) : build();
       EXPECT_EQ(comm::is_sharded_param(net->parameters()[0]), in_parts);
       auto [model, optimizer] =
@@ -223,7 +218,7 @@ TEST(Zero3, AModelBuiltInPartsTrainsAsOneThatWasNot) {
 
 TEST(Zero3, NothingIsBuiltInPartsWithoutIt) {
   accelerated_ranks(2, {.zero = ZeroPlugin{.stage = 2}}, [](Accelerator& accelerator) {
-    auto net = accelerator.zero_init([] { return new_net(1, 96); });
+    auto net = accelerator.zero_init([] { return sine_layers(1, 96); });
     EXPECT_FALSE(comm::is_sharded_param(net->parameters()[0]));
   });
 }
@@ -235,7 +230,7 @@ TEST(Zero3, ARankThatReadsAParameterAloneGetsAnErrorWithTheRemedy) {
           2,
           stage3(),
           [&](Accelerator& accelerator) {
-            auto net = new_net();
+            auto net = sine_layers(3, 32);
             auto [model, optimizer] =
                 accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
             if (accelerator.is_main_process()) {
@@ -262,7 +257,7 @@ TEST(Zero3, WorksOverSocketsAndSharedMemory) {
     world.rank = world.local_rank = group.rank();
     world.size = world.local_size = group.size();
     Accelerator accelerator(stage3(), world, std::move(group));
-    auto net = new_net();
+    auto net = sine_layers(3, 32);
     auto [model, optimizer] =
         accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
     for (int step = 0; step < 4; ++step) {

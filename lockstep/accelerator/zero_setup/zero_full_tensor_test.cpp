@@ -13,6 +13,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connect/connected_ranks.h"
@@ -59,18 +60,6 @@ struct FullTensorNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(FullTensorNet);
 
-at::Tensor batch(int rank, int step) {
-  return at::sin(at::arange(4 * 24, at::kFloat) * (1 + rank) + step).reshape({4, 24});
-}
-
-at::Tensor weights_of(const FullTensorNet& net) {
-  std::vector<at::Tensor> flat;
-  for (const auto& item : net->named_parameters()) {
-    flat.push_back(item.value().detach().to(at::kFloat).reshape({-1}));
-  }
-  return at::cat(flat);
-}
-
 using Made = std::shared_ptr<optim::FlatOptimizer>;
 struct Rule {
   std::string name;
@@ -78,7 +67,7 @@ struct Rule {
   double tolerance;  ///< Against one process; 0: the bits of data parallel with two ranks.
 };
 
-std::vector<at::Tensor> trained_of(const FullTensorNet& net) {
+std::vector<at::Tensor> trainable_once(const FullTensorNet& net) {
   std::vector<at::Tensor> all;
   for (const NamedTensor& item : parameters_of(*net)) {
     const bool again = std::ranges::any_of(
@@ -106,23 +95,15 @@ std::vector<Rule> rules() {
       {"LAMB",
        [](const FullTensorNet& net) {
          return std::make_shared<optim::LAMB>(
-             trained_of(net), optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.01});
+             trainable_once(net), optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.01});
        },
        1e-5},
       {"Adafactor",
        [](const FullTensorNet& net) {
          return std::make_shared<optim::Adafactor>(
-             trained_of(net), optim::AdafactorOptions{.lr = 0.05, .weight_decay = 0.01});
+             trainable_once(net), optim::AdafactorOptions{.lr = 0.05, .weight_decay = 0.01});
        },
        1e-5}};
-}
-
-AcceleratorOptions stage(int number, int64_t micro_steps = 1) {
-  AcceleratorOptions options{.gradient_accumulation_steps = micro_steps};
-  if (number > 0) {
-    options.zero = ZeroPlugin{.stage = number, .bucket_cap_bytes = 4000};
-  }
-  return options;
 }
 
 struct Trained {
@@ -138,10 +119,11 @@ Trained prepared(Accelerator& accelerator, const Rule& rule, at::ScalarType dtyp
 }
 
 /// `same`: all ranks see rank 0's batch, so that their number does not matter.
-void train(Accelerator& accelerator, Trained& run, int from, int to, bool same, bool clip = false) {
+void train_steps(
+    Accelerator& accelerator, Trained& run, int from, int to, bool same, bool clip = false) {
   for (int step = from; step < to; ++step) {
     auto micro_step = accelerator.accumulate(run.model);
-    const at::Tensor x = batch(same ? 0 : accelerator.process_index(), step);
+    const at::Tensor x = sine_batch(same ? 0 : accelerator.process_index(), step);
     const at::Tensor y = run.model->forward(x.to(run.model->embed.scalar_type()));
     accelerator.backward(y.to(at::kFloat).square().sum());
     if (clip) {
@@ -152,13 +134,13 @@ void train(Accelerator& accelerator, Trained& run, int from, int to, bool same, 
   }
 }
 
-at::Tensor trained(
+at::Tensor weights_after_training(
     const AcceleratorOptions& options, int world, const Rule& rule, bool same, bool clip = false) {
   at::Tensor weights;
   accelerated_ranks(world, options, [&](Accelerator& accelerator) {
     Trained run = prepared(accelerator, rule);
-    train(accelerator, run, 0, 6, same, clip);
-    const at::Tensor own = weights_of(run.model);
+    train_steps(accelerator, run, 0, 6, same, clip);
+    const at::Tensor own = flat_weights(*run.model);
     if (accelerator.is_main_process()) {
       weights = own;
     }
@@ -171,8 +153,8 @@ TEST(ZeroFullTensor, TwoRanksHaveTheNumbersOfDataParallel) {
     for (const int number : {1, 2, 3}) {
       SCOPED_TRACE(rule.name + ", stage " + std::to_string(number));
       const int64_t micro_steps = number == 1 ? 2 : 1;
-      const at::Tensor plain = trained(stage(0, micro_steps), 2, rule, false);
-      const at::Tensor sharded = trained(stage(number, micro_steps), 2, rule, false);
+      const at::Tensor plain = weights_after_training(stage(0, micro_steps), 2, rule, false);
+      const at::Tensor sharded = weights_after_training(stage(number, micro_steps), 2, rule, false);
       EXPECT_TRUE(
           rule.tolerance == 0 ? at::equal(plain, sharded)
                               : at::allclose(plain, sharded, rule.tolerance, rule.tolerance))
@@ -183,11 +165,11 @@ TEST(ZeroFullTensor, TwoRanksHaveTheNumbersOfDataParallel) {
 
 TEST(ZeroFullTensor, GradientsAreClippedByTheirNormOverAllRanks) {
   for (const Rule& rule : rules()) {
-    const at::Tensor expected = trained(stage(0), 1, rule, true, /*clip=*/true);
+    const at::Tensor expected = weights_after_training(stage(0), 1, rule, true, /*clip=*/true);
     for (const int number : {1, 2, 3}) {
       // A norm's last bit is that of its order of sums, and 16-bit products make that a step's.
       const double allowed = rule.name == "Muon" ? 5e-3 : 2e-5;
-      const at::Tensor got = trained(stage(number), 3, rule, true, /*clip=*/true);
+      const at::Tensor got = weights_after_training(stage(number), 3, rule, true, /*clip=*/true);
       EXPECT_LT((got - expected).abs().max().item<double>(), allowed)
           << rule.name << ", stage " << number;
     }
@@ -205,13 +187,13 @@ TEST(ZeroFullTensor, ACheckpointLoadsInAnyStageAndOnAnyNumberOfRanks) {
       continue;  // Saved as the other one.
     }
     const TestFolder folder;
-    const at::Tensor unbroken = trained(stage(0), 1, rule, true);
+    const at::Tensor unbroken = weights_after_training(stage(0), 1, rule, true);
     for (size_t saved = 0; saved < setups.size(); ++saved) {
       const auto path = folder.path() / std::to_string(saved);
       accelerated_ranks(
           setups[saved].world, stage(setups[saved].number), [&](Accelerator& accelerator) {
             Trained run = prepared(accelerator, rule);
-            train(accelerator, run, 0, 3, true);
+            train_steps(accelerator, run, 0, 3, true);
             accelerator.save_state(path);
           });
       for (const Setup& setup : setups) {
@@ -219,8 +201,8 @@ TEST(ZeroFullTensor, ACheckpointLoadsInAnyStageAndOnAnyNumberOfRanks) {
           Trained run = prepared(accelerator, rule);
           accelerator.load_state(path);
           EXPECT_EQ(run.optimizer.steps(), 3);
-          train(accelerator, run, 3, 6, true);
-          EXPECT_LT((weights_of(run.model) - unbroken).abs().max().item<double>(), 2e-5)
+          train_steps(accelerator, run, 3, 6, true);
+          EXPECT_LT((flat_weights(*run.model) - unbroken).abs().max().item<double>(), 2e-5)
               << rule.name << ", " << setups[saved].number << " to " << setup.number << " on "
               << setup.world;
         });
@@ -240,8 +222,8 @@ TEST(ZeroFullTensor, ParametersIn16BitsAreUpdatedByFp32Masters) {
           for (const at::Tensor& shard_slice : run.optimizer.parameters()) {
             EXPECT_EQ(shard_slice.scalar_type(), at::kFloat);
           }
-          train(accelerator, run, 0, 5, true);
-          const at::Tensor weights = weights_of(run.model);
+          train_steps(accelerator, run, 0, 5, true);
+          const at::Tensor weights = flat_weights(*run.model);
           if (accelerator.is_main_process() && world == 1) {
             one = weights;
           } else if (rule.tolerance == 0) {
@@ -333,7 +315,7 @@ TEST(ZeroFullTensor, OffloadToTheHostIsRefused) {
 
 TEST(ZeroFullTensor, WithSharedParametersMuonHasTheBitsOfDataParallel) {
   for (const Rule& rule : rules()) {
-    const at::Tensor plain = trained({}, 2, rule, false);
+    const at::Tensor plain = weights_after_training({}, 2, rule, false);
     at::Tensor weights;
     shm_ranks(2, [&](Group group) {
       WorldSpec world;
@@ -341,9 +323,9 @@ TEST(ZeroFullTensor, WithSharedParametersMuonHasTheBitsOfDataParallel) {
       world.size = world.local_size = group.size();
       Accelerator accelerator({.shared_parameters = true}, world, std::move(group));
       Trained run = prepared(accelerator, rule);
-      train(accelerator, run, 0, 6, false);
+      train_steps(accelerator, run, 0, 6, false);
       if (accelerator.is_main_process()) {
-        weights = weights_of(run.model);
+        weights = flat_weights(*run.model);
       }
       accelerator.wait_for_everyone();
     });

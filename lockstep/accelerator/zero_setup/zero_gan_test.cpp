@@ -35,7 +35,7 @@ optim::Adam make_optimizer(const Net& net) {
   return optim::Adam(net->parameters(), {.lr = 0.01, .betas = {0.5, 0.999}});
 }
 
-at::Tensor numbers(int rank, int step, at::IntArrayRef shape) {
+at::Tensor sine_samples(int rank, int step, at::IntArrayRef shape) {
   const int64_t count = c10::multiply_integers(shape);
   return at::sin(at::arange(count, at::kFloat) * (1.5 + rank) + step).reshape(shape);
 }
@@ -60,9 +60,9 @@ struct Step {
     at::Tensor fake;
     {
       const torch::NoGradGuard no_grad;
-      fake = generator->forward(numbers(rank, step, {4, 8}));
+      fake = generator->forward(sine_samples(rank, step, {4, 8}));
     }
-    const at::Tensor real = numbers(rank, 100 + step, {4, 12});
+    const at::Tensor real = sine_samples(rank, 100 + step, {4, 12});
     const auto on_real = torch::softplus(-discriminator->forward(real)).mean();
     const auto on_fake = torch::softplus(discriminator->forward(fake)).mean();
     of_discriminator.backward(on_real + on_fake);
@@ -70,7 +70,7 @@ struct Step {
     discriminator_optimizer.zero_grad();
 
     set_requires_grad(discriminator, false);
-    const at::Tensor made = generator->forward(numbers(rank, 200 + step, {4, 8}));
+    const at::Tensor made = generator->forward(sine_samples(rank, 200 + step, {4, 8}));
     of_generator.backward(torch::softplus(-discriminator->forward(made)).mean());
     set_requires_grad(discriminator, true);
     generator_optimizer.step();
@@ -88,7 +88,7 @@ struct Step {
   }
 };
 
-constexpr int kSteps = 6;
+constexpr int kGanSteps = 6;
 
 std::vector<at::Tensor> with_data_parallel() {
   std::vector<at::Tensor> weights(2);
@@ -98,7 +98,7 @@ std::vector<at::Tensor> with_data_parallel() {
     auto [g, g_optimizer, d, d_optimizer] = accelerator.prepare(
         generator, make_optimizer(generator), discriminator, make_optimizer(discriminator));
     Step step{accelerator, accelerator, g, d, g_optimizer, d_optimizer};
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kGanSteps; ++i) {
       step(i);
     }
     weights[static_cast<size_t>(accelerator.process_index())] = step.weights();
@@ -108,7 +108,7 @@ std::vector<at::Tensor> with_data_parallel() {
 
 struct Run {
   int first = 0;
-  int last = kSteps;
+  int last = kGanSteps;
   std::optional<fs::path> load = std::nullopt;
   std::optional<fs::path> save = std::nullopt;
 };

@@ -15,11 +15,13 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -29,34 +31,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-AcceleratorOptions stage(int number) {
-  return {.zero = ZeroPlugin{.stage = number, .bucket_cap_bytes = 4000}};
-}
-
-void fill(torch::nn::Module& module) {
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : module.parameters()) {
-    parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 4);
-  }
-}
-
-torch::nn::Sequential new_net(int64_t layers = 2, int64_t width = 16) {
-  torch::nn::Sequential net;
-  for (int64_t i = 0; i < layers; ++i) {
-    net->push_back(torch::nn::Linear(width, width));
-  }
-  fill(*net);
-  return net;
-}
-
 /// A layer, a buffer large enough to be built in parts, and a small one.
 struct WithBuffersImpl : torch::nn::Module {
   WithBuffersImpl() {
     positions = register_buffer("positions", torch::full({128, 64}, 0.5));
     scale = register_buffer("scale", torch::tensor(std::vector<float>{2, 2}));
     linear = register_module("linear", torch::nn::Linear(64, 64));
-    fill(*this);
+    test::fill_with_sines(*this, {.scale = 1.0 / 4});
   }
   at::Tensor forward(const at::Tensor& x) {
     return linear(x + positions.slice(0, 0, x.size(0))) * scale[1];
@@ -85,13 +66,13 @@ TEST(ZeroGuard, AnUnshardedFrozenParameterIsFullAfterPrepare) {
   AcceleratorOptions options = stage(3);
   options.zero->stage3_param_persistence_threshold = 4096;
   accelerated_ranks(2, options, [](Accelerator& accelerator) {
-    auto net = accelerator.zero_init([] { return new_net(2, 64); });
+    auto net = accelerator.zero_init([] { return sine_layers(2, 64); });
     at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
     EXPECT_TRUE(comm::is_sharded_param(frozen));
     auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.01}));
     EXPECT_FALSE(comm::is_sharded_param(frozen));
     EXPECT_FALSE(frozen.requires_grad());
-    EXPECT_TRUE(at::equal(frozen, new_net(1, 64)->parameters()[0]));
+    EXPECT_TRUE(at::equal(frozen, sine_layers(1, 64)->parameters()[0]));
     accelerator.backward(model->forward(at::ones({2, 64})).sum());
     optimizer.step();
   });
@@ -100,10 +81,10 @@ TEST(ZeroGuard, AnUnshardedFrozenParameterIsFullAfterPrepare) {
 TEST(ZeroGuard, ATeacherBuiltInShardsWorksBesideTheTrainedModel) {
   const at::Tensor x = at::ones({2, 64});
   accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {
-    auto teacher = accelerator.zero_init([] { return new_net(3, 64); });
-    auto net = accelerator.zero_init([] { return new_net(1, 64); });
+    auto teacher = accelerator.zero_init([] { return sine_layers(3, 64); });
+    auto net = accelerator.zero_init([] { return sine_layers(1, 64); });
     auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.01}));
-    const at::Tensor expected = new_net(3, 64)->forward(x);
+    const at::Tensor expected = sine_layers(3, 64)->forward(x);
     for (int step = 0; step < 3; ++step) {
       at::Tensor target;
       {
@@ -126,7 +107,7 @@ TEST(ZeroGuard, AModelThatOutlivesItsAcceleratorThrows) {
       world.rank = world.local_rank = group.rank();
       world.size = world.local_size = group.size();
       Accelerator accelerator(stage(3), world, group);
-      auto net = new_net();
+      auto net = sine_layers(2, 16);
       accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.01}));
       kept = net;
     }
@@ -141,9 +122,9 @@ TEST(ZeroGuard, AModelThatOutlivesItsAcceleratorThrows) {
 TEST(ZeroGuard, GradientsFromBeforeALoadDoNotCountAfterIt) {
   for (const int number : {0, 1, 2, 3}) {
     const TestFolder folder;
-    const AcceleratorOptions options = number == 0 ? AcceleratorOptions() : stage(number);
+    const AcceleratorOptions options = stage(number);
     accelerated_ranks(2, options, [&](Accelerator& accelerator) {
-      auto net = new_net();
+      auto net = sine_layers(2, 16);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
       const auto backward = [&, &net = model](double factor) {
@@ -170,7 +151,7 @@ TEST(ZeroGuard, GradientsFromBeforeALoadDoNotCountAfterIt) {
 TEST(ZeroGuard, AModelThatMovesAfterPrepareIsRefusedAtTheUpdate) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
-      auto net = new_net();
+      auto net = sine_layers(2, 16);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.01}));
       model->parameters()[2].set_data(at::ones({16, 16}));
@@ -187,7 +168,7 @@ TEST(ZeroGuard, AModelThatMovesAfterPrepareIsRefusedAtTheUpdate) {
 TEST(ZeroGuard, ParametersInAnyMemoryFormatAreBroadcast) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     torch::nn::Conv2d conv(4, 8, 3);
-    fill(*conv);
+    test::fill_with_sines(*conv, {.scale = 1.0 / 4});
     conv->weight.set_data(conv->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
     const at::Tensor expected = conv->weight.detach() * 3;
     accelerator.with_gathered_parameters(
@@ -212,7 +193,7 @@ TEST(ZeroGuard, AnAccelerateCheckpointIsRefusedWithTheRemedy) {
   std::ofstream(folder.path() / "saved/random_states_0.pkl") << "never read";
   for (const int number : {2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
-      auto net = new_net();
+      auto net = sine_layers(2, 16);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
       EXPECT_THAT(
@@ -229,7 +210,7 @@ TEST(ZeroGuard, SavedOptimizerStateOfAFrozenParameterIsRefusedByName) {
   const TestFolder folder;
   for (const bool frozen : {false, true}) {
     accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {
-      auto net = new_net();
+      auto net = sine_layers(2, 16);
       net->parameters()[0].set_requires_grad(!frozen);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));

@@ -17,10 +17,12 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -29,41 +31,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-AcceleratorOptions stage(int number) {
-  if (number == 0) {
-    return {};
-  }
-  return {.zero = ZeroPlugin{.stage = number, .bucket_cap_bytes = 4000}};
-}
-
-void fill(torch::nn::Module& module) {
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : module.parameters()) {
-    parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 4);
-  }
-}
-
-/// Linear layers from one width to the next.
-torch::nn::Sequential new_net(const std::vector<int64_t>& widths) {
-  torch::nn::Sequential net;
-  for (size_t i = 1; i < widths.size(); ++i) {
-    net->push_back(torch::nn::Linear(widths[i - 1], widths[i]));
-  }
-  fill(*net);
-  return net;
-}
-
-at::Tensor batch(int64_t width, int64_t step = 0) {
+at::Tensor batch_of_width(int64_t width, int64_t step = 0) {
   return at::sin(at::arange(3 * width, at::kFloat) + static_cast<double>(step)).reshape({3, width});
-}
-
-at::Tensor weights_of(torch::nn::Module& net) {
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& parameter : net.parameters()) {
-    flat.push_back(parameter.detach().reshape({-1}));
-  }
-  return at::cat(flat);
 }
 
 TEST(ZeroLoop, AFullStateDictIsRefusedIfFp32MastersWouldBeLost) {
@@ -74,7 +43,7 @@ TEST(ZeroLoop, AFullStateDictIsRefusedIfFp32MastersWouldBeLost) {
       options.zero->state_dict_type = StateDictType::kFullStateDict;
       options.zero->fp32_masters = masters;
       accelerated_ranks(2, options, [&](Accelerator& accelerator) {
-        auto net = new_net({16, 16});
+        auto net = sine_layers(1, 16);
         net->to(at::kBFloat16);
         const auto prepare = [&] {
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
@@ -124,12 +93,12 @@ TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
   for (const int number : {1, 2, 3}) {
     for (const int64_t width : {2, 24}) {  // All on one rank, and some on each.
       accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
-        auto net = new_net({width, width});
+        auto net = sine_layers(1, width);
         auto [model, optimizer] =
             accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
         const auto backward = [&, &ours = model](int64_t step) {
           ours->zero_grad();
-          accelerator.backward(ours->forward(batch(width, step)).square().sum());
+          accelerator.backward(ours->forward(batch_of_width(width, step)).square().sum());
         };
         backward(0);
         optimizer.step();
@@ -142,14 +111,14 @@ TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
         backward(1);
         optimizer.step();
 
-        auto plain = new_net({width, width});
+        auto plain = sine_layers(1, width);
         optim::SGD reference(plain->parameters(), {.lr = 0.125});
         for (const int64_t step : {0, 1}) {
           plain->zero_grad();
-          plain->forward(batch(width, step)).square().sum().backward();
+          plain->forward(batch_of_width(width, step)).square().sum().backward();
           reference.step();
         }
-        EXPECT_TRUE(at::equal(weights_of(*model), weights_of(*plain))) << "stage " << number;
+        EXPECT_TRUE(at::equal(flat_weights(*model), flat_weights(*plain))) << "stage " << number;
       });
     }
   }
@@ -158,11 +127,11 @@ TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
 TEST(ZeroLoop, GradientsThatAProgramHasDroppedOrWrittenItselfAreItsOwnAffair) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
-      auto net = new_net({24, 24});
+      auto net = sine_layers(1, 24);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
       for (int64_t step = 0; step < 3; ++step) {
-        accelerator.backward(model->forward(batch(24, step)).sum());
+        accelerator.backward(model->forward(batch_of_width(24, step)).sum());
         optimizer.step();
         const torch::NoGradGuard no_grad;
         for (const at::Tensor& shard_slice : optimizer.parameters()) {
@@ -173,8 +142,9 @@ TEST(ZeroLoop, GradientsThatAProgramHasDroppedOrWrittenItselfAreItsOwnAffair) {
           }
         }
       }
-      EXPECT_NO_THROW(accelerator.backward(model->forward(batch(24)).sum()));
-      EXPECT_NO_THROW(accelerator.backward(model->forward(batch(24)).sum())) << "no step between";
+      EXPECT_NO_THROW(accelerator.backward(model->forward(batch_of_width(24)).sum()));
+      EXPECT_NO_THROW(accelerator.backward(model->forward(batch_of_width(24)).sum()))
+          << "no step between";
     });
   }
 }
@@ -183,28 +153,28 @@ TEST(ZeroLoop, UnfreezingAfterPrepareIsReported) {
   for (const int number : {0, 1, 2, 3}) {
     SCOPED_TRACE("stage " + std::to_string(number));
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
-      auto net = new_net({24, 24, 24});
+      auto net = sine_layers(2, 24);
       at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
       const auto step = [&, &ours = model, &updated = optimizer] {
-        accelerator.backward(ours->forward(batch(24)).sum());
+        accelerator.backward(ours->forward(batch_of_width(24)).sum());
         updated.step();
         updated.zero_grad();
       };
       step();
-      const at::Tensor before = weights_of(*model);
+      const at::Tensor before = flat_weights(*model);
       frozen.set_requires_grad(true);
       EXPECT_THAT(
           step,
           ThrowsMessage<ConfigError>(
               AllOf(HasSubstr("0.weight"), HasSubstr("when the model was prepared"))));
-      EXPECT_TRUE(at::equal(weights_of(*model), before));
+      EXPECT_TRUE(at::equal(flat_weights(*model), before));
       frozen.set_requires_grad(false);
       frozen.mutable_grad().reset();
       optimizer.zero_grad();
       step();
-      EXPECT_FALSE(at::equal(weights_of(*model), before));
+      EXPECT_FALSE(at::equal(flat_weights(*model), before));
     });
   }
 }
@@ -212,12 +182,12 @@ TEST(ZeroLoop, UnfreezingAfterPrepareIsReported) {
 TEST(ZeroLoop, ParametersCannotBeAddedToAShardedModel) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
-      auto net = new_net({24, 24, 24});
+      auto net = sine_layers(2, 24);
       const at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
       std::vector<at::Tensor> trained = net->parameters();
       trained.erase(trained.begin());
       auto [model, optimizer] = accelerator.prepare(net, optim::SGD(trained, {.lr = 0.125}));
-      accelerator.backward(model->forward(batch(24)).sum());
+      accelerator.backward(model->forward(batch_of_width(24)).sum());
       optimizer.inner().add_param_group(torch::optim::OptimizerParamGroup({frozen}));
       Optimizer& updated = optimizer;
       for (int attempt = 0; attempt < 2; ++attempt) {
@@ -234,16 +204,16 @@ TEST(ZeroLoop, AParameterMayBeFrozenForAWhile) {
   const auto trained = [](int world, int number) {
     at::Tensor weights;
     accelerated_ranks(world, stage(number), [&](Accelerator& accelerator) {
-      auto net = new_net({24, 24, 24});
+      auto net = sine_layers(2, 24);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
       for (int64_t step = 0; step < 4; ++step) {
         model->parameters()[0].set_requires_grad(step == 0 || step == 3);
-        accelerator.backward(model->forward(batch(24, step)).square().mean());
+        accelerator.backward(model->forward(batch_of_width(24, step)).square().mean());
         optimizer.step();
         optimizer.zero_grad();
       }
-      const at::Tensor own = weights_of(*model);
+      const at::Tensor own = flat_weights(*model);
       if (accelerator.is_main_process()) {
         weights = own.clone();
       }
@@ -261,7 +231,7 @@ struct WithNothingImpl : torch::nn::Module {
   WithNothingImpl() {
     nothing = register_module("nothing", torch::nn::Linear(24, 0));
     linear = register_module("linear", torch::nn::Linear(24, 24));
-    fill(*this);
+    test::fill_with_sines(*this, {.scale = 1.0 / 4});
   }
   at::Tensor forward(const at::Tensor& x) { return linear(x).sum() + nothing(x).sum(); }
   torch::nn::Linear nothing{nullptr}, linear{nullptr};
@@ -276,7 +246,7 @@ TEST(ZeroLoop, AnEmptyParameterIsSupported) {
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
       for (int64_t step = 0; step < 2; ++step) {
         const at::Tensor before = model->linear->weight.detach().clone();
-        accelerator.backward(model->forward(batch(24, step)));
+        accelerator.backward(model->forward(batch_of_width(24, step)));
         EXPECT_GT(accelerator.clip_grad_norm_(model->parameters(), 1).item<double>(), 0);
         optimizer.step();
         optimizer.zero_grad();
@@ -290,16 +260,16 @@ TEST(ZeroLoop, ZeroPlusPlusRoundsNothingInOneProcess) {
   const auto trained = [](const ZeroPlugin& plugin) {
     at::Tensor weights;
     accelerated_ranks(1, {.zero = plugin}, [&](Accelerator& accelerator) {
-      auto net = new_net({24, 24, 24});
+      auto net = sine_layers(2, 24);
       net->parameters()[0].set_requires_grad(false);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
       for (int64_t step = 0; step < 3; ++step) {
-        accelerator.backward(model->forward(batch(24, step)).square().mean());
+        accelerator.backward(model->forward(batch_of_width(24, step)).square().mean());
         optimizer.step();
         optimizer.zero_grad();
       }
-      weights = weights_of(*model).clone();
+      weights = flat_weights(*model).clone();
     });
     return weights;
   };

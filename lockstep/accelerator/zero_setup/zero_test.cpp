@@ -12,6 +12,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/optim/flat_optimizer.h"
@@ -29,29 +30,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-AcceleratorOptions stage(int number, int64_t micro_steps = 1) {
-  return {
-      .gradient_accumulation_steps = micro_steps,
-      .zero = ZeroPlugin{.stage = number, .bucket_cap_bytes = 4000}};
-}
-
 using Net = test::TwoLayerNet;
-
-at::Tensor batch(int rank, int step) {
-  return at::sin(at::arange(4 * 24, at::kFloat) * (1 + rank) + step).reshape({4, 24});
-}
-
-at::Tensor weights_of(const Net& net) {
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& parameter : net->parameters()) {
-    flat.push_back(parameter.detach().reshape({-1}));
-  }
-  return at::cat(flat);
-}
 
 /// Losses and, last, the weights of each rank's training.
 template <typename MakeOptimizer>
-std::vector<at::Tensor> trained(
+std::vector<at::Tensor> losses_and_weights(
     const AcceleratorOptions& options, int world, const MakeOptimizer& make_optimizer) {
   std::vector<at::Tensor> all(static_cast<size_t>(world));
   accelerated_ranks(world, options, [&](Accelerator& accelerator) {
@@ -61,13 +44,13 @@ std::vector<at::Tensor> trained(
     for (int step = 0; step < 8; ++step) {
       auto micro_step = accelerator.accumulate(model);
       const at::Tensor loss =
-          model->forward(batch(accelerator.process_index(), step)).square().sum();
+          model->forward(sine_batch(accelerator.process_index(), step)).square().sum();
       seen.push_back(loss.detach().reshape({1}));
       accelerator.backward(loss);
       optimizer.step();
       optimizer.zero_grad();
     }
-    seen.push_back(weights_of(model));
+    seen.push_back(flat_weights(*model));
     all[static_cast<size_t>(accelerator.process_index())] = at::cat(seen);
   });
   return all;
@@ -76,8 +59,9 @@ std::vector<at::Tensor> trained(
 template <typename MakeOptimizer>
 void expect_bits_of_data_parallel(int number, const MakeOptimizer& make_optimizer) {
   const int64_t micro_steps = number == 1 ? 2 : 1;
-  const auto plain = trained({.gradient_accumulation_steps = micro_steps}, 2, make_optimizer);
-  const auto sharded = trained(stage(number, micro_steps), 2, make_optimizer);
+  const auto plain =
+      losses_and_weights({.gradient_accumulation_steps = micro_steps}, 2, make_optimizer);
+  const auto sharded = losses_and_weights(stage(number, micro_steps), 2, make_optimizer);
   EXPECT_TRUE(at::equal(plain[0], sharded[0]));
   EXPECT_TRUE(at::equal(plain[1], sharded[1]));
 }
@@ -147,7 +131,7 @@ TEST(Zero, ACheckpointLoadsInAnyStageAndOnAnyNumberOfRanks) {
   const auto steps =
       [](Accelerator& accelerator, Net& model, Optimizer& optimizer, int from, int to) {
         for (int step = from; step < to; ++step) {
-          accelerator.backward(model->forward(batch(0, step)).square().sum());
+          accelerator.backward(model->forward(sine_batch(0, step)).square().sum());
           optimizer.step();
           optimizer.zero_grad();
         }
@@ -157,7 +141,7 @@ TEST(Zero, ACheckpointLoadsInAnyStageAndOnAnyNumberOfRanks) {
     Net net;
     auto [model, optimizer] = accelerator.prepare(net, adamw(net));
     steps(accelerator, model, optimizer, 0, 6);
-    unbroken = weights_of(model);
+    unbroken = flat_weights(*model);
   });
   struct Setup {
     int world;
@@ -180,7 +164,7 @@ TEST(Zero, ACheckpointLoadsInAnyStageAndOnAnyNumberOfRanks) {
         accelerator.load_state(path);
         EXPECT_EQ(optimizer.steps(), 3);
         steps(accelerator, model, optimizer, 3, 6);
-        EXPECT_TRUE(at::allclose(weights_of(model), unbroken, 1e-5, 1e-6))
+        EXPECT_TRUE(at::allclose(flat_weights(*model), unbroken, 1e-5, 1e-6))
             << saved << " to " << setup.world;
       });
     }
@@ -197,7 +181,7 @@ void expect_checkpoint_to_go_on(const MakeOptimizer& make_optimizer) {
   const TestFolder folder;
   const auto train = [](Accelerator& accelerator, Net& model, Optimizer& optimizer, int from) {
     for (int step = from; step < from + 3; ++step) {
-      accelerator.backward(model->forward(batch(0, step)).square().sum());
+      accelerator.backward(model->forward(sine_batch(0, step)).square().sum());
       optimizer.step();
       optimizer.zero_grad();
     }
@@ -208,7 +192,7 @@ void expect_checkpoint_to_go_on(const MakeOptimizer& make_optimizer) {
     auto [model, optimizer] = accelerator.prepare(net, make_optimizer(net));
     train(accelerator, model, optimizer, 0);
     train(accelerator, model, optimizer, 3);
-    unbroken = weights_of(model);
+    unbroken = flat_weights(*model);
   });
   const std::vector<Setup> setups = {{1, {}}, {2, stage(1)}, {3, stage(3)}};
   for (size_t saving = 0; saving < setups.size(); ++saving) {
@@ -225,7 +209,7 @@ void expect_checkpoint_to_go_on(const MakeOptimizer& make_optimizer) {
         auto [model, optimizer] = accelerator.prepare(net, make_optimizer(net));
         accelerator.load_state(path);
         train(accelerator, model, optimizer, 3);
-        EXPECT_TRUE(at::allclose(weights_of(model), unbroken, 1e-5, 1e-6))
+        EXPECT_TRUE(at::allclose(flat_weights(*model), unbroken, 1e-5, 1e-6))
             << saving << " to " << loading.world;
       });
     }
@@ -249,7 +233,7 @@ TEST(Zero, AccumulatedGradientsCannotBeSavedAndTheErrorSaysSo) {
         accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
     {
       auto micro_step = accelerator.accumulate(model);
-      accelerator.backward(model->forward(batch(0, 0)).sum());
+      accelerator.backward(model->forward(sine_batch(0, 0)).sum());
     }
     EXPECT_THAT(
         [&] { accelerator.save_state(folder.path() / "half"); },
@@ -258,7 +242,7 @@ TEST(Zero, AccumulatedGradientsCannotBeSavedAndTheErrorSaysSo) {
   });
 }
 
-std::string error_of(
+std::string error_on_ranks(
     const AcceleratorOptions& options, const std::function<void(Accelerator&)>& body) {
   std::string told = "no error";
   try {
@@ -271,27 +255,28 @@ std::string error_of(
 
 TEST(Zero, UnsupportedUsesAreRefusedWithTheReason) {
   const auto nothing = [](Accelerator&) {};
-  EXPECT_THAT(error_of(stage(0), nothing), HasSubstr("no such stage"));
-  EXPECT_THAT(error_of(stage(4), nothing), HasSubstr("no such stage"));
+  EXPECT_THAT(
+      error_on_ranks({.zero = ZeroPlugin{.stage = 0}}, nothing), HasSubstr("no such stage"));
+  EXPECT_THAT(error_on_ranks(stage(4), nothing), HasSubstr("no such stage"));
   AcceleratorOptions negative = stage(3);
   negative.zero->stage3_max_live_parameters = -1;
-  EXPECT_THAT(error_of(negative, nothing), HasSubstr("cannot be negative"));
+  EXPECT_THAT(error_on_ranks(negative, nothing), HasSubstr("cannot be negative"));
   AcceleratorOptions early = stage(2);
   early.zero->zero_quantized_weights = true;
-  EXPECT_THAT(error_of(early, nothing), HasSubstr("got stage 2, expected 3"));
+  EXPECT_THAT(error_on_ranks(early, nothing), HasSubstr("got stage 2, expected 3"));
   for (const int partition : {-1, 3}) {
     AcceleratorOptions uneven = stage(3);
     uneven.zero->zero_hpz_partition_size = partition;
-    EXPECT_THAT(error_of(uneven, nothing), HasSubstr("expected a divisor of 2"));
+    EXPECT_THAT(error_on_ranks(uneven, nothing), HasSubstr("expected a divisor of 2"));
   }
   AcceleratorOptions shared = stage(1);
   shared.shared_parameters = true;
-  EXPECT_THAT(error_of(shared, nothing), HasSubstr("shared_parameters"));
+  EXPECT_THAT(error_on_ranks(shared, nothing), HasSubstr("shared_parameters"));
   AcceleratorOptions hook = stage(1);
   hook.data_parallel.comm_hook.type = CommHookType::kFp16;
-  EXPECT_THAT(error_of(hook, nothing), HasSubstr("comm hook fp16"));
+  EXPECT_THAT(error_on_ranks(hook, nothing), HasSubstr("comm hook fp16"));
   EXPECT_THAT(
-      error_of(
+      error_on_ranks(
           stage(2),
           [](Accelerator& accelerator) {
             Net net;
@@ -300,7 +285,7 @@ TEST(Zero, UnsupportedUsesAreRefusedWithTheReason) {
           }),
       HasSubstr("an optimizer of lockstep::optim"));
   EXPECT_THAT(
-      error_of(
+      error_on_ranks(
           stage(2),
           [](Accelerator& accelerator) {
             Net net;
@@ -308,7 +293,7 @@ TEST(Zero, UnsupportedUsesAreRefusedWithTheReason) {
           }),
       HasSubstr("prepared in one call"));
   EXPECT_THAT(
-      error_of(
+      error_on_ranks(
           stage(2),
           [](Accelerator& accelerator) {
             Net net;

@@ -30,7 +30,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-const std::filesystem::path kGolden = LOCKSTEP_SOURCE_DIR "/tests/golden/accelerate_model";
+const std::filesystem::path kAccelerateGolden =
+    LOCKSTEP_SOURCE_DIR "/tests/golden/accelerate_model";
 
 at::Tensor filled(const std::vector<int64_t>& shape, at::ScalarType dtype = at::kFloat) {
   int64_t count = 1;
@@ -64,13 +65,13 @@ struct Tied : nn::Module {
 TEST(SaveModel, WritesTheFilesOfAcceleratesSaveModel) {
   const TestFolder folder;
   EXPECT_THAT(save_model(Tied(), folder.path()), ElementsAre("model.safetensors"));
-  storage::expect_same_files(folder.path(), kGolden / "whole");
+  storage::expect_same_files(folder.path(), kAccelerateGolden / "whole");
 }
 
 TEST(SaveModel, WritesTheShardsThatAcceleratesSaveModelWrites) {
   const TestFolder folder;
   EXPECT_EQ(save_model(Tied(), folder.path(), {.max_shard_size = "0.1KB"}).size(), 5U);
-  storage::expect_same_files(folder.path(), kGolden / "shards");
+  storage::expect_same_files(folder.path(), kAccelerateGolden / "shards");
 }
 
 TEST(SaveModel, IsReadBackByEveryName) {

@@ -56,7 +56,7 @@ class Dice {
 };
 
 /// Returns data that no other rank, step or place has.
-at::Tensor data_of(int rank, int64_t step, int64_t count) {
+at::Tensor step_data(int rank, int64_t step, int64_t count) {
   return (at::arange(count, at::kLong) * 31 + step * 1009 + rank * 100003).to(at::kDouble);
 }
 
@@ -78,11 +78,11 @@ int64_t wrong_results(Group& group, int64_t steps, int64_t largest) {
       at::Tensor tensor = group.empty(values.sizes(), values.options());
       return tensor.copy_(values);
     };
-    at::Tensor sum = data_of(0, step, count);
+    at::Tensor sum = step_data(0, step, count);
     for (int rank = 1; rank < n; ++rank) {
-      sum = sum + data_of(rank, step, count);
+      sum = sum + step_data(rank, step, count);
     }
-    const at::Tensor own = made(data_of(me, step, count));
+    const at::Tensor own = made(step_data(me, step, count));
     at::Tensor got;
     at::Tensor want;
     switch (kind) {
@@ -97,13 +97,13 @@ int64_t wrong_results(Group& group, int64_t steps, int64_t largest) {
         break;
       case 3:
         got = group.broadcast(own, root).wait();
-        want = data_of(root, step, count);
+        want = step_data(root, step, count);
         break;
       case 4: {
         got = group.all_gather(own.narrow(0, 0, 1 + count / n)).wait();
         std::vector<at::Tensor> all;
         for (int rank = 0; rank < n; ++rank) {
-          all.push_back(data_of(rank, step, count).narrow(0, 0, 1 + count / n));
+          all.push_back(step_data(rank, step, count).narrow(0, 0, 1 + count / n));
         }
         want = at::cat(all);
         break;
@@ -111,7 +111,7 @@ int64_t wrong_results(Group& group, int64_t steps, int64_t largest) {
       default: {
         const Pending sent = group.send(own, (me + 1) % n);
         got = group.recv(at::empty_like(own), (me + n - 1) % n).wait();
-        want = data_of((me + n - 1) % n, step, count);
+        want = step_data((me + n - 1) % n, step, count);
         Pending(sent).wait();
       }
     }

@@ -34,7 +34,7 @@ Document json(const std::string& text) {
   return parse_document("a.json", text, Format::kJson);
 }
 
-std::string fault_of(const std::string& text, Format format = Format::kYaml) {
+std::string document_error(const std::string& text, Format format = Format::kYaml) {
   return config_error_of([&] { parse_document("f", text, format); });
 }
 
@@ -109,61 +109,64 @@ TEST(Yaml, AnAliasIsACopy) {
 }
 
 TEST(Yaml, MalformedTextIsNamedWithItsPlace) {
-  EXPECT_THAT(fault_of("a: [1, 2\nb: 3\n"), StartsWith("[f:"));
+  EXPECT_THAT(document_error("a: [1, 2\nb: 3\n"), StartsWith("[f:"));
   for (const std::string open : {"\"open", "\"open\\\"", "'open", "'it''s", "'open''"}) {
-    EXPECT_THAT(fault_of("a: 1\nb: " + open), HasSubstr("invalid YAML")) << open;
-    EXPECT_THAT(fault_of("a: ä\nb: " + open + "\n"), StartsWith("[f:2:4] invalid")) << open;
-    EXPECT_THAT(fault_of("a: 1\r\nb: " + open + "\r\n"), HasSubstr("invalid")) << open;
+    EXPECT_THAT(document_error("a: 1\nb: " + open), HasSubstr("invalid YAML")) << open;
+    EXPECT_THAT(document_error("a: ä\nb: " + open + "\n"), StartsWith("[f:2:4] invalid")) << open;
+    EXPECT_THAT(document_error("a: 1\r\nb: " + open + "\r\n"), HasSubstr("invalid")) << open;
   }
-  EXPECT_THAT(fault_of("a: b: c\n"), StartsWith("[f:1:5] invalid YAML"));
-  EXPECT_THAT(fault_of("a: 1\n b: 2\n"), StartsWith("[f:2:"));
-  EXPECT_THAT(fault_of("a: *x\n"), StartsWith("[f:1:4]"));
-  EXPECT_THAT(fault_of("a: 1\n\tb: 2\n"), StartsWith("[f:2:1] a tab indents the line"));
-  EXPECT_THAT(fault_of("a: 1\n---\nb: 2\n"), StartsWith("[f:2:1] a second document"));
+  EXPECT_THAT(document_error("a: b: c\n"), StartsWith("[f:1:5] invalid YAML"));
+  EXPECT_THAT(document_error("a: 1\n b: 2\n"), StartsWith("[f:2:"));
+  EXPECT_THAT(document_error("a: *x\n"), StartsWith("[f:1:4]"));
+  EXPECT_THAT(document_error("a: 1\n\tb: 2\n"), StartsWith("[f:2:1] a tab indents the line"));
+  EXPECT_THAT(document_error("a: 1\n---\nb: 2\n"), StartsWith("[f:2:1] a second document"));
   EXPECT_THAT(
-      fault_of("a: !!python/name:os.system x\n"), HasSubstr("tags are not supported; got "));
-  EXPECT_THAT(fault_of("a: 1\n@b: 2\n"), StartsWith("[f:2:1]"));
+      document_error("a: !!python/name:os.system x\n"), HasSubstr("tags are not supported; got "));
+  EXPECT_THAT(document_error("a: 1\n@b: 2\n"), StartsWith("[f:2:1]"));
 }
 
 TEST(Yaml, KeysAreTextAndGivenOnce) {
   EXPECT_THAT(
-      fault_of("a: 1\nb: 2\na: 3\n"),
+      document_error("a: 1\nb: 2\na: 3\n"),
       StartsWith("[f:3:1] key 'a' is given twice, first in line 1"));
-  EXPECT_THAT(fault_of("a: {b: 1, \"b\": 2}\n"), StartsWith("[f:1:11] key 'b' is given twice"));
-  EXPECT_THAT(fault_of("[a, b]: c\n"), HasSubstr("got a list for a key"));
-  EXPECT_THAT(fault_of("? {a: b}\n: c\n"), HasSubstr("got a map for a key"));
-  EXPECT_THAT(fault_of("a: &x b\n? *x\n: c\n"), HasSubstr("got an alias for a key"));
-  EXPECT_THAT(fault_of("~: c\n"), HasSubstr("got nothing for a key"));
+  EXPECT_THAT(
+      document_error("a: {b: 1, \"b\": 2}\n"), StartsWith("[f:1:11] key 'b' is given twice"));
+  EXPECT_THAT(document_error("[a, b]: c\n"), HasSubstr("got a list for a key"));
+  EXPECT_THAT(document_error("? {a: b}\n: c\n"), HasSubstr("got a map for a key"));
+  EXPECT_THAT(document_error("a: &x b\n? *x\n: c\n"), HasSubstr("got an alias for a key"));
+  EXPECT_THAT(document_error("~: c\n"), HasSubstr("got nothing for a key"));
 }
 
 TEST(Document, BytesThatAreNotTextAreRefused) {
   for (const Format format : {Format::kYaml, Format::kJson, Format::kCommentedJson}) {
-    EXPECT_THAT(fault_of("\"ab\xff\"", format), StartsWith("[f:1:4] invalid UTF-8; got byte 0xff"));
-    EXPECT_THAT(fault_of("\"\xed\xa0\x80\"", format), HasSubstr("invalid UTF-8"));
-    EXPECT_THAT(fault_of("\"\xc0\xaf\"", format), HasSubstr("invalid UTF-8"));
-    EXPECT_THAT(fault_of("\"\xf4\x90\x80\x80\"", format), HasSubstr("invalid UTF-8"));
-    EXPECT_THAT(fault_of("\"\xe2\x82", format), HasSubstr("invalid UTF-8"));
     EXPECT_THAT(
-        fault_of(std::string("\n1\0 2", 5), format),
+        document_error("\"ab\xff\"", format), StartsWith("[f:1:4] invalid UTF-8; got byte 0xff"));
+    EXPECT_THAT(document_error("\"\xed\xa0\x80\"", format), HasSubstr("invalid UTF-8"));
+    EXPECT_THAT(document_error("\"\xc0\xaf\"", format), HasSubstr("invalid UTF-8"));
+    EXPECT_THAT(document_error("\"\xf4\x90\x80\x80\"", format), HasSubstr("invalid UTF-8"));
+    EXPECT_THAT(document_error("\"\xe2\x82", format), HasSubstr("invalid UTF-8"));
+    EXPECT_THAT(
+        document_error(std::string("\n1\0 2", 5), format),
         StartsWith("[f:2:2] control character; got byte 0x00"));
-    EXPECT_EQ(fault_of("\"\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80\"", format), "");
+    EXPECT_EQ(document_error("\"\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80\"", format), "");
   }
 }
 
 TEST(Document, DepthIsLimited) {
   const auto nest = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   for (const Format format : {Format::kYaml, Format::kJson, Format::kCommentedJson}) {
-    EXPECT_EQ(fault_of(nest(kMaxDocumentDepth), format), "");
+    EXPECT_EQ(document_error(nest(kMaxDocumentDepth), format), "");
     EXPECT_THAT(
-        fault_of(nest(kMaxDocumentDepth + 1), format), StartsWith("[f:1:65] nested too deep"));
-    EXPECT_THAT(fault_of(nest(100'000), format), StartsWith("[f:1:65] nested too deep"));
-    EXPECT_THAT(fault_of(std::string(500'000, '{'), format), StartsWith("[f:1:"));
+        document_error(nest(kMaxDocumentDepth + 1), format),
+        StartsWith("[f:1:65] nested too deep"));
+    EXPECT_THAT(document_error(nest(100'000), format), StartsWith("[f:1:65] nested too deep"));
+    EXPECT_THAT(document_error(std::string(500'000, '{'), format), StartsWith("[f:1:"));
   }
   std::string lines;
   for (int i = 0; i < 1000; ++i) {
     lines += std::string(static_cast<size_t>(i), ' ') + "a:\n";
   }
-  EXPECT_THAT(fault_of(lines), HasSubstr("nested too deep"));
+  EXPECT_THAT(document_error(lines), HasSubstr("nested too deep"));
 }
 
 TEST(Document, AliasesCountAsTheirTargets) {
@@ -176,29 +179,29 @@ TEST(Document, AliasesCountAsTheirTargets) {
     }
     laughs += "]\n";
   }
-  EXPECT_THAT(fault_of(laughs), AllOf(StartsWith("[f:4:"), HasSubstr("too many values")));
+  EXPECT_THAT(document_error(laughs), AllOf(StartsWith("[f:4:"), HasSubstr("too many values")));
 
   std::string long_text = "a: &a " + std::string(900'000, 'x') + "\nb:\n";
   for (int i = 0; i < 8; ++i) {
     long_text += "- *a\n";
   }
-  EXPECT_THAT(fault_of(long_text), HasSubstr("too many values"));
+  EXPECT_THAT(document_error(long_text), HasSubstr("too many values"));
 
-  EXPECT_THAT(fault_of("a: &x [*x]\n"), HasSubstr("refers to a value that contains it"));
+  EXPECT_THAT(document_error("a: &x [*x]\n"), HasSubstr("refers to a value that contains it"));
   std::string deep = "a: &x " + std::string(40, '[') + std::string(40, ']') + "\nb: ";
   deep += std::string(40, '[') + "*x" + std::string(40, ']') + "\n";
-  EXPECT_THAT(fault_of(deep), AllOf(StartsWith("[f:2:"), HasSubstr("nested too deep")));
+  EXPECT_THAT(document_error(deep), AllOf(StartsWith("[f:2:"), HasSubstr("nested too deep")));
 }
 
 TEST(Document, SizeIsLimited) {
   EXPECT_THAT(
-      fault_of(std::string(kMaxDocumentBytes + 1, '#')), HasSubstr("expected at most 1 MiB"));
-  EXPECT_EQ(fault_of(std::string(kMaxDocumentBytes, '#')), "");
+      document_error(std::string(kMaxDocumentBytes + 1, '#')), HasSubstr("expected at most 1 MiB"));
+  EXPECT_EQ(document_error(std::string(kMaxDocumentBytes, '#')), "");
   std::string many = "[";
   for (size_t i = 0; i < kMaxDocumentNodes; ++i) {
     many += "1,";
   }
-  EXPECT_THAT(fault_of(many + "1]", Format::kJson), HasSubstr("too many values"));
+  EXPECT_THAT(document_error(many + "1]", Format::kJson), HasSubstr("too many values"));
 }
 
 TEST(Json, ValuesKeepTheirTextAndPlace) {
@@ -223,7 +226,7 @@ TEST(Json, ValuesKeepTheirTextAndPlace) {
 }
 
 TEST(Json, IsStrict) {
-  const auto fault = [](const std::string& text) { return fault_of(text, Format::kJson); };
+  const auto fault = [](const std::string& text) { return document_error(text, Format::kJson); };
   EXPECT_THAT(fault(""), StartsWith("[f:1:1] invalid JSON"));
   EXPECT_EQ(
       fault("{\"a\": 1,}"),
@@ -277,7 +280,9 @@ TEST(CommentedJson, CommentsAndTrailingCommasCountAsNothing) {
 }
 
 TEST(CommentedJson, IsStrictOtherwise) {
-  const auto fault = [](const std::string& text) { return fault_of(text, Format::kCommentedJson); };
+  const auto fault = [](const std::string& text) {
+    return document_error(text, Format::kCommentedJson);
+  };
   EXPECT_THAT(fault(""), StartsWith("[f:1:1] invalid JSON"));
   EXPECT_THAT(fault("{\"a\": 1,, }"), StartsWith("[f:1:9] invalid JSON"));
   EXPECT_THAT(fault("{,}"), StartsWith("[f:1:2] invalid JSON"));
@@ -327,7 +332,7 @@ TEST(Document, RandomEditsAreReadOrRefusedWithAPlace) {
   for (int i = 0; i < 20'000; ++i) {
     const Format format = std::array{Format::kYaml, Format::kJson, Format::kCommentedJson}[i % 3];
     const std::string text = edited(format == Format::kYaml ? yaml_seed : json_seed, random);
-    const std::string fault = fault_of(text, format);
+    const std::string fault = document_error(text, format);
     ASSERT_THAT(fault, AnyOf(IsEmpty(), MatchesRegex("\\[f:[1-9][0-9]*:[1-9][0-9]*\\] (.|\n)+")))
         << text;
   }

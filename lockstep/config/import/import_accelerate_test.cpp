@@ -38,7 +38,7 @@ Import import_of(const std::string& text) {
   return import_accelerate(parse_document("a.yaml", text, Format::kYaml), kHome);
 }
 
-std::string fault_of(const std::string& text) {
+std::string import_error(const std::string& text) {
   return config_error_of([&] { import_of(text); });
 }
 
@@ -157,13 +157,13 @@ TEST(ImportAccelerate, OtherFsdpSettingsAreLeftToTheProgramAndListed) {
       UnorderedElementsAre(
           "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "fsdp_config.fsdp_use_orig_params"));
   EXPECT_THAT(
-      fault_of("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SOME}\n"),
+      import_error("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SOME}\n"),
       AllOf(
           StartsWith("[a.yaml:2:39] "),
           HasSubstr("invalid value 'SOME' for fsdp_config.fsdp_sharding_strategy; expected one of "
                     "FULL_SHARD")));
   EXPECT_THAT(
-      fault_of("distributed_type: FSDP\nfsdp_config: {fsdp_shard: x}\n"),
+      import_error("distributed_type: FSDP\nfsdp_config: {fsdp_shard: x}\n"),
       HasSubstr("unknown key 'fsdp_config.fsdp_shard'"));
   EXPECT_THAT(
       import_of("distributed_type: MULTI_CPU\nfsdp_config: {fsdp_version: 1}\n").without_meaning,
@@ -204,7 +204,7 @@ TEST(ImportAccelerate, UnknownFsdpValuesAreErrors) {
       {"sharding_strategy: FULL_SHARD, fsdp_sharding_strategy: NO_SHARD",
        "fsdp_config.sharding_strategy is another name of fsdp_config.fsdp_sharding_strategy"}};
   for (const auto& [keys, what] : cases) {
-    EXPECT_THAT(fault_of(type + "{" + keys + "}\n"), HasSubstr(what)) << keys;
+    EXPECT_THAT(import_error(type + "{" + keys + "}\n"), HasSubstr(what)) << keys;
   }
   const Import import = import_of(
       type +
@@ -248,7 +248,7 @@ TEST(ImportAccelerate, TakesOrRefusesEveryFileOfAcceleratesTests) {
               "{parallelism_config_cp_size: 1, parallelism_config_dp_replicate_size: 2, "
               "parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 1}\n"}};
   for (const auto& [name, text] : taken) {
-    EXPECT_EQ(fault_of(text), "") << name;
+    EXPECT_EQ(import_error(text), "") << name;
   }
   const std::vector<std::vector<std::string>> refused = {
       {"0_30_0_sagemaker",
@@ -266,7 +266,7 @@ TEST(ImportAccelerate, TakesOrRefusesEveryFileOfAcceleratesTests) {
        fsdp + "fsdp_version: 2}\nparallelism_config: {parallelism_config_dp_shardsize: 4}\n",
        "unknown key 'parallelism_config.parallelism_config_dp_shardsize'; did you mean"}};
   for (const std::vector<std::string>& each : refused) {
-    EXPECT_THAT(fault_of(each[1]), HasSubstr(each[2])) << each[0];
+    EXPECT_THAT(import_error(each[1]), HasSubstr(each[2])) << each[0];
   }
 }
 
@@ -283,12 +283,14 @@ TEST(ImportAccelerate, RefusesUnsupportedSettingsAndSaysWhy) {
       golden_fault("tpu"), HasSubstr("cannot be imported; Lockstep supports only CPUs and CUDA"));
   EXPECT_THAT(golden_fault("fp8"), HasSubstr("fp16 or bf16; try bf16"));
   EXPECT_THAT(
-      fault_of("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'\niam_role_name: x\n"),
+      import_error(
+          "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'\niam_role_name: x\n"),
       StartsWith("[a.yaml:1:22] compute_environment AMAZON_SAGEMAKER cannot be imported"));
-  EXPECT_THAT(fault_of("distributed_type: MULTI_XPU\n"), HasSubstr("only CPUs and CUDA devices"));
   EXPECT_THAT(
-      fault_of("distributed_type: MULTI_GPU\nparallelism_config:\n"
-               "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_tp_size: 4\n"),
+      import_error("distributed_type: MULTI_XPU\n"), HasSubstr("only CPUs and CUDA devices"));
+  EXPECT_THAT(
+      import_error("distributed_type: MULTI_GPU\nparallelism_config:\n"
+                   "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_tp_size: 4\n"),
       StartsWith("[a.yaml:4:31] parallelism_config_tp_size: 4 cannot be imported"));
 }
 
@@ -305,26 +307,28 @@ TEST(ImportAccelerate, TakesAnUnquotedNo) {
 
 TEST(ImportAccelerate, RefusesTheFilesThatAccelerateRefuses) {
   EXPECT_THAT(
-      fault_of("distributed_type: MULTI_CPU\nnum_procesess: 2\n"),
+      import_error("distributed_type: MULTI_CPU\nnum_procesess: 2\n"),
       StartsWith("[a.yaml:2:1] unknown key 'num_procesess', which Accelerate 1.15 does not have; "
                  "did you mean 'num_processes'?"));
-  EXPECT_THAT(fault_of("num_processes: 2\n"), HasSubstr("not a configuration of Accelerate"));
-  EXPECT_THAT(fault_of("distributed_type: MULTI_CUP\n"), HasSubstr("did you mean 'MULTI_CPU'?"));
+  EXPECT_THAT(import_error("num_processes: 2\n"), HasSubstr("not a configuration of Accelerate"));
   EXPECT_THAT(
-      fault_of("distributed_type: MULTI_CPU\nnum_processes: two\n"),
+      import_error("distributed_type: MULTI_CUP\n"), HasSubstr("did you mean 'MULTI_CPU'?"));
+  EXPECT_THAT(
+      import_error("distributed_type: MULTI_CPU\nnum_processes: two\n"),
       StartsWith("[a.yaml:2:16] invalid value 'two' for num_processes"));
   EXPECT_THAT(
-      fault_of("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stag: 2}\n"),
+      import_error("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stag: 2}\n"),
       HasSubstr("unknown key 'deepspeed_config.zero_stag'; did you mean 'zero_stage'?"));
   EXPECT_THAT(
-      fault_of(
+      import_error(
           "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_multinode_launcher: mpich}\n"),
       HasSubstr("deepspeed_multinode_launcher mpich cannot be imported"));
   EXPECT_THAT(
-      fault_of("distributed_type: MULTI_CPU\nuse_cpu: [1]\n"),
+      import_error("distributed_type: MULTI_CPU\nuse_cpu: [1]\n"),
       HasSubstr("got a list, expected one"));
   EXPECT_THAT(
-      fault_of("distributed_type: MULTI_CPU\nmpirun_config: x\n"), HasSubstr("keys and values"));
+      import_error("distributed_type: MULTI_CPU\nmpirun_config: x\n"),
+      HasSubstr("keys and values"));
 }
 
 TEST(ImportAccelerate, QuotedNumbersAreNumbers) {
@@ -415,7 +419,8 @@ TEST_F(ImportDeepSpeedFile, RefusesContradictions) {
 
 TEST_F(ImportDeepSpeedFile, MustBeThere) {
   EXPECT_THAT(
-      fault_of("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: no.json}\n"),
+      import_error(
+          "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: no.json}\n"),
       AllOf(StartsWith("[a.yaml:2:43] no such file: "), HasSubstr("/no.json; a relative path")));
 }
 

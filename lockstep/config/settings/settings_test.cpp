@@ -33,7 +33,7 @@ Settings from_environment(const std::map<std::string, std::string>& variables) {
   return resolve({}, Environment::of(variables), std::nullopt);
 }
 
-std::string fault_of(const std::string& text) {
+std::string settings_error(const std::string& text) {
   return config_error_of([&] { from_file(text); });
 }
 
@@ -88,49 +88,54 @@ TEST(Resolve, ProcessesAreANumberOrAWord) {
 
 TEST(Resolve, NumbersAreDecimalAndTheMessageHasTheRemedy) {
   EXPECT_THAT(
-      fault_of("debug: true\nmax_restarts: 1e3\n"),
+      settings_error("debug: true\nmax_restarts: 1e3\n"),
       AllOf(
           StartsWith("[c.yaml:2:15] invalid value '1e3' for max_restarts; expected a whole "),
           HasSubstr("from 0 to 1000; write 1000")));
-  EXPECT_THAT(fault_of("max_restarts: 0x10\n"), HasSubstr("; write 16"));
-  EXPECT_THAT(fault_of("max_restarts: 1_0\n"), HasSubstr("; write 10"));
-  EXPECT_THAT(fault_of("max_restarts: 010\n"), HasSubstr("; write 10"));
-  EXPECT_THAT(fault_of("grace_seconds: 1e1\n"), HasSubstr("; write 10"));
+  EXPECT_THAT(settings_error("max_restarts: 0x10\n"), HasSubstr("; write 16"));
+  EXPECT_THAT(settings_error("max_restarts: 1_0\n"), HasSubstr("; write 10"));
+  EXPECT_THAT(settings_error("max_restarts: 010\n"), HasSubstr("; write 10"));
+  EXPECT_THAT(settings_error("grace_seconds: 1e1\n"), HasSubstr("; write 10"));
   EXPECT_THAT(
-      fault_of("max_restarts: -1\n"), HasSubstr("invalid value '-1' for max_restarts; expected"));
+      settings_error("max_restarts: -1\n"),
+      HasSubstr("invalid value '-1' for max_restarts; expected"));
   EXPECT_THAT(
-      fault_of("max_restarts: 1001\n"),
+      settings_error("max_restarts: 1001\n"),
       HasSubstr("invalid value '1001' for max_restarts; expected"));
-  EXPECT_THAT(fault_of("grace_seconds: -1\n"), HasSubstr("expected seconds from 0 to"));
-  EXPECT_THAT(fault_of("main_process_port: 65536\n"), HasSubstr("from 0 to 65535"));
+  EXPECT_THAT(settings_error("grace_seconds: -1\n"), HasSubstr("expected seconds from 0 to"));
+  EXPECT_THAT(settings_error("main_process_port: 65536\n"), HasSubstr("from 0 to 65535"));
 }
 
 TEST(Resolve, UnknownKeysAreNamedWithTheLikeliest) {
   EXPECT_THAT(
-      fault_of("debug: true\nnum_procesess: 2\n"),
+      settings_error("debug: true\nnum_procesess: 2\n"),
       StartsWith("[c.yaml:2:1] unknown key 'num_procesess'; did you mean 'num_processes'?"));
-  EXPECT_THAT(fault_of("zzz: 2\n"), StartsWith("[c.yaml:1:1] unknown key 'zzz'"));
+  EXPECT_THAT(settings_error("zzz: 2\n"), StartsWith("[c.yaml:1:1] unknown key 'zzz'"));
   EXPECT_THAT(
-      fault_of("launcher: shh\n"),
+      settings_error("launcher: shh\n"),
       HasSubstr("one of local, ssh, openmpi, slurm; did you mean 'ssh'"));
 }
 
 TEST(Resolve, ValuesOfAnotherTypeAreRefused) {
   EXPECT_THAT(
-      fault_of("num_processes: \"2\"\n"),
+      settings_error("num_processes: \"2\"\n"),
       AllOf(StartsWith("[c.yaml:1:16]"), HasSubstr("got the text '2'"), HasSubstr("quotes")));
-  EXPECT_THAT(fault_of("debug: 'true'\n"), HasSubstr("remove the quotes"));
-  EXPECT_THAT(fault_of("num_processes: [2]\n"), HasSubstr("got a list, expected a whole number"));
-  EXPECT_THAT(fault_of("num_processes:\n  a: 2\n"), HasSubstr("got a map, expected"));
-  EXPECT_THAT(fault_of("num_processes:\n"), HasSubstr("got nothing, expected"));
+  EXPECT_THAT(settings_error("debug: 'true'\n"), HasSubstr("remove the quotes"));
   EXPECT_THAT(
-      fault_of("debug: 2\n"), HasSubstr("invalid value '2' for debug; expected true or false"));
+      settings_error("num_processes: [2]\n"), HasSubstr("got a list, expected a whole number"));
+  EXPECT_THAT(settings_error("num_processes:\n  a: 2\n"), HasSubstr("got a map, expected"));
+  EXPECT_THAT(settings_error("num_processes:\n"), HasSubstr("got nothing, expected"));
   EXPECT_THAT(
-      fault_of("hostfile: ''\n"), HasSubstr("invalid value '' for hostfile; expected a path"));
-  EXPECT_THAT(fault_of("redirects: 4\n"), HasSubstr("3 both"));
-  EXPECT_THAT(fault_of("main_process_ip: -oProxyCommand=x\n"), HasSubstr("address of a host"));
-  EXPECT_THAT(fault_of("- 1\n"), StartsWith("[c.yaml:1:1] invalid settings; got a list"));
-  EXPECT_THAT(fault_of("num_processes 2\n"), HasSubstr("got 'num_processes 2'"));
+      settings_error("debug: 2\n"),
+      HasSubstr("invalid value '2' for debug; expected true or false"));
+  EXPECT_THAT(
+      settings_error("hostfile: ''\n"),
+      HasSubstr("invalid value '' for hostfile; expected a path"));
+  EXPECT_THAT(settings_error("redirects: 4\n"), HasSubstr("3 both"));
+  EXPECT_THAT(
+      settings_error("main_process_ip: -oProxyCommand=x\n"), HasSubstr("address of a host"));
+  EXPECT_THAT(settings_error("- 1\n"), StartsWith("[c.yaml:1:1] invalid settings; got a list"));
+  EXPECT_THAT(settings_error("num_processes 2\n"), HasSubstr("got 'num_processes 2'"));
 }
 
 TEST(Resolve, TheFileIsCheckedEvenWhereOverridden) {
@@ -183,22 +188,23 @@ TEST(Resolve, VariablesOfTheProcessesAreAlwaysText) {
 
 TEST(Resolve, VariablesThatALaunchSetsItselfAreRefused) {
   EXPECT_THAT(
-      fault_of("env: {RANK: 1}\n"), StartsWith("[c.yaml:1:7] RANK is set by lockstep launch"));
+      settings_error("env: {RANK: 1}\n"),
+      StartsWith("[c.yaml:1:7] RANK is set by lockstep launch"));
   EXPECT_THAT(
-      fault_of("env:\n  LOCKSTEP_FLIGHT: x\n"),
+      settings_error("env:\n  LOCKSTEP_FLIGHT: x\n"),
       StartsWith("[c.yaml:2:3] LOCKSTEP_FLIGHT is set by lockstep launch"));
-  EXPECT_THAT(fault_of("env: {SLURM_PROCID: 0}\n"), HasSubstr("is set by lockstep launch"));
+  EXPECT_THAT(settings_error("env: {SLURM_PROCID: 0}\n"), HasSubstr("is set by lockstep launch"));
   EXPECT_THAT(
-      fault_of("env: {a-b: 1}\n"),
+      settings_error("env: {a-b: 1}\n"),
       HasSubstr("invalid name 'a-b' for a variable; expected letters"));
-  EXPECT_THAT(fault_of("env: [A=1]\n"), HasSubstr("got a list, expected a map"));
-  EXPECT_THAT(fault_of("env: {A: }\n"), HasSubstr("invalid value for env: A; got nothing"));
+  EXPECT_THAT(settings_error("env: [A=1]\n"), HasSubstr("got a list, expected a map"));
+  EXPECT_THAT(settings_error("env: {A: }\n"), HasSubstr("invalid value for env: A; got nothing"));
 }
 
 TEST(Resolve, TheRankOfAMachineMustHaveAPlace) {
   EXPECT_EQ(from_file("num_machines: 2\nmachine_rank: 1\n").integer("machine_rank"), 1);
   EXPECT_THAT(
-      fault_of("machine_rank: 1\n"),
+      settings_error("machine_rank: 1\n"),
       StartsWith("[c.yaml:1:1] invalid value 1 for machine_rank; expected less than "
                  "num_machines, which is 1 (default)"));
 }
@@ -207,7 +213,7 @@ TEST(Resolve, TildeIsHome) {
   const Environment environment = Environment::of({{"HOME", "/home/me"}});
   EXPECT_EQ(from_file("hostfile: ~/hosts\n", environment).text("hostfile"), "/home/me/hosts");
   EXPECT_EQ(from_file("hostfile: /a~/hosts\n", environment).text("hostfile"), "/a~/hosts");
-  EXPECT_THAT(fault_of("hostfile: ~/hosts\n"), HasSubstr("HOME is not set"));
+  EXPECT_THAT(settings_error("hostfile: ~/hosts\n"), HasSubstr("HOME is not set"));
 }
 
 TEST(FaultsOf, NamesThemAll) {

@@ -130,7 +130,7 @@ TEST(Loader, RefusesADeviceThatIsNotHere) {
 }
 
 /// Batches that may hide a tensor.
-struct Opaque {
+struct HiddenTensors {
   using Batch = Plain;
   int64_t size() const { return 2; }
   Batch get_batch(std::span<const int64_t> /*indices*/) const { return {at::ones({1})}; }
@@ -138,9 +138,9 @@ struct Opaque {
 
 TEST(Loader, RefusesADeviceForOpaqueBatches) {
   EXPECT_THAT(
-      [] { Loader(Opaque(), {.device = kMeta}); },
+      [] { Loader(HiddenTensors(), {.device = kMeta}); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("to meta"), HasSubstr("LOCKSTEP_FIELDS"))));
-  Loader loader(Opaque(), {.device = at::kCPU});
+  Loader loader(HiddenTensors(), {.device = at::kCPU});
   EXPECT_THROW(loader.core()->set_device(kMeta), ConfigError);
 }
 

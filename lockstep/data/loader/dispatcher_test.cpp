@@ -269,7 +269,7 @@ TEST(Dispatcher, HandsOutBatchesOnTheLoadersDevice) {
 }
 
 /// Batches that cannot be sent.
-struct Opaque {
+struct UnsendableBatches {
   struct Batch {
     std::shared_ptr<int> anything;
   };
@@ -280,7 +280,7 @@ struct Opaque {
 TEST(Dispatcher, RefusesUnsupportedBatchesAndCalls) {
   ranks(2, [](Group group) {
     const ShardSpec spec{.rank = group.rank(), .world = 2, .dispatch_batches = true};
-    Loader opaque(Opaque(), {});
+    Loader opaque(UnsendableBatches(), {});
     EXPECT_THAT(
         [&] { opaque.shard(spec, group); },
         ThrowsMessage<ConfigError>(HasSubstr("cannot send batches of this type")));

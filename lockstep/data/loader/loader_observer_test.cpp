@@ -10,6 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/test_numbers.h"
 
 namespace lockstep::data {
 namespace {
@@ -17,14 +18,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
-
-struct Numbers {
-  using Batch = std::vector<int64_t>;
-  int64_t size() const { return 7; }
-  Batch get_batch(std::span<const int64_t> indices) const {
-    return {indices.begin(), indices.end()};
-  }
-};
 
 /// Records the events.
 class Recorder final : public LoaderObserver {
@@ -67,7 +60,7 @@ struct Observed {
     for ([[maybe_unused]] auto& batch : loader) {
     }
   }
-  Loader<Numbers> loader{Numbers(), {.batch_size = 2}};
+  Loader<Numbers> loader{Numbers(7), {.batch_size = 2}};
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 };
 
@@ -166,7 +159,7 @@ TEST(LoaderObserver, MayBeReplacedDuringAPassFromTheNextOn) {
 TEST(Loader, SaysThatAPassHasNoBatches) {
   std::vector<std::string> lines;
   set_log_sink([&](const std::string& line) { lines.push_back(line); });
-  Loader loader(Numbers(), {.batch_size = 8, .drop_last = true});
+  Loader loader(Numbers(7), {.batch_size = 8, .drop_last = true});
   for ([[maybe_unused]] auto& batch : loader) {
     ADD_FAILURE();
   }

@@ -41,7 +41,7 @@ std::vector<int64_t> order_of(const Counting& counting, int64_t epoch) {
 }
 
 template <typename D>
-Loader<D> loader_of(
+Loader<D> resharded_loader(
     const D& source, const Layout& layout, const Ends& ends, int rank, Group dispatch = {}) {
   LoaderOptions options{.batch_size = layout.batch_size, .drop_last = ends.drop_last, .workers = 0};
   if constexpr (Dataset<D>) {
@@ -84,7 +84,7 @@ template <typename D>
 Outcome run(const D& source, const Job& job, const Ends& ends, const std::optional<Saved>& from) {
   Outcome outcome;
   for (int rank = 0; rank < job.layout.world; ++rank) {
-    auto loader = loader_of(source, job.layout, ends, rank);
+    auto loader = resharded_loader(source, job.layout, ends, rank);
     if (from) {
       loader.load_cursor(loader.resharded(from->cursor, from->global_batch_rows));
     }
@@ -247,7 +247,7 @@ TYPED_TEST(Resharded, ResumesExactlyAgainAndAgain) {
 }
 
 TYPED_TEST(Resharded, IsTheSavedCursorIfRoundsHaveEqualLength) {
-  auto loader = loader_of(TypeParam(40), {.batch_size = 2, .world = 3}, {}, 0);
+  auto loader = resharded_loader(TypeParam(40), {.batch_size = 2, .world = 3}, {}, 0);
   const Cursor saved{.seed = loader.cursor().seed, .epoch = 2, .batches = 3, .first_sample = 5};
   EXPECT_EQ(loader.resharded(saved, 6), saved);
   EXPECT_EQ(
@@ -262,7 +262,7 @@ TYPED_TEST(Resharded, IsDispatchedAsItIsReadByEachRankItself) {
     ranks(3, [&](Group group) {
       Batches expected;
       for (const bool dispatched : {false, true}) {
-        auto loader = loader_of(
+        auto loader = resharded_loader(
             TypeParam(samples),
             {.batch_size = 1, .world = 3},
             {},
@@ -284,7 +284,8 @@ TYPED_TEST(Resharded, IsDispatchedAsItIsReadByEachRankItself) {
 
 TEST(ReshardedLoader, RanksThatWouldContinueAtDifferentSamplesGetAnError) {
   ranks(2, [](Group group) {
-    auto loader = loader_of(Numbers(12), {.batch_size = 2, .world = 2}, {}, group.rank(), group);
+    auto loader =
+        resharded_loader(Numbers(12), {.batch_size = 2, .world = 2}, {}, group.rank(), group);
     loader.load_cursor({.seed = 5, .first_sample = 8 + 2 * group.rank()});
     if (group.rank() == 0) {
       EXPECT_EQ(batches_of(loader).size(), 1U);
@@ -300,7 +301,7 @@ TEST(ReshardedLoader, RanksThatWouldContinueAtDifferentSamplesGetAnError) {
 
 TEST(ReshardedLoader, ReadsNothingOfADatasetThatWasConsumed) {
   const Numbers numbers(12);
-  auto loader = loader_of(numbers, {.batch_size = 2}, {}, 0);
+  auto loader = resharded_loader(numbers, {.batch_size = 2}, {}, 0);
   loader.load_cursor({.seed = 5, .first_sample = 9});
   EXPECT_EQ(loader.size(), 2);
   EXPECT_EQ(batches_of(loader).size(), 2U);
@@ -309,7 +310,7 @@ TEST(ReshardedLoader, ReadsNothingOfADatasetThatWasConsumed) {
 }
 
 TEST(ReshardedLoader, APassThatEndsEarlyIsFollowedByAFullEpoch) {
-  auto loader = loader_of(Numbers(12), {.batch_size = 2}, {}, 0);
+  auto loader = resharded_loader(Numbers(12), {.batch_size = 2}, {}, 0);
   loader.load_cursor({.seed = 5, .first_sample = 5});
   for ([[maybe_unused]] auto& batch : loader) {
     break;
@@ -322,7 +323,7 @@ TEST(ReshardedLoader, APassThatEndsEarlyIsFollowedByAFullEpoch) {
 
 /// The count that a program kept is of batches of the layout that was left.
 TEST(ReshardedLoader, IsNotMovedByBatchesThatAProgramSkipsAfterRestoring) {
-  auto loader = loader_of(Counting(20), {.batch_size = 4, .world = 1}, {}, 0);
+  auto loader = resharded_loader(Counting(20), {.batch_size = 4, .world = 1}, {}, 0);
   loader.load_cursor(loader.resharded({.batches = 8}, 2));
   auto rest = skip_first_batches(loader, 8);
   EXPECT_THAT(batches_of(rest), ElementsAre(ElementsAre(16, 17, 18, 19)));
@@ -331,14 +332,14 @@ TEST(ReshardedLoader, IsNotMovedByBatchesThatAProgramSkipsAfterRestoring) {
 }
 
 TEST(ReshardedLoader, AStreamShorterThanItsCursorMakesAnEmptyPass) {
-  auto loader = loader_of(Counting(5), {.batch_size = 2, .world = 2}, {}, 1);
+  auto loader = resharded_loader(Counting(5), {.batch_size = 2, .world = 2}, {}, 1);
   loader.load_cursor({.first_sample = 50});
   EXPECT_THAT(batches_of(loader), IsEmpty());
   EXPECT_THAT(batches_of(loader), ElementsAre(ElementsAre(1002, 1003), ElementsAre(1001, 1002)));
 }
 
 TEST(ReshardedLoader, RefusesPositionsOutsideTheData) {
-  auto loader = loader_of(Numbers(12), {.batch_size = 2}, {}, 0);
+  auto loader = resharded_loader(Numbers(12), {.batch_size = 2}, {}, 0);
   const auto refuses = [&](const Cursor& cursor, const std::string& why) {
     EXPECT_THAT([&] { loader.load_cursor(cursor); }, ThrowsMessage<ConfigError>(HasSubstr(why)));
   };
@@ -355,7 +356,7 @@ TEST(ReshardedLoader, RefusesPositionsOutsideTheData) {
       {.seed = 5, .batches = 3}, 8, "batch 3, expected an epoch from 0 and a batch from 0 to 2");
   refuses_saved({.seed = 5, .first_sample = 13}, 8, "got first_sample 13");
   refuses_saved({.seed = 5}, 0, "batch_size is out of range; got 0");
-  auto stream = loader_of(Counting(12), {.batch_size = 2}, {}, 0);
+  auto stream = resharded_loader(Counting(12), {.batch_size = 2}, {}, 0);
   EXPECT_THROW(stream.resharded({.batches = kToTheEnd}, 8), ConfigError);
   EXPECT_THROW(stream.load_cursor({.batches = kToTheEnd}), ConfigError);
 }

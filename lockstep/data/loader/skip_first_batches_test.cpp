@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/test_numbers.h"
 #include "lockstep/data/test_streams.h"
 
 namespace lockstep::data {
@@ -17,16 +18,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-struct Numbers {
-  using Batch = std::vector<int64_t>;
-  int64_t size() const { return 10; }
-  Batch get_batch(std::span<const int64_t> indices) const {
-    ++*batches_read;
-    return {indices.begin(), indices.end()};
-  }
-  std::shared_ptr<std::atomic<int>> batches_read = std::make_shared<std::atomic<int>>(0);
-};
 
 std::vector<int64_t> part_of_epoch(int64_t epoch, int64_t first) {
   const std::vector<int64_t> order = RandomSampler(10, 5).order(epoch);
@@ -43,7 +34,7 @@ std::vector<int64_t> samples_of(L& loader) {
 }
 
 TEST(SkipFirstBatches, ShortensOnePassAndContinuesWithTheNextEpoch) {
-  const Numbers numbers;
+  const Numbers numbers(10);
   Loader loader(numbers, {.batch_size = 2, .shuffle = true, .seed = 5});
   auto rest = skip_first_batches(loader, 3);
   EXPECT_EQ(rest.id(), loader.id());
@@ -56,7 +47,7 @@ TEST(SkipFirstBatches, ShortensOnePassAndContinuesWithTheNextEpoch) {
 }
 
 TEST(SkipFirstBatches, ByACopyOfItsHandleSkipsOnceAsWell) {
-  Loader loader(Numbers(), {.batch_size = 2, .shuffle = true, .seed = 5});
+  Loader loader(Numbers(10), {.batch_size = 2, .shuffle = true, .seed = 5});
   auto rest = skip_first_batches(loader, 4);
   auto copy = rest;
   EXPECT_EQ(samples_of(copy), part_of_epoch(0, 8));
@@ -64,7 +55,7 @@ TEST(SkipFirstBatches, ByACopyOfItsHandleSkipsOnceAsWell) {
 }
 
 TEST(SkipFirstBatches, DoesNotMoveALoaderThatIsThereAlready) {
-  Loader loader(Numbers(), {.batch_size = 2});
+  Loader loader(Numbers(10), {.batch_size = 2});
   loader.load_cursor({.epoch = 3, .batches = 3});
   auto rest = skip_first_batches(loader, 3);
   EXPECT_THAT(samples_of(rest), ElementsAre(6, 7, 8, 9));
@@ -74,14 +65,14 @@ TEST(SkipFirstBatches, DoesNotMoveALoaderThatIsThereAlready) {
 }
 
 TEST(SkipFirstBatches, IsResumedFromWithin) {
-  Loader loader(Numbers(), {.batch_size = 2});
+  Loader loader(Numbers(10), {.batch_size = 2});
   Cursor left;
   for ([[maybe_unused]] auto& batch : skip_first_batches(loader, 2)) {
     left = loader.cursor();
     break;
   }
   EXPECT_EQ(left, (Cursor{.batches = 3}));
-  Loader resumed(Numbers(), {.batch_size = 2});
+  Loader resumed(Numbers(10), {.batch_size = 2});
   resumed.load_cursor(left);
   EXPECT_THAT(samples_of(resumed), ElementsAre(6, 7, 8, 9));
 }
@@ -97,7 +88,7 @@ TEST(SkipFirstBatches, ReadsAndDropsOfAStream) {
 /// Ranks of which one has a batch less are given the same number by the same program.
 TEST(SkipFirstBatches, IsAllowedOrRefusedOnAllRanks) {
   for (int rank = 0; rank < 2; ++rank) {
-    Loader loader(Numbers(), {.batch_size = 2});
+    Loader loader(Numbers(10), {.batch_size = 2});
     loader.shard({.rank = rank, .world = 2, .even_batches = false});
     EXPECT_EQ(loader.size(), rank == 0 ? 3 : 2);
     auto rest = skip_first_batches(loader, 3);
@@ -112,7 +103,7 @@ TEST(SkipFirstBatches, IsAllowedOrRefusedOnAllRanks) {
 }
 
 TEST(SkipFirstBatches, AllOfThemMakesAnEmptyPass) {
-  Loader loader(Numbers(), {.batch_size = 2});
+  Loader loader(Numbers(10), {.batch_size = 2});
   auto rest = skip_first_batches(loader, 5);
   EXPECT_TRUE(samples_of(rest).empty());
   EXPECT_EQ(loader.cursor(), (Cursor{.epoch = 1}));

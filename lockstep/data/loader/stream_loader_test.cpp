@@ -28,7 +28,7 @@ using Batches = std::vector<std::vector<int64_t>>;
 
 static_assert(IterableDataset<Counting> && !Dataset<Counting> && !SizedDataset<Counting>);
 
-struct Setting {
+struct StreamSetting {
   int64_t batch_size = 1;
   int world = 1;
   bool split = false;
@@ -36,7 +36,8 @@ struct Setting {
   bool even = true;
 };
 
-Loader<Counting> loader_of(const Counting& source, const Setting& setting, int rank, int workers) {
+Loader<Counting> stream_loader(
+    const Counting& source, const StreamSetting& setting, int rank, int workers) {
   Loader loader(
       source,
       {.batch_size = setting.batch_size, .drop_last = setting.drop_last, .workers = workers});
@@ -49,10 +50,10 @@ Loader<Counting> loader_of(const Counting& source, const Setting& setting, int r
 }
 
 /// Returns the expected values of make_iterable.py for a case.
-Json case_of(int64_t samples, const Setting& setting) {
+Json stream_batches(int64_t samples, const StreamSetting& setting) {
   Json yielded = Json::array();
   for (int rank = 0; rank < setting.world; ++rank) {
-    auto loader = loader_of(Counting(samples), setting, rank, 0);
+    auto loader = stream_loader(Counting(samples), setting, rank, 0);
     yielded.push_back(batches_of(loader));
   }
   return yielded;
@@ -63,14 +64,14 @@ void for_each_golden_case(const char* grid, Check check) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/iterable.json");
   const Json golden = Json::parse(file);
   for (const Json& entry : golden.at(grid)) {
-    const Setting setting{
+    const StreamSetting setting{
         .batch_size = entry.at("batch_size"),
         .world = entry.at("world"),
         .split = entry.at("split_batches"),
         .drop_last = entry.at("drop_last")};
     int64_t samples = entry.at("first");
     for (const Json& expected : entry.at("cases")) {
-      check(case_of(samples, setting), expected, entry.dump().substr(0, 90), samples);
+      check(stream_batches(samples, setting), expected, entry.dump().substr(0, 90), samples);
       ++samples;
     }
   }
@@ -100,11 +101,11 @@ TEST(StreamLoader, EqualsAcceleratesOnALargeGrid) {
 }
 
 /// Compares the reported infos of all ranks' batches with a count of their samples.
-void expect_said_what_is_seen(int64_t samples, const Setting& setting) {
+void expect_said_what_is_seen(int64_t samples, const StreamSetting& setting) {
   std::vector<Batches> batches;
   std::vector<std::vector<BatchInfo>> infos;
   for (int rank = 0; rank < setting.world; ++rank) {
-    auto loader = loader_of(Counting(samples), setting, rank, samples % 2 == 0 ? 0 : 1);
+    auto loader = stream_loader(Counting(samples), setting, rank, samples % 2 == 0 ? 0 : 1);
     const auto recorder = std::make_shared<InfoRecorder>();
     loader.set_observer(recorder);
     batches.push_back(batches_of(loader));
@@ -146,7 +147,7 @@ TEST(StreamLoader, CountsSamplesAndMarksTheLastBatch) {
   for (const int64_t batch_size : {2, 4}) {
     for (const int world : {1, 2, 4}) {
       for (const int flags : {0, 1, 2, 3, 4, 5, 6, 7}) {
-        const Setting setting{
+        const StreamSetting setting{
             batch_size, world, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0};
         if (setting.split && batch_size % world != 0) {
           continue;
@@ -160,10 +161,10 @@ TEST(StreamLoader, CountsSamplesAndMarksTheLastBatch) {
 }
 
 TEST(StreamLoader, ResumesAtEveryPositionOfItsEpoch) {
-  const Setting setting{.batch_size = 3, .world = 2};
+  const StreamSetting setting{.batch_size = 3, .world = 2};
   Batches all;
   std::vector<Cursor> cursors = {{}};
-  auto unbroken = loader_of(Counting(22), setting, 1, 1);
+  auto unbroken = stream_loader(Counting(22), setting, 1, 1);
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (auto& batch : unbroken) {
       all.push_back(batch);
@@ -175,7 +176,7 @@ TEST(StreamLoader, ResumesAtEveryPositionOfItsEpoch) {
   EXPECT_EQ(all[4], (std::vector<int64_t>{1003, 1004, 1005}));
   EXPECT_EQ(unbroken.cursor(), (Cursor{.epoch = 2}));
   for (size_t position = 0; position < cursors.size(); ++position) {
-    auto resumed = loader_of(Counting(22), setting, 1, 1);
+    auto resumed = stream_loader(Counting(22), setting, 1, 1);
     resumed.load_cursor(cursors[position]);
     Batches rest;
     while (resumed.epoch() < 2) {

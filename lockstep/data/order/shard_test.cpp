@@ -21,7 +21,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 using Json = nlohmann::json;
 
-struct Setting {
+struct ShardSetting {
   int64_t batch_size;
   int world;
   bool split_batches;
@@ -35,7 +35,7 @@ std::vector<int64_t> identity(int64_t samples) {
   return order;
 }
 
-ShardPlan plan_of(int64_t samples, const Setting& setting, int rank) {
+ShardPlan plan_of(int64_t samples, const ShardSetting& setting, int rank) {
   const ShardSpec spec{
       .rank = rank,
       .world = setting.world,
@@ -44,7 +44,7 @@ ShardPlan plan_of(int64_t samples, const Setting& setting, int rank) {
   return {identity(samples), setting.batch_size, setting.drop_last, spec};
 }
 
-Setting read_setting(const Json& entry) {
+ShardSetting read_setting(const Json& entry) {
   return {
       entry.at("batch_size"),
       entry.at("world"),
@@ -54,7 +54,7 @@ Setting read_setting(const Json& entry) {
 }
 
 /// Returns the expected values of make_sharding.py for a case.
-Json case_of(int64_t samples, const Setting& setting) {
+Json batches_and_lengths(int64_t samples, const ShardSetting& setting) {
   Json yielded = Json::array();
   Json lengths = Json::array();
   for (int rank = 0; rank < setting.world; ++rank) {
@@ -81,7 +81,7 @@ void for_each_setting(Check check) {
   for (const int64_t batch_size : {1, 2, 3, 4, 6}) {
     for (const int world : {1, 2, 3, 4}) {
       for (const int flags : {0, 1, 2, 3, 4, 5, 6, 7}) {
-        const Setting setting{
+        const ShardSetting setting{
             batch_size, world, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0};
         if (!setting.split_batches || batch_size % world == 0) {
           check(setting);
@@ -95,10 +95,10 @@ TEST(ShardPlan, EqualsAcceleratesBatchSamplerShard) {
   int cases = 0;
   const Json all = golden();
   for (const Json& entry : all.at("small_grid")) {
-    const Setting setting = read_setting(entry);
+    const ShardSetting setting = read_setting(entry);
     int64_t samples = 0;
     for (const Json& expected : entry.at("cases")) {
-      ASSERT_EQ(case_of(samples, setting), expected)
+      ASSERT_EQ(batches_and_lengths(samples, setting), expected)
           << samples << " samples, " << entry.dump().substr(0, 120);
       ++samples;
       ++cases;
@@ -111,10 +111,10 @@ TEST(ShardPlan, EqualsAcceleratesOnALargeGrid) {
   int cases = 0;
   const Json all = golden();
   for (const Json& entry : all.at("large_grid")) {
-    const Setting setting = read_setting(entry);
+    const ShardSetting setting = read_setting(entry);
     int64_t samples = 0;
     for (const Json& expected : entry.at("cases")) {
-      const std::string text = case_of(samples, setting).dump();
+      const std::string text = batches_and_lengths(samples, setting).dump();
       const auto hash =
           crc32(0, reinterpret_cast<const Bytef*>(text.data()), static_cast<uInt>(text.size()));
       ASSERT_EQ(hash, expected.get<uint64_t>()) << samples << " samples, " << text;
@@ -126,7 +126,7 @@ TEST(ShardPlan, EqualsAcceleratesOnALargeGrid) {
 }
 
 TEST(ShardPlan, ValidRowsInRankOrderAreEverySampleOnceAndInOrder) {
-  for_each_setting([](const Setting& setting) {
+  for_each_setting([](const ShardSetting& setting) {
     for (int64_t samples = 0; samples <= 30; ++samples) {
       std::vector<ShardPlan> plans;
       plans.reserve(static_cast<size_t>(setting.world));
@@ -152,7 +152,7 @@ TEST(ShardPlan, ValidRowsInRankOrderAreEverySampleOnceAndInOrder) {
 }
 
 TEST(ShardPlan, EvenRanksHaveEquallyManyFullBatches) {
-  for_each_setting([](const Setting& setting) {
+  for_each_setting([](const ShardSetting& setting) {
     if (setting.world == 1 || !setting.even_batches) {
       return;
     }

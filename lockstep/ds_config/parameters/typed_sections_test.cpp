@@ -18,14 +18,6 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-std::string optimizer(const std::string& type, const std::string& params = "") {
-  return R"("optimizer": {"type": ")" + type + R"(", "params": {)" + params + "}}";
-}
-
-std::string scheduler(const std::string& type, const std::string& params = "") {
-  return R"("scheduler": {"type": ")" + type + R"(", "params": {)" + params + "}}";
-}
-
 /// The schedule of a file that has to be right.
 schedule::Schedule schedule(const std::string& type, const std::string& params) {
   const Reading reading = reading_with(scheduler(type, params));

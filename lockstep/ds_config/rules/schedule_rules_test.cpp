@@ -15,14 +15,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string optimizer(const std::string& type, const std::string& params = "") {
-  return R"("optimizer": {"type": ")" + type + R"(", "params": {)" + params + "}}";
-}
-
-std::string scheduler(const std::string& type, const std::string& params = "") {
-  return R"("scheduler": {"type": ")" + type + R"(", "params": {)" + params + "}}";
-}
-
 std::string both(const std::string& optimizer_keys, const std::string& scheduler_keys) {
   return optimizer_keys + ",\n" + scheduler_keys;
 }

@@ -127,7 +127,7 @@ TEST(NodeLocal, EachHostResumesFromItsOwnRanksFiles) {
   }
 }
 
-void expect_refused(
+void expect_load_refused(
     const TestFolder& folder,
     const std::string& config,
     const ::testing::Matcher<const std::string&>& what,
@@ -150,26 +150,26 @@ TEST(NodeLocal, APartThatIsMissingIsNamedWithItsHost) {
   const std::string config = node_local_config(2);
   save_and_go_on(folder, config);
   // The hosts' disks have changed places.
-  expect_refused(
+  expect_load_refused(
       folder,
       config,
       AllOf(HasSubstr("on host "), HasSubstr("optimizer_part_of_rank_")),
       2,
       [&](int rank) { return disk_of(folder, kRanks - 1 - rank); });
   // All ranks on one host, which has the parts of two.
-  expect_refused(
+  expect_load_refused(
       folder, config, HasSubstr("optimizer_part_of_rank_2.safetensors"), 4, [&](int /*rank*/) {
         return disk_of(folder, 0);
       });
   // Divided otherwise.
-  expect_refused(
+  expect_load_refused(
       folder,
       node_local_config(2, R"(, "reduce_bucket_size": 40)"),
       HasSubstr("sharded differently"));
-  expect_refused(
+  expect_load_refused(
       folder, node_local_config(0), HasSubstr("one host's part of a state that ZeRO sharded"));
   fs::remove_all(disk_of(folder, 2) / "global_step2");
-  expect_refused(
+  expect_load_refused(
       folder, config, AllOf(HasSubstr("rank 2: host "), HasSubstr("has no global_step2")));
 }
 

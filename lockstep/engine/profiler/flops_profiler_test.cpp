@@ -121,7 +121,7 @@ TEST(FlopsCounter, CountsItsOwnThreadWhileItIsAskedTo) {
   EXPECT_EQ(counter.operations().at("mm").macs, 16);
 }
 
-std::string text_of(const std::filesystem::path& path) {
+std::string contents_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
 }
@@ -149,7 +149,7 @@ TEST(FlopsProfiler, WritesOneMicroStepOfTheUpdateThatWasAskedFor) {
         engine.step();
       }
     });
-    const std::string text = text_of(path);
+    const std::string text = contents_of(path);
     EXPECT_THAT(text, HasSubstr("one micro-step of update 3, on rank 0 of 2, 4 samples"));
     EXPECT_THAT(text, HasSubstr("parameters                        146\n"));
     EXPECT_THAT(text, HasSubstr("forward MACs                      512\n"));  // 4 * (6*16 + 16*2)
@@ -173,7 +173,7 @@ TEST(FlopsProfiler, ShowsTheRequestedTableAndCountsRecomputationInBackward) {
       engine.step();
     }
   });
-  const std::string text = text_of(path);
+  const std::string text = contents_of(path);
   EXPECT_THAT(text, Not(HasSubstr("\n  addmm ")));
   EXPECT_THAT(text, Not(HasSubstr("(fc) Linear")));
   EXPECT_THAT(text, HasSubstr("depth 0:\n    params        EngineNet 146\n"));

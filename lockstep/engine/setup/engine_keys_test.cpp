@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-std::string config_with(const std::string& more, int stage = 0) {
+std::string half_rate_sgd_config(const std::string& more, int stage = 0) {
   return R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0,
       "optimizer": {"type": "SGD", "params": {"lr": 0.5}}, "zero_optimization": {"stage": )" +
          std::to_string(stage) + "}, " + more + "}";
@@ -21,7 +21,7 @@ std::string config_with(const std::string& more, int stage = 0) {
 
 TEST(ManagedAccumulation, WithoutItEveryStepIsAnUpdate) {
   for (const int stage : {0, 1, 2}) {
-    const std::string config = config_with(
+    const std::string config = half_rate_sgd_config(
         R"("gradient_accumulation_steps": 2, "managed_gradient_accumulation": false)", stage);
     on_engine_ranks(2, config, [](InitializeOptions options) {
       EngineNet alone;
@@ -57,7 +57,7 @@ TEST(ManagedAccumulation, WithoutItEveryStepIsAnUpdate) {
 TEST(FixedLossScale, StaysAndSkipsStepsThatOverflow) {
   for (const int stage : {0, 2}) {
     const std::string config =
-        config_with(R"("fp16": {"enabled": true, "loss_scale": 128})", stage);
+        half_rate_sgd_config(R"("fp16": {"enabled": true, "loss_scale": 128})", stage);
     on_engines(2, config, [](TestEngine& engine, EngineNet& net) {
       for (int step = 0; step < 4; ++step) {
         const bool overflow = step == 1 || step == 2;
@@ -85,7 +85,7 @@ TEST(FixedLossScale, StaysAndSkipsStepsThatOverflow) {
 TEST(Bf16Overflow, IsSkippedUnlessChecksAreOff) {
   for (const int stage : {0, 1, 2}) {
     for (const bool check : {true, false}) {
-      const std::string config = config_with(
+      const std::string config = half_rate_sgd_config(
           std::string(R"("bf16": {"enabled": true, "check_grad_overflow": )") +
               (check ? "true" : "false") + "}",
           stage);
@@ -127,7 +127,8 @@ TORCH_MODULE(NotingNet);
 TEST(TorchAutocast, ComputesOperationsInItsDtypeAndKeepsParametersInFp32) {
   const auto expect = [](const std::string& section, at::ScalarType dtype, double scale) {
     for (const int stage : {0, 2}) {
-      const std::string config = config_with("\"torch_autocast\": {" + section + "}", stage);
+      const std::string config =
+          half_rate_sgd_config("\"torch_autocast\": {" + section + "}", stage);
       on_engine_ranks(2, config, [&](InitializeOptions options) {
         NotingNet net;
         auto made = initialize(net, std::move(options));

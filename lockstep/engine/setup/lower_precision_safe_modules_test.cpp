@@ -40,7 +40,7 @@ struct NormedNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(NormedNet);
 
-std::string config_of(
+std::string autocast_config(
     int stage,
     const std::string& modules,
     const std::string& dtype = "bfloat16",
@@ -99,8 +99,8 @@ Outcome outcome_of(const std::string& config, int world = 2) {
 TEST(LowerPrecisionModules, AreSentIn16BitsInEveryStageAndTrainAlike) {
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE("stage " + std::to_string(stage));
-    const Outcome wide = outcome_of(config_of(stage, ""));
-    const Outcome narrow = outcome_of(config_of(stage, kLinear));
+    const Outcome wide = outcome_of(autocast_config(stage, ""));
+    const Outcome narrow = outcome_of(autocast_config(stage, kLinear));
     const std::string gradients = stage == 0 ? "all_reduce" : "reduce_scatter";
     EXPECT_THAT(wide.summary, Not(HasSubstr("bfloat16[")));
     EXPECT_THAT(
@@ -127,9 +127,9 @@ TEST(LowerPrecisionModules, AreSentIn16BitsInEveryStageAndTrainAlike) {
 }
 
 TEST(LowerPrecisionModules, StagesHaveTheSameNumbers) {
-  const Outcome first = outcome_of(config_of(1, kLinear));
+  const Outcome first = outcome_of(autocast_config(1, kLinear));
   for (const int stage : {0, 2, 3}) {
-    const Outcome other = outcome_of(config_of(stage, kLinear));
+    const Outcome other = outcome_of(autocast_config(stage, kLinear));
     for (size_t i = 0; i < first.losses.size(); ++i) {
       EXPECT_NEAR(other.losses[i], first.losses[i], 2e-3 * first.losses[0]) << stage << ", " << i;
     }
@@ -138,19 +138,20 @@ TEST(LowerPrecisionModules, StagesHaveTheSameNumbers) {
 
 TEST(LowerPrecisionModules, AnEmptyListAndOneProcessRoundNothing) {
   for (const int stage : {0, 3}) {
-    const Outcome wide = outcome_of(config_of(stage, ""));
-    const Outcome empty = outcome_of(config_of(stage, "[]"));
+    const Outcome wide = outcome_of(autocast_config(stage, ""));
+    const Outcome empty = outcome_of(autocast_config(stage, "[]"));
     EXPECT_EQ(empty.losses, wide.losses);
     EXPECT_THAT(empty.summary, Not(HasSubstr("bfloat16[")));
     EXPECT_EQ(
-        outcome_of(config_of(stage, kLinear), 1).losses,
-        outcome_of(config_of(stage, ""), 1).losses);
+        outcome_of(autocast_config(stage, kLinear), 1).losses,
+        outcome_of(autocast_config(stage, ""), 1).losses);
   }
 }
 
 TEST(LowerPrecisionModules, AreSentInFloat16BelowALossScale) {
   for (int stage = 0; stage <= 3; ++stage) {
-    const Outcome narrow = outcome_of(config_of(stage, R"(["Linear", "LayerNormImpl"])", "fp16"));
+    const Outcome narrow =
+        outcome_of(autocast_config(stage, R"(["Linear", "LayerNormImpl"])", "fp16"));
     EXPECT_THAT(narrow.summary, HasSubstr(" of half[")) << stage;
     EXPECT_THAT(narrow.summary, Not(HasSubstr("(avg) of float["))) << stage;
     EXPECT_LT(narrow.losses.back(), narrow.losses.front()) << stage;
@@ -186,7 +187,7 @@ TEST(CommunicationDataType, ItIsTheDtypeOfAllSentGradientsInEveryStageAndOfNoPar
 TEST(LowerPrecisionModules, AreSavedExactAndLoadedByOtherStages) {
   const TestFolder folder;
   std::vector<at::Tensor> saved;
-  on_engine_ranks(2, config_of(3, kLinear), [&](InitializeOptions options) {
+  on_engine_ranks(2, autocast_config(3, kLinear), [&](InitializeOptions options) {
     const bool first = options.connected->group.rank() == 0;
     NormedNet net;
     auto made = initialize(net, std::move(options));
@@ -203,7 +204,7 @@ TEST(LowerPrecisionModules, AreSavedExactAndLoadedByOtherStages) {
     }
   });
   for (const int stage : {0, 2, 3}) {
-    on_engine_ranks(2, config_of(stage, kLinear), [&](InitializeOptions options) {
+    on_engine_ranks(2, autocast_config(stage, kLinear), [&](InitializeOptions options) {
       NormedNet net;
       auto made = initialize(net, std::move(options));
       auto& engine = std::get<0>(made);
@@ -217,7 +218,7 @@ TEST(LowerPrecisionModules, AreSavedExactAndLoadedByOtherStages) {
   }
 }
 
-void expect_refused(
+void expect_initialize_refused(
     const std::string& config,
     const std::string& what,
     const AcceleratorOptions& accelerator = {}) {
@@ -236,28 +237,30 @@ TEST(LowerPrecisionModules, ThatTheModelLacksAreErrorsAtTheKey) {
   "dtype": "bf16",
   "lower_precision_safe_modules": ["Linear", "Conv2d"]}})";
   const std::string key = "torch_autocast.lower_precision_safe_modules";
-  expect_refused(
+  expect_initialize_refused(
       config,
       "config_json:3:35] " + key + " names a class that the model does not have; got \"Conv2d\"");
-  expect_refused(config, "NormedNetImpl, torch::nn::LayerNormImpl, torch::nn::LinearImpl");
-  expect_refused(config_of(2, R"(["NormedNet"])"), "got \"NormedNet\", which has none itself");
+  expect_initialize_refused(
+      config, "NormedNetImpl, torch::nn::LayerNormImpl, torch::nn::LinearImpl");
+  expect_initialize_refused(
+      autocast_config(2, R"(["NormedNet"])"), "got \"NormedNet\", which has none itself");
 }
 
 TEST(LowerPrecisionModules, NeedAutocastAndExcludeOtherOptionsForTheSame) {
-  expect_refused(
+  expect_initialize_refused(
       R"({"train_micro_batch_size_per_gpu": 4,
           "torch_autocast": {"lower_precision_safe_modules": ["Linear"]}})",
       "needs torch_autocast.enabled");
-  expect_refused(
-      config_of(0, kLinear, "bf16", R"(, "communication_data_type": "bf16")"),
+  expect_initialize_refused(
+      autocast_config(0, kLinear, "bf16", R"(, "communication_data_type": "bf16")"),
       "communication_data_type bf16 is for all gradients and cannot be combined");
   AcceleratorOptions twice;
   twice.lower_precision_safe_modules = {.classes = {"Linear"}};
-  expect_refused(config_of(0, kLinear), "is set by the configuration file", twice);
+  expect_initialize_refused(autocast_config(0, kLinear), "is set by the configuration file", twice);
   AcceleratorOptions hook;
   hook.data_parallel.comm_hook.type = CommHookType::kFp16;
-  expect_refused(
-      config_of(0, kLinear),
+  expect_initialize_refused(
+      autocast_config(0, kLinear),
       "the comm hook fp16 sets the communication dtype of all gradients",
       hook);
 }

@@ -48,7 +48,7 @@ struct File {
   std::string more = {};        ///< Of the file.
 };
 
-std::string text_of(const File& file) {
+std::string config_text(const File& file) {
   const std::string scale = file.dtype == at::kHalf ? R"(, "loss_scale": 128)" : "";
   return R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0,
     "gradient_accumulation_steps": )" +
@@ -72,7 +72,7 @@ struct Recipe {
   at::ScalarType state = at::kFloat;
 };
 
-std::vector<double> by_hand(const Recipe& recipe) {
+std::vector<double> sixteen_bit_losses_by_hand(const Recipe& recipe) {
   EngineNet net;
   net->to(recipe.dtype);
   const std::vector<at::Tensor> parameters = net->parameters();
@@ -145,9 +145,9 @@ std::vector<double> train_updates(Engine& engine, int from, int to) {
 }
 
 void expect_training(const File& file, const Recipe& recipe, bool born_narrow = false) {
-  const std::vector<double> expected = by_hand(recipe);
+  const std::vector<double> expected = sixteen_bit_losses_by_hand(recipe);
   for (const int world : {1, 2}) {
-    on_engine_ranks(world, text_of(file), [&](InitializeOptions options) {
+    on_engine_ranks(world, config_text(file), [&](InitializeOptions options) {
       EngineNet net;
       if (born_narrow) {
         net->to(recipe.dtype);
@@ -158,7 +158,7 @@ void expect_training(const File& file, const Recipe& recipe, bool born_narrow = 
       const std::vector<double> losses = train_updates(std::get<0>(made), 0, kUpdates);
       for (size_t i = 0; i < losses.size(); ++i) {
         EXPECT_DOUBLE_EQ(losses[i], expected[i])
-            << text_of(file) << ", " << world << " ranks, update " << i;
+            << config_text(file) << ", " << world << " ranks, update " << i;
       }
     });
   }
@@ -181,7 +181,8 @@ TEST(SixteenBitParameters, EveryStageTrainsAsOneProcessWithFloat32Masters) {
 TEST(SixteenBitParameters, GradientsAddUpInGradAccumDtype) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ASSERT_NE(
-        by_hand({.dtype = dtype, .sums = dtype}), by_hand({.dtype = dtype, .sums = at::kFloat}));
+        sixteen_bit_losses_by_hand({.dtype = dtype, .sums = dtype}),
+        sixteen_bit_losses_by_hand({.dtype = dtype, .sums = at::kFloat}));
     for (int stage = 0; stage <= 3; ++stage) {
       for (const at::ScalarType sums : {dtype, at::kFloat}) {
         // As in DeepSpeed's BF16_Optimizer, stage 1 sends float32 sums in the parameters' dtype.
@@ -199,8 +200,8 @@ TEST(SixteenBitParameters, GradientsAddUpInGradAccumDtype) {
 TEST(SixteenBitParameters, Fp32SumsAreSentInFp32OnRequest) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ASSERT_NE(
-        by_hand({.dtype = dtype, .sums = at::kFloat, .sent = dtype}),
-        by_hand({.dtype = dtype, .sums = at::kFloat}));
+        sixteen_bit_losses_by_hand({.dtype = dtype, .sums = at::kFloat, .sent = dtype}),
+        sixteen_bit_losses_by_hand({.dtype = dtype, .sums = at::kFloat}));
     for (int stage = 0; stage <= 1; ++stage) {
       expect_training(
           {.dtype = dtype,
@@ -272,7 +273,7 @@ TEST(SixteenBitParameters, SixteenBitMastersHave16BitState) {
     const File file{
         .stage = stage,
         .section = R"(, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true)"};
-    on_engine_ranks(2, text_of(file), [](InitializeOptions options) {
+    on_engine_ranks(2, config_text(file), [](InitializeOptions options) {
       EngineNet net;
       auto made = initialize(net, std::move(options));
       train_updates(std::get<0>(made), 0, 1);
@@ -290,7 +291,7 @@ TEST(SixteenBitParameters, SixteenBitMastersHave16BitState) {
 
 TEST(SixteenBitParameters, BuffersAreCastOnRequestAndSomeStayFp32) {
   const File file{.data_types = R"("buffer_dtype": "bf16", "keep_in_fp32_modules": ["router"])"};
-  on_engine_ranks(2, text_of(file), [](InitializeOptions options) {
+  on_engine_ranks(2, config_text(file), [](InitializeOptions options) {
     EngineNet net;
     net->register_buffer("scale", at::ones({3}));
     net->register_buffer("router_bias", at::ones({3}, at::kBFloat16));
@@ -311,7 +312,7 @@ TEST(SixteenBitParameters, ResumesBitExactlyAndSavesMastersAnd16Bits) {
     for (int stage = 0; stage <= 3; ++stage) {
       const TestFolder folder;
       const File file{.dtype = dtype, .stage = stage, .data_types = param_dtype(dtype)};
-      on_engine_ranks(2, text_of(file), [&](InitializeOptions options) {
+      on_engine_ranks(2, config_text(file), [&](InitializeOptions options) {
         EngineNet net;
         auto made = initialize(net, options);
         auto& engine = std::get<0>(made);
@@ -354,7 +355,7 @@ TEST(SixteenBitParameters, SixteenBitMastersResumeBitExactly) {
     const File file{
         .stage = stage,
         .section = R"(, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true)"};
-    on_engine_ranks(2, text_of(file), [&](InitializeOptions options) {
+    on_engine_ranks(2, config_text(file), [&](InitializeOptions options) {
       EngineNet net;
       auto made = initialize(net, options);
       train_updates(std::get<0>(made), 0, 2);
@@ -375,7 +376,7 @@ TEST(SixteenBitParameters, MastersAreLoadedRoundedOnRequest) {
     File rounding = file;
     rounding.zero = R"(, "load_from_fp32_weights": false)";
     at::Tensor saved;
-    on_engines(2, text_of(file), [&](TestEngine& engine, EngineNet&) {
+    on_engines(2, config_text(file), [&](TestEngine& engine, EngineNet&) {
       train_updates(engine, 0, 2);
       engine.save_checkpoint(folder.path(), "two");
       const at::Tensor masters = masters_of(engine);
@@ -385,7 +386,7 @@ TEST(SixteenBitParameters, MastersAreLoadedRoundedOnRequest) {
     });
     const at::Tensor rounded = saved.to(at::kBFloat16).to(at::kFloat);
     ASSERT_FALSE(at::equal(saved, rounded));
-    on_engines(2, text_of(rounding), [&](TestEngine& engine, EngineNet&) {
+    on_engines(2, config_text(rounding), [&](TestEngine& engine, EngineNet&) {
       engine.load_checkpoint(folder.path(), "two");
       EXPECT_TRUE(at::equal(masters_of(engine), rounded)) << stage;
     });
@@ -393,7 +394,7 @@ TEST(SixteenBitParameters, MastersAreLoadedRoundedOnRequest) {
 }
 
 TEST(SixteenBitParameters, Stage0NeedsNoOptimizerForForward) {
-  std::string text = text_of({.stage = 0, .data_types = param_dtype(at::kBFloat16)});
+  std::string text = config_text({.stage = 0, .data_types = param_dtype(at::kBFloat16)});
   const size_t begin = text.find("\"optimizer\"");
   text.erase(begin, text.find("\"zero_optimization\"") - begin);
   on_engines(2, text, [](TestEngine& engine, EngineNet& net) {
@@ -405,7 +406,7 @@ TEST(SixteenBitParameters, Stage0NeedsNoOptimizerForForward) {
 TEST(SixteenBitParameters, OptimizersOfFullParametersHaveMastersToo) {
   std::vector<std::vector<double>> losses;
   for (int stage = 0; stage <= 3; ++stage) {
-    std::string text = text_of({.stage = stage, .data_types = param_dtype(at::kBFloat16)});
+    std::string text = config_text({.stage = stage, .data_types = param_dtype(at::kBFloat16)});
     text.replace(text.find("AdamW"), 5, "Lamb");
     on_engine_ranks(2, text, [&](InitializeOptions options) {
       const bool is_main = options.connected->world.rank == 0;
@@ -426,7 +427,7 @@ TEST(SixteenBitParameters, OptimizersOfFullParametersHaveMastersToo) {
 
 TEST(SixteenBitParameters, Stage0RefusesAnOptimizerThatNeedsFullMasters) {
   const File file{.stage = 0, .data_types = param_dtype(at::kBFloat16)};
-  on_engine_ranks(1, text_of(file), [](InitializeOptions options) {
+  on_engine_ranks(1, config_text(file), [](InitializeOptions options) {
     EngineNet net;
     options.optimizer =
         std::make_shared<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.1));

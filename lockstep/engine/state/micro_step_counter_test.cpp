@@ -12,7 +12,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-ds_config::DsConfig config_of(int64_t micro_batch, int64_t micro_steps) {
+ds_config::DsConfig batch_config(int64_t micro_batch, int64_t micro_steps) {
   ds_config::DsConfig config;
   config.batch.train_micro_batch_size_per_gpu.value = micro_batch;
   config.batch.gradient_accumulation_steps.value = micro_steps;
@@ -20,7 +20,7 @@ ds_config::DsConfig config_of(int64_t micro_batch, int64_t micro_steps) {
 }
 
 TEST(MicroStepCounter, EndsAnUpdateAfterTheConfiguredMicroSteps) {
-  MicroStepCounter counter(config_of(4, 3), 2);
+  MicroStepCounter counter(batch_config(4, 3), 2);
   EXPECT_EQ(counter.train_batch_size(), 24);
   for (const bool boundary : {false, false, true, false}) {
     EXPECT_EQ(counter.is_boundary(), boundary);
@@ -35,7 +35,7 @@ TEST(MicroStepCounter, EndsAnUpdateAfterTheConfiguredMicroSteps) {
 }
 
 TEST(MicroStepCounter, TheProgramsBoundaryReplacesTheCount) {
-  MicroStepCounter counter(config_of(4, 1), 1);
+  MicroStepCounter counter(batch_config(4, 1), 1);
   EXPECT_TRUE(counter.is_boundary());
   counter.set_boundary(false);
   counter.end_micro_step();
@@ -43,13 +43,13 @@ TEST(MicroStepCounter, TheProgramsBoundaryReplacesTheCount) {
 }
 
 TEST(MicroStepCounter, WithoutManagedAccumulationEveryMicroStepIsABoundary) {
-  ds_config::DsConfig config = config_of(4, 3);
+  ds_config::DsConfig config = batch_config(4, 3);
   config.managed_gradient_accumulation.value = false;
   EXPECT_TRUE(MicroStepCounter(config, 1).is_boundary());
 }
 
 TEST(MicroStepCounter, ABatchSizeSetsTheMicroStepsOrIsRefused) {
-  MicroStepCounter counter(config_of(4, 1), 2);
+  MicroStepCounter counter(batch_config(4, 1), 2);
   counter.set_train_batch_size(40);
   EXPECT_EQ(counter.gradient_accumulation_steps(), 5);
   EXPECT_THAT(

@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-std::string config_of(int micro_steps, int stage, const std::string& more = "") {
+std::string backward_config(int micro_steps, int stage, const std::string& more = "") {
   std::string text = simple_config(micro_steps, stage);
   text.pop_back();
   return text + more + "}";
@@ -26,7 +26,8 @@ constexpr const char* kFp16 = R"(, "fp16": {"enabled": true, "initial_scale_powe
 
 TEST(Backward, KeepsTheGraphIfItIsTo) {
   for (const bool watched : {false, true}) {
-    const std::string config = config_of(1, 0, watched ? R"(, "wall_clock_breakdown": true)" : "");
+    const std::string config =
+        backward_config(1, 0, watched ? R"(, "wall_clock_breakdown": true)" : "");
     on_engines(1, config, [](TestEngine& engine, EngineNet& net) {
       const at::Tensor loss = engine(engine_batch(0)).square().mean();
       engine.backward(loss, {.retain_graph = true});
@@ -97,7 +98,7 @@ TEST(Scale, ABackwardOfTheProgramsOwnTrainsAsTheEngines) {
   for (const int world : {1, 2}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const std::string more : {"", kFp16}) {
-        const std::string config = config_of(2, stage, more);
+        const std::string config = backward_config(2, stage, more);
         SCOPED_TRACE(config);
         const auto expected = trained(world, config, Way::kEngine);
         expect_values(trained(world, config, Way::kScaled), expected);
@@ -124,7 +125,7 @@ TEST(Scale, WaitsWithinNoSyncAsTheEngines) {
 }
 
 TEST(Scale, RefusesUnsupportedUses) {
-  on_engines(1, config_of(1, 0, kFp16), [](TestEngine& engine, EngineNet&) {
+  on_engines(1, backward_config(1, 0, kFp16), [](TestEngine& engine, EngineNet&) {
     const auto loss = [&] { return engine(engine_batch(0)).square().mean(); };
     EXPECT_THAT(
         [&] { engine.scale(at::ones({})); },
@@ -201,11 +202,12 @@ TEST(UnseenLoss, IsRefusedWhereItsGradientsWouldBeOthers) {
   for (const int world : {1, 2}) {
     for (const int stage : {0, 2}) {
       EXPECT_THAT(
-          refused(world, config_of(1, stage, kFp16)), HasSubstr("do not carry the loss scale"));
+          refused(world, backward_config(1, stage, kFp16)),
+          HasSubstr("do not carry the loss scale"));
       EXPECT_THAT(
-          refused(world, config_of(3, stage)), HasSubstr("not divided by the 3 micro-steps"));
+          refused(world, backward_config(3, stage)), HasSubstr("not divided by the 3 micro-steps"));
       EXPECT_THAT(
-          refused(world, config_of(1, stage, R"(, "bf16": {"enabled": true})")),
+          refused(world, backward_config(1, stage, R"(, "bf16": {"enabled": true})")),
           HasSubstr("bf16.check_grad_overflow is on"));
     }
   }

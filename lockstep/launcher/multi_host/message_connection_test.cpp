@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using Json = nlohmann::json;
 
 /// A TCP connection within this process; links set options that only TCP has.
-std::pair<UniqueFd, UniqueFd> connection() {
+std::pair<UniqueFd, UniqueFd> tcp_connection() {
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const Address any = loopback(0);
   EXPECT_EQ(::bind(listener.get(), any.get(), any.length), 0);
@@ -57,7 +57,7 @@ void run_until(Reactor& reactor, const Done& done) {
 
 TEST(MessageConnection, CarriesMessagesOfAnySize) {
   Reactor reactor;
-  auto [a, b] = connection();
+  auto [a, b] = tcp_connection();
   ReceivedSignal at_a;
   ReceivedSignal at_b;
   const auto link_a = link(reactor, std::move(a), at_a);
@@ -76,7 +76,7 @@ TEST(MessageConnection, CarriesMessagesOfAnySize) {
 
 TEST(MessageConnection, ReportsAClosedPeer) {
   Reactor reactor;
-  auto [a, b] = connection();
+  auto [a, b] = tcp_connection();
   ReceivedSignal heard;
   const auto kept = link(reactor, std::move(b), heard);
   a.reset();
@@ -88,7 +88,7 @@ TEST(MessageConnection, ReportsAClosedPeer) {
 /// The other end is not read: its process is stopped, and its kernel answers.
 TEST(MessageConnection, ReportsASilentPeer) {
   Reactor reactor;
-  auto [a, b] = connection();
+  auto [a, b] = tcp_connection();
   ReceivedSignal heard;
   const auto kept = link(reactor, std::move(b), heard);
   double silent_seconds = 0;
@@ -100,8 +100,8 @@ TEST(MessageConnection, ReportsASilentPeer) {
 
 TEST(MessageConnection, IsNotSilentWhileTheOtherSideRunsOrIsPaused) {
   Reactor reactor;
-  auto [a, b] = connection();
-  auto [c, d] = connection();
+  auto [a, b] = tcp_connection();
+  auto [c, d] = tcp_connection();
   ReceivedSignal heard;
   const auto link_a = link(reactor, std::move(a), heard);
   const auto link_b = link(reactor, std::move(b), heard);
@@ -118,7 +118,7 @@ TEST(MessageConnection, IsNotSilentWhileTheOtherSideRunsOrIsPaused) {
 TEST(MessageConnection, EndsAtAnInvalidMessage) {
   for (const std::string text : {"[1]\n", "hello\n", "{\n"}) {
     Reactor reactor;
-    auto [a, b] = connection();
+    auto [a, b] = tcp_connection();
     ReceivedSignal heard;
     const auto kept = link(reactor, std::move(b), heard);
     ASSERT_GT(::send(a.get(), text.data(), text.size(), 0), 0);
@@ -129,7 +129,7 @@ TEST(MessageConnection, EndsAtAnInvalidMessage) {
 
 TEST(MessageConnection, EndsAtAMessageThatItsReaderCannotUse) {
   Reactor reactor;
-  auto [a, b] = connection();
+  auto [a, b] = tcp_connection();
   std::string end;
   MessageConnection reader(
       reactor,
@@ -142,7 +142,7 @@ TEST(MessageConnection, EndsAtAMessageThatItsReaderCannotUse) {
 
 TEST(MessageConnection, MayBeDestroyedByItsMessage) {
   Reactor reactor;
-  auto [a, b] = connection();
+  auto [a, b] = tcp_connection();
   std::unique_ptr<MessageConnection> link;
   int heard = 0;
   link = std::make_unique<MessageConnection>(

@@ -26,8 +26,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr const char* kToken = "0123456789abcdef";
-
 UniqueFd listen_at_loopback(int port = 0) {
   UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const Address address = loopback(port);
@@ -54,7 +52,7 @@ JobPlan plan_of(size_t here, int port, int hosts = 2) {
   return plan;
 }
 
-NodeResult killed(int rank, const std::string& host, int signal) {
+NodeResult result_of_killed_rank(int rank, const std::string& host, int signal) {
   FailureReport report;
   report.cause = {.rank = rank, .pid = 77, .exit_status = {.by_signal = true, .value = signal}};
   report.host = host;
@@ -73,7 +71,7 @@ class Node {
       const std::string& master_addr = "127.0.0.1")
       : plan_(plan_of(here, port, hosts)) {
     plan_.common.master_addr = master_addr;
-    options.token = options.token.empty() ? kToken : options.token;
+    options.token = options.token.empty() ? "0123456789abcdef" : options.token;
     session_ = NodeSession::make(
         reactor_, plan_, options, [this](const std::string& text) { said_.push_back(text); });
   }
@@ -160,7 +158,7 @@ TEST(NodeSession, EndsOnAllHostsWhenARankOfOneFails) {
         EXPECT_EQ(verdict.failure->last_lines, std::vector<std::string>{"last words"});
       },
       [](Node& node) {
-        const NodeResult result = killed(3, "hostb", SIGKILL);
+        const NodeResult result = result_of_killed_rank(3, "hostb", SIGKILL);
         node.session().report_failure(result);
         const Verdict verdict = node.conclude(result);
         EXPECT_EQ(verdict.exit_code, 137);
@@ -169,7 +167,7 @@ TEST(NodeSession, EndsOnAllHostsWhenARankOfOneFails) {
 }
 
 TEST(NodeSession, BlamesTheRankThatWasKilledNotThePeersItTookAlong) {
-  NodeResult consequence = killed(0, "hosta", 0);
+  NodeResult consequence = result_of_killed_rank(0, "hosta", 0);
   consequence.failure->cause.exit_status = {.by_signal = false, .value = 1};
   consequence.exit_code = 1;
   run_both(
@@ -179,12 +177,14 @@ TEST(NodeSession, BlamesTheRankThatWasKilledNotThePeersItTookAlong) {
         EXPECT_EQ(verdict.exit_code, 137);
         EXPECT_EQ(verdict.failure->cause.rank, 2);
       },
-      [](Node& node) { EXPECT_EQ(node.conclude(killed(2, "hostb", SIGKILL)).exit_code, 137); });
+      [](Node& node) {
+        EXPECT_EQ(node.conclude(result_of_killed_rank(2, "hostb", SIGKILL)).exit_code, 137);
+      });
 }
 
 TEST(NodeSession, RestartsAtMostTheAllowedNumberOfTimes) {
   const auto coordinator = [](Node& node) {
-    const NodeResult failed = killed(0, "hosta", SIGKILL);
+    const NodeResult failed = result_of_killed_rank(0, "hosta", SIGKILL);
     EXPECT_TRUE(node.conclude(failed).restart);
     node.session().begin_attempt();
     EXPECT_FALSE(node.conclude(failed).restart);
@@ -199,7 +199,7 @@ TEST(NodeSession, RestartsAtMostTheAllowedNumberOfTimes) {
 
 TEST(NodeSession, ReceivesAMessageOfTheNextAttemptBeforeItsOwnBegins) {
   std::promise<void> told;
-  const NodeResult failed = killed(2, "hostb", SIGKILL);
+  const NodeResult failed = result_of_killed_rank(2, "hostb", SIGKILL);
   run_both(
       [&](Node& node) {
         EXPECT_TRUE(node.conclude({.exit_code = 143}).restart);
@@ -375,7 +375,7 @@ TEST(NodeSession, DoesNotWaitForOthersOnceItIsCalledOff) {
 TEST(NodeSession, EndsWith124OnAllHostsWhenTheTimeIsUpOnOne) {
   const auto ends = [](Node& node) {
     // One host ends at its time limit, the other at the signal that follows.
-    const Verdict verdict = node.conclude(killed(2, "a", SIGTERM));
+    const Verdict verdict = node.conclude(result_of_killed_rank(2, "a", SIGTERM));
     EXPECT_EQ(verdict.exit_code, kExitTimedOut);
     EXPECT_EQ(verdict.cause, "it reached its time limit of 5 s");
     EXPECT_FALSE(verdict.restart);

@@ -16,7 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// The two ends of a connection: ours, and the relay's, which does not block.
-std::pair<UniqueFd, UniqueFd> connection() {
+std::pair<UniqueFd, UniqueFd> local_connection() {
   int ends[2];
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
@@ -54,8 +54,8 @@ std::string receive_all(int fd) {
 
 TEST(Relay, CopiesBothDirectionsToTheirEnds) {
   Reactor reactor;
-  auto [a, a_inside] = connection();
-  auto [b, b_inside] = connection();
+  auto [a, a_inside] = local_connection();
+  auto [b, b_inside] = local_connection();
   bool ended = false;
   Relay relay(reactor, std::move(a_inside), std::move(b_inside), "first ", [&] { ended = true; });
   const std::string to_b = random_text(1'000'000, 1);
@@ -79,8 +79,8 @@ TEST(Relay, CopiesBothDirectionsToTheirEnds) {
 
 TEST(Relay, PassesOnThatOneSideSendsNoMore) {
   Reactor reactor;
-  auto [a, a_inside] = connection();
-  auto [b, b_inside] = connection();
+  auto [a, a_inside] = local_connection();
+  auto [b, b_inside] = local_connection();
   bool ended = false;
   Relay relay(reactor, std::move(a_inside), std::move(b_inside), "", [&] { ended = true; });
   send_all(a.get(), "question");
@@ -103,8 +103,8 @@ TEST(Relay, PassesOnThatOneSideSendsNoMore) {
 
 TEST(Relay, EndsIfASideIsClosed) {
   Reactor reactor;
-  auto [a, a_inside] = connection();
-  auto [b, b_inside] = connection();
+  auto [a, a_inside] = local_connection();
+  auto [b, b_inside] = local_connection();
   bool ended = false;
   std::optional<Relay> relay;
   relay.emplace(reactor, std::move(a_inside), std::move(b_inside), "", [&] {

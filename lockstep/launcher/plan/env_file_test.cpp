@@ -16,7 +16,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-std::vector<std::string> shown(const std::vector<EnvVariable>& variables) {
+std::vector<std::string> lines_of(const std::vector<EnvVariable>& variables) {
   std::vector<std::string> lines;
   for (const EnvVariable& variable : variables) {
     lines.push_back(variable.name + "=" + variable.value);
@@ -26,7 +26,7 @@ std::vector<std::string> shown(const std::vector<EnvVariable>& variables) {
 
 TEST(ParseEnvFile, ReadsNamesAndValues) {
   EXPECT_THAT(
-      shown(parse_env_file(
+      lines_of(parse_env_file(
           "# for NCCL\nNCCL_DEBUG=INFO\r\n\nexport A=b c \nURL=http://x/?y=1#z\n"
           "Q=\"two  words \" \nS='$HOME'\nEMPTY=\nNCCL_DEBUG=WARN\n",
           "file")),
@@ -61,15 +61,15 @@ TEST(ReadEnvFiles, LaterFoldersWinAndMissingFilesAreNoFault) {
   std::ofstream(home / kEnvFile) << "A=home\nB=home\n";
   std::ofstream(here / kEnvFile) << "B=here\n";
   EXPECT_THAT(
-      shown(read_env_files({home.path(), nothing.path(), here.path()})),
+      lines_of(read_env_files({home.path(), nothing.path(), here.path()})),
       ElementsAre("A=home", "B=here"));
 }
 
 TEST(ParseEnvFlag, SetsOrPassesOn) {
   const std::vector<std::string> inherited = {"A=1=2", "AB=3"};
-  EXPECT_THAT(shown({parse_env_flag("X=y z", inherited)}), ElementsAre("X=y z"));
-  EXPECT_THAT(shown({parse_env_flag("X=", inherited)}), ElementsAre("X="));
-  EXPECT_THAT(shown({parse_env_flag("A", inherited)}), ElementsAre("A=1=2"));
+  EXPECT_THAT(lines_of({parse_env_flag("X=y z", inherited)}), ElementsAre("X=y z"));
+  EXPECT_THAT(lines_of({parse_env_flag("X=", inherited)}), ElementsAre("X="));
+  EXPECT_THAT(lines_of({parse_env_flag("A", inherited)}), ElementsAre("A=1=2"));
   for (const auto& [text, message] : std::vector<std::pair<std::string, std::string>>{
            {"B", "no such variable"},
            {"=1", "the name is empty"},

@@ -15,7 +15,7 @@ using testing::ThrowsMessage;
 const std::vector<Host> kHosts = {{"node1", 4}, {"node2", 2}, {"me@::1", 1}};
 
 /// "node1:0,1 node2:0".
-std::string shown(const std::vector<HostSlots>& hosts) {
+std::string text_of(const std::vector<HostSlots>& hosts) {
   std::string text;
   for (const HostSlots& host : hosts) {
     text += (text.empty() ? "" : " ") + host.name;
@@ -27,11 +27,11 @@ std::string shown(const std::vector<HostSlots>& hosts) {
 }
 
 std::string include(const std::string& text) {
-  return shown(filter_hosts(kHosts, text, "", 0));
+  return text_of(filter_hosts(kHosts, text, "", 0));
 }
 
 std::string exclude(const std::string& text) {
-  return shown(filter_hosts(kHosts, "", text, 0));
+  return text_of(filter_hosts(kHosts, "", text, 0));
 }
 
 TEST(FilterHosts, KeepsAllWithoutAFilter) {
@@ -64,7 +64,7 @@ TEST(FilterHosts, SaysWhetherAllSlotsAreUsed) {
 }
 
 TEST(FilterHosts, TakesTheFirstHosts) {
-  EXPECT_EQ(shown(filter_hosts(kHosts, "", "", 2)), "node1:0,1,2,3 node2:0,1");
+  EXPECT_EQ(text_of(filter_hosts(kHosts, "", "", 2)), "node1:0,1,2,3 node2:0,1");
   EXPECT_THAT(
       [] { filter_hosts(kHosts, "", "", 4); },
       ThrowsMessage<ConfigError>(

@@ -8,7 +8,7 @@
 namespace lockstep::launcher {
 namespace {
 
-RankFailure killed(int rank, int signal, int order) {
+RankFailure failure_by_signal(int rank, int signal, int order) {
   return {.rank = rank, .exit_status = {.by_signal = true, .value = signal}, .order = order};
 }
 
@@ -32,20 +32,20 @@ TEST(ExitStatus, DescriptionNamesSignalOrCode) {
 }
 
 TEST(RootCause, ASignalHasPrecedenceOverAnEarlierExitCode) {
-  EXPECT_EQ(root_cause({exited(0, 1, 1), killed(1, SIGKILL, 2)}).rank, 1);
-  EXPECT_EQ(root_cause({exited(0, 1, 1), killed(1, SIGSEGV, 1)}).rank, 1);
+  EXPECT_EQ(root_cause({exited(0, 1, 1), failure_by_signal(1, SIGKILL, 2)}).rank, 1);
+  EXPECT_EQ(root_cause({exited(0, 1, 1), failure_by_signal(1, SIGSEGV, 1)}).rank, 1);
 }
 
 TEST(RootCause, AnAbortHasNoPrecedenceOverAnExitCode) {
-  EXPECT_EQ(root_cause({exited(1, 1, 1), killed(0, SIGABRT, 2)}).rank, 1);
-  EXPECT_EQ(root_cause({killed(1, SIGABRT, 1), exited(0, 1, 2)}).rank, 1);
+  EXPECT_EQ(root_cause({exited(1, 1, 1), failure_by_signal(0, SIGABRT, 2)}).rank, 1);
+  EXPECT_EQ(root_cause({failure_by_signal(1, SIGABRT, 1), exited(0, 1, 2)}).rank, 1);
 }
 
 TEST(RootCause, ARankThatOnlyLostAnotherIsNotToBlame) {
   RankFailure early = exited(0, 1, 1);
   early.lost_peer = true;
   EXPECT_EQ(root_cause({early, exited(1, 1, 2)}).rank, 1);
-  EXPECT_EQ(root_cause({early, killed(2, SIGKILL, 3)}).rank, 2);
+  EXPECT_EQ(root_cause({early, failure_by_signal(2, SIGKILL, 3)}).rank, 2);
 }
 
 TEST(RootCause, ThenTheEarlierThenTheLowerRank) {

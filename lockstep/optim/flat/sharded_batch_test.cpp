@@ -26,7 +26,8 @@ using ::testing::HasSubstr;
 using Sizes = std::vector<int64_t>;
 
 /// Matrices, long, wide and square, kernels, one without elements, and what is no matrix.
-const std::vector<Sizes> kMatrices = {{40, 13}, {7, 90}, {8, 3, 5, 5}, {1, 1}, {0, 4}, {33, 33}};
+const std::vector<Sizes> kBatchMatrices = {
+    {40, 13}, {7, 90}, {8, 3, 5, 5}, {1, 1}, {0, 4}, {33, 33}};
 const std::vector<Sizes> kOthers = {{5}, {}, {301}, {2, 3, 4}, {6, 1}};
 
 at::Tensor start(size_t k, const Sizes& sizes, at::ScalarType type) {
@@ -190,7 +191,7 @@ TEST(Sharded, MuonHasTheBitsOfOneProcess) {
   for (const bool gram : {false, true}) {
     for (const bool nesterov : {false, true}) {
       expect_slices_equal_full<Muon>(
-          {kMatrices, kOthers},
+          {kBatchMatrices, kOthers},
           {{.lr = 0.02, .nesterov = nesterov, .match_rms_adamw = gram, .gram = gram},
            {.lr = 0.003, .use_muon = false}},
           gram && nesterov ? at::kDouble : at::kFloat,
@@ -203,25 +204,25 @@ TEST(Sharded, LambHasTheNumbersOfOneProcess) {
   for (const bool capturable : {false, true}) {
     for (const bool decays : {false, true}) {
       expect_slices_equal_full<LAMB>(
-          {kMatrices, kOthers},
+          {kBatchMatrices, kOthers},
           {{.lr = 0.02, .weight_decay = decays ? 0.1 : 0, .capturable = capturable},
            {.lr = 0.003, .bias_correction = false, .capturable = capturable}},
           at::kDouble,
           1e-13);
     }
   }
-  expect_slices_equal_full<LAMB>({kMatrices, kOthers}, {{}, {.lr = 0.1}}, at::kFloat, 1e-5);
+  expect_slices_equal_full<LAMB>({kBatchMatrices, kOthers}, {{}, {.lr = 0.1}}, at::kFloat, 1e-5);
 }
 
 TEST(Sharded, AdafactorHasTheNumbersOfOneProcess) {
   for (const bool maximize : {false, true}) {
     expect_slices_equal_full<Adafactor>(
-        {kMatrices, kOthers},
+        {kBatchMatrices, kOthers},
         {{.weight_decay = 0.1, .maximize = maximize}, {.lr = 0.3, .d = 2}},
         at::kDouble,
         1e-13);
   }
-  expect_slices_equal_full<Adafactor>({kMatrices, kOthers}, {{}, {}}, at::kFloat, 1e-5);
+  expect_slices_equal_full<Adafactor>({kBatchMatrices, kOthers}, {{}, {}}, at::kFloat, 1e-5);
 }
 
 TEST(Sharded, OwnersHaveEqualWorkAndKeepTheirOwnMatrices) {

@@ -98,7 +98,7 @@ struct Sharded {
   std::shared_ptr<FlatOptimizer> optimizer;
 };
 
-void expect_same(Sharded& a, Sharded& b, const std::string& what) {
+void expect_same_sharded(Sharded& a, Sharded& b, const std::string& what) {
   for (size_t i = 0; i < a.slices.size(); ++i) {
     EXPECT_TRUE(at::equal(a.slices[i], b.slices[i])) << what << i;
   }
@@ -150,7 +150,7 @@ TEST(HostUpdate, OffloadedStateGivesTheSameBits) {
           plain.step(t);
           offloaded.step(t);
         }
-        expect_same(plain, offloaded, name + " " + c10::toString(type));
+        expect_same_sharded(plain, offloaded, name + " " + c10::toString(type));
       }
     }
   }
@@ -241,9 +241,9 @@ TEST(HostUpdate, StateIsMovedFromFilesToMemoryAndBack) {
       }
       resumed.step(3);
       resumed.step(4);
-      expect_same(further, resumed, name);
+      expect_same_sharded(further, resumed, name);
     }
-    expect_same(unbroken, saved, name);
+    expect_same_sharded(unbroken, saved, name);
   }
 }
 
@@ -257,7 +257,7 @@ TEST(HostUpdate, OptionsThatWantMoreStateGetIt) {
       each->step(t);
     }
   }
-  expect_same(plain, offloaded, "amsgrad");
+  expect_same_sharded(plain, offloaded, "amsgrad");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-const json& golden() {
+const json& muon_golden() {
   static const json all = [] {
     std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/muon.json");
     return json::parse(file);
@@ -30,7 +30,7 @@ const json& golden() {
 
 Parameters starting_parameters() {
   Parameters parameters;
-  for (const json& shape : golden()["shapes"]) {
+  for (const json& shape : muon_golden()["shapes"]) {
     const auto first = 3 * static_cast<int64_t>(parameters.size());
     parameters.push_back(numbers(shape.get<std::vector<int64_t>>(), first, 5, 11, 4)
                              .to(at::kFloat)
@@ -40,8 +40,8 @@ Parameters starting_parameters() {
 }
 
 /// Steps with the gradients of the golden file.
-void train(Muon& optimizer, const Parameters& parameters) {
-  for (int64_t t = 0; t < golden()["steps"]; ++t) {
+void train_muon(Muon& optimizer, const Parameters& parameters) {
+  for (int64_t t = 0; t < muon_golden()["steps"]; ++t) {
     for (size_t k = 0; k < parameters.size(); ++k) {
       const int64_t first = 13 * t + 29 * static_cast<int64_t>(k);
       parameters[k].mutable_grad() =
@@ -51,7 +51,7 @@ void train(Muon& optimizer, const Parameters& parameters) {
   }
 }
 
-struct Case {
+struct MuonCase {
   const char* name;
   MuonOptions options;
   bool with_others;
@@ -59,15 +59,15 @@ struct Case {
   double allowed;
 };
 
-void PrintTo(const Case& item, std::ostream* out) {
+void PrintTo(const MuonCase& item, std::ostream* out) {
   *out << item.name;
 }
 
-class MuonGolden : public ::testing::TestWithParam<Case> {};
+class MuonGolden : public ::testing::TestWithParam<MuonCase> {};
 
 TEST_P(MuonGolden, ArrivesWherePythonDoes) {
-  const Case& item = GetParam();
-  const auto matrices = golden()["matrices"].get<int64_t>();
+  const MuonCase& item = GetParam();
+  const auto matrices = muon_golden()["matrices"].get<int64_t>();
   const Parameters all = starting_parameters();
   const Parameters hidden(all.begin(), all.begin() + matrices);
   std::vector<Muon::Group> groups = {{hidden, item.options}};
@@ -77,8 +77,8 @@ TEST_P(MuonGolden, ArrivesWherePythonDoes) {
          {.lr = 0.003, .weight_decay = 0.1, .use_muon = false}});
   }
   Muon optimizer(groups);
-  train(optimizer, all);
-  const json& end = golden()["cases"][item.name];
+  train_muon(optimizer, all);
+  const json& end = muon_golden()["cases"][item.name];
   for (size_t k = 0; k < all.size(); ++k) {
     const auto values = end[k].get<std::vector<double>>();
     const at::Tensor got = all[k].detach().to(at::kDouble).flatten();
@@ -91,15 +91,15 @@ INSTANTIATE_TEST_SUITE_P(
     Cases,
     MuonGolden,
     ::testing::Values(
-        Case{"DeepSpeedStandard", {.lr = 0.02}, true, 4e-3},
-        Case{"DeepSpeedGram", {.lr = 0.02, .gram = true}, true, 2e-5},
-        Case{"Torch", {.lr = 0.02}, false, 4e-3},
-        Case{
+        MuonCase{"DeepSpeedStandard", {.lr = 0.02}, true, 4e-3},
+        MuonCase{"DeepSpeedGram", {.lr = 0.02, .gram = true}, true, 2e-5},
+        MuonCase{"Torch", {.lr = 0.02}, false, 4e-3},
+        MuonCase{
             "TorchAsAdamW",
             {.lr = 0.02, .weight_decay = 0.3, .momentum = 0.8, .match_rms_adamw = true},
             false,
             8e-3},
-        Case{"TorchPlainMomentum", {.lr = 0.02, .nesterov = false}, false, 4e-3}),
+        MuonCase{"TorchPlainMomentum", {.lr = 0.02, .nesterov = false}, false, 4e-3}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(Muon, AStepIsNearlyOrthogonalForEveryShapeOfTheGradient) {

@@ -57,7 +57,7 @@ struct GoldenNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(GoldenNet);
 
-void expect_near(const at::Tensor& got, const json& expected, const std::string& what) {
+void expect_near_golden(const at::Tensor& got, const json& expected, const std::string& what) {
   const at::Tensor values = at::tensor(expected.get<std::vector<double>>(), at::kDouble);
   const double off = (got.detach().to(at::kDouble).flatten() - values).abs().max().item<double>();
   EXPECT_LT(off, 3e-6) << what;
@@ -81,7 +81,8 @@ void expect_as_python(const char* name, const Options& options, MupScaling scali
   const InfShapes shapes = set_base_shapes(*net, *GoldenNet(8), *GoldenNet(16));
   const NamedTensors parameters = named_of(*net);
   for (size_t k = 0; k < parameters.size(); ++k) {
-    expect_near(parameters[k].tensor, expected["rescaled"][k], "rescaled " + parameters[k].name);
+    expect_near_golden(
+        parameters[k].tensor, expected["rescaled"][k], "rescaled " + parameters[k].name);
   }
   const auto groups = with_options(mup_groups(parameters, shapes, scaling), options);
   ASSERT_EQ(groups.size(), expected["groups"].size());
@@ -104,7 +105,7 @@ void expect_as_python(const char* name, const Options& options, MupScaling scali
     optimizer.step();
   }
   for (size_t k = 0; k < parameters.size(); ++k) {
-    expect_near(parameters[k].tensor, expected["end"][k], parameters[k].name);
+    expect_near_golden(parameters[k].tensor, expected["end"][k], parameters[k].name);
   }
 }
 

@@ -39,15 +39,15 @@ namespace {
 namespace torch_optim = torch::optim;
 using Parameters = std::vector<at::Tensor>;
 
-struct Case {
+struct OptimizerCase {
   const char* name;
   std::function<std::unique_ptr<torch_optim::Optimizer>(const Parameters&)> make;
 };
 
-class OptimizerStateTest : public ::testing::TestWithParam<Case> {};
+class OptimizerStateTest : public ::testing::TestWithParam<OptimizerCase> {};
 
 template <typename Type, typename Options>
-Case make_case(const char* name, Options options) {
+OptimizerCase optimizer_case(const char* name, Options options) {
   return {name, [options](const Parameters& parameters) {
             return std::make_unique<Type>(parameters, options);
           }};
@@ -57,31 +57,33 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds,
     OptimizerStateTest,
     ::testing::Values(
-        make_case<torch_optim::SGD>("SGD", torch_optim::SGDOptions(0.1).momentum(0.9)),
-        make_case<torch_optim::Adam>("Adam", torch_optim::AdamOptions(0.1).amsgrad(true)),
-        make_case<torch_optim::AdamW>("AdamW", torch_optim::AdamWOptions(0.1)),
-        make_case<torch_optim::Adagrad>("Adagrad", torch_optim::AdagradOptions(0.1)),
-        make_case<torch_optim::RMSprop>(
+        optimizer_case<torch_optim::SGD>("SGD", torch_optim::SGDOptions(0.1).momentum(0.9)),
+        optimizer_case<torch_optim::Adam>("Adam", torch_optim::AdamOptions(0.1).amsgrad(true)),
+        optimizer_case<torch_optim::AdamW>("AdamW", torch_optim::AdamWOptions(0.1)),
+        optimizer_case<torch_optim::Adagrad>("Adagrad", torch_optim::AdagradOptions(0.1)),
+        optimizer_case<torch_optim::RMSprop>(
             "RMSprop", torch_optim::RMSpropOptions(0.1).momentum(0.5).centered(true)),
-        make_case<optim::SGD>("OurSGD", optim::SGDOptions{.lr = 0.1, .momentum = 0.9}),
-        make_case<optim::Adam>("OurAdam", optim::AdamOptions{.lr = 0.1, .amsgrad = true}),
-        make_case<optim::AdamW>("OurAdamW", optim::AdamWOptions{.lr = 0.1}),
-        make_case<optim::Adagrad>(
+        optimizer_case<optim::SGD>("OurSGD", optim::SGDOptions{.lr = 0.1, .momentum = 0.9}),
+        optimizer_case<optim::Adam>("OurAdam", optim::AdamOptions{.lr = 0.1, .amsgrad = true}),
+        optimizer_case<optim::AdamW>("OurAdamW", optim::AdamWOptions{.lr = 0.1}),
+        optimizer_case<optim::Adagrad>(
             "OurAdagrad", optim::AdagradOptions{.lr = 0.1, .initial_accumulator_value = 0.5}),
-        make_case<optim::RMSprop>(
+        optimizer_case<optim::RMSprop>(
             "OurRMSprop", optim::RMSpropOptions{.lr = 0.1, .momentum = 0.5, .centered = true}),
-        make_case<optim::Lion>("OurLion", optim::LionOptions{.lr = 0.1}),
-        make_case<optim::Adafactor>("OurAdafactor", optim::AdafactorOptions{.lr = 0.1}),
-        make_case<optim::Adadelta>("OurAdadelta", optim::AdadeltaOptions{.lr = 0.1}),
-        make_case<optim::Adamax>("OurAdamax", optim::AdamaxOptions{.lr = 0.1}),
-        make_case<optim::NAdam>("OurNAdam", optim::NAdamOptions{.lr = 0.1, .momentum_decay = 0.1}),
-        make_case<optim::RAdam>("OurRAdam", optim::RAdamOptions{.lr = 0.1}),
-        make_case<optim::ASGD>("OurASGD", optim::ASGDOptions{.lr = 0.1, .lambd = 0.5, .t0 = 2}),
-        make_case<optim::Rprop>("OurRprop", optim::RpropOptions{.lr = 0.1}),
-        make_case<optim::LAMB>("OurLAMB", optim::LAMBOptions{.lr = 0.1})),
+        optimizer_case<optim::Lion>("OurLion", optim::LionOptions{.lr = 0.1}),
+        optimizer_case<optim::Adafactor>("OurAdafactor", optim::AdafactorOptions{.lr = 0.1}),
+        optimizer_case<optim::Adadelta>("OurAdadelta", optim::AdadeltaOptions{.lr = 0.1}),
+        optimizer_case<optim::Adamax>("OurAdamax", optim::AdamaxOptions{.lr = 0.1}),
+        optimizer_case<optim::NAdam>(
+            "OurNAdam", optim::NAdamOptions{.lr = 0.1, .momentum_decay = 0.1}),
+        optimizer_case<optim::RAdam>("OurRAdam", optim::RAdamOptions{.lr = 0.1}),
+        optimizer_case<optim::ASGD>(
+            "OurASGD", optim::ASGDOptions{.lr = 0.1, .lambd = 0.5, .t0 = 2}),
+        optimizer_case<optim::Rprop>("OurRprop", optim::RpropOptions{.lr = 0.1}),
+        optimizer_case<optim::LAMB>("OurLAMB", optim::LAMBOptions{.lr = 0.1})),
     [](const auto& test) { return test.param.name; });
 
-Parameters make_parameters() {
+Parameters two_parameters() {
   return {
       at::linspace(-1, 1, 6).reshape({2, 3}).clone().requires_grad_(),
       at::linspace(2, 3, 4).clone().requires_grad_()};
@@ -102,11 +104,11 @@ ParameterName namer(const Parameters& parameters) {
 }
 
 TEST_P(OptimizerStateTest, ARestoredOptimizerContinuesBitExactly) {
-  const Parameters uninterrupted = make_parameters();
+  const Parameters uninterrupted = two_parameters();
   const auto expected = GetParam().make(uninterrupted);
   train(*expected, uninterrupted, 0, 10);
 
-  const Parameters first = make_parameters();
+  const Parameters first = two_parameters();
   const auto before = GetParam().make(first);
   train(*before, first, 0, 4);
   before->param_groups()[0].options().set_lr(0.1);
@@ -126,7 +128,7 @@ TEST_P(OptimizerStateTest, ARestoredOptimizerContinuesBitExactly) {
 }
 
 TEST_P(OptimizerStateTest, NamesStateByParameter) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   const auto optimizer = GetParam().make(parameters);
   EXPECT_LE(optimizer_tensors(*optimizer, namer(parameters)).size(), 4U)
       << "no step yet: only Adagrad has state";
@@ -139,7 +141,7 @@ TEST_P(OptimizerStateTest, NamesStateByParameter) {
 }
 
 TEST(OptimizerState, RefusesMismatchedStateAndChangesNothing) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   torch_optim::Adam adam(parameters, torch_optim::AdamOptions(0.1));
   train(adam, parameters, 0, 2);
   const NamedTensors tensors = optimizer_tensors(adam, namer(parameters));
@@ -177,7 +179,7 @@ void load(torch_optim::Optimizer& from, torch_optim::Optimizer& to, const Parame
 }
 
 TEST(OptimizerState, RestoresEveryHyperparameter) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::LAMB ours(
       parameters,
       {.lr = 0.5,
@@ -207,7 +209,7 @@ TEST(OptimizerState, RestoresEveryHyperparameter) {
 }
 
 TEST(OptimizerState, LoadsFromTorchsOptimizerIntoOurs) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   torch_optim::AdamW theirs(parameters, torch_optim::AdamWOptions(0.1).weight_decay(0.3));
   train(theirs, parameters, 0, 3);
   const Parameters copies = {
@@ -227,7 +229,7 @@ TEST(OptimizerState, LoadsFromTorchsOptimizerIntoOurs) {
 }
 
 TEST(OptimizerState, RefusesSettingsThatDoNotFit) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::AdamW adamw(parameters, {.lr = 0.1});
   const nlohmann::json settings = optimizer_settings(adamw);
   const auto expect_refused = [&](const char* option, const nlohmann::json& value) {
@@ -255,7 +257,7 @@ TEST(OptimizerState, RefusesSettingsThatDoNotFit) {
 }
 
 TEST(OptimizerState, NamesTheFileAtFault) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::AdamW adamw(parameters, {.lr = 0.1});
   const auto path_in_error = [&](const NamedTensors& tensors, const nlohmann::json& settings) {
     try {
@@ -287,7 +289,7 @@ std::string missing_in(
 }
 
 TEST_P(OptimizerStateTest, RefusesStateOfWhichAPartIsMissing) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   const auto optimizer = GetParam().make(parameters);
   train(*optimizer, parameters, 0, 2);
   const NamedTensors all = optimizer_tensors(*optimizer, namer(parameters));
@@ -307,7 +309,7 @@ TEST_P(OptimizerStateTest, RefusesStateOfWhichAPartIsMissing) {
 }
 
 TEST_P(OptimizerStateTest, RefusesSettingsOfWhichAPartIsMissing) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   const auto optimizer = GetParam().make(parameters);
   const nlohmann::json settings = optimizer_settings(*optimizer);
   for (const auto& [option, value] : settings["param_groups"][0].items()) {
@@ -326,7 +328,7 @@ TEST_P(OptimizerStateTest, RefusesSettingsOfWhichAPartIsMissing) {
 
 /// State of a parameter of any shape, in place of a tensor of one element.
 TEST(OptimizerState, KeepsNumbersOfAParameterAsTorchOptimDoes) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::ASGD optimizer(parameters, {.lr = 0.5, .lambd = 1, .alpha = 1, .t0 = 0});
   train(optimizer, parameters, 0, 2);
   const NamedTensors tensors = optimizer_tensors(optimizer, namer(parameters));
@@ -342,7 +344,7 @@ TEST(OptimizerState, KeepsNumbersOfAParameterAsTorchOptimDoes) {
 }
 
 TEST(OptimizerState, NeedsTheStateThatTheSavedOptionsNeed) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::AdamW saved(parameters, {.amsgrad = true});
   train(saved, parameters, 0, 1);
   NamedTensors tensors = optimizer_tensors(saved, namer(parameters));
@@ -359,7 +361,7 @@ TEST(OptimizerState, NeedsTheStateThatTheSavedOptionsNeed) {
 }
 
 TEST(OptimizerState, IsCompleteIfAnOptionIsEnabledAfterAStep) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::AdamW optimizer(parameters);
   train(optimizer, parameters, 0, 1);
   optimizer.options().amsgrad = true;
@@ -379,7 +381,7 @@ TEST(OptimizerState, IsCompleteIfAnOptionIsEnabledAfterAStep) {
 }
 
 TEST(OptimizerState, RefusesImpossibleHyperparameters) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::AdamW adamw(parameters, {.lr = 0.1});
   nlohmann::json settings = optimizer_settings(adamw);
   settings["param_groups"][0]["lr"] = -1.0;
@@ -394,7 +396,7 @@ TEST(OptimizerState, RefusesImpossibleHyperparameters) {
 }
 
 TEST(OptimizerState, IncludesAGroupAddedByTorchsCall) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   optim::Adagrad optimizer({parameters[0]});
   optimizer.add_param_group(torch_optim::OptimizerParamGroup({parameters[1]}));
   const NamedTensors tensors = optimizer_tensors(optimizer, namer(parameters));
@@ -407,7 +409,7 @@ TEST(OptimizerState, IncludesAGroupAddedByTorchsCall) {
 }
 
 TEST(OptimizerState, RefusesAnOptimizerItCannotKeep) {
-  const Parameters parameters = make_parameters();
+  const Parameters parameters = two_parameters();
   torch_optim::LBFGS lbfgs(parameters, torch_optim::LBFGSOptions(0.1));
   EXPECT_THROW(optimizer_tensors(lbfgs, namer(parameters)), ConfigError);
 }

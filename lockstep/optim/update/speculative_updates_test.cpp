@@ -20,29 +20,31 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kSlice = 100;
-constexpr int64_t kSlices = 3;
+constexpr int64_t kSpeculativeSliceSize = 100;
+constexpr int64_t kSpeculativeSlices = 3;
 
 /// AdamW of shard slices in one buffer. Their gradients are views of one buffer, too.
 struct ShardedTraining {
   explicit ShardedTraining(const OffloadOptimizer& offload)
       : optimizer({at::zeros({3}).requires_grad_()}, {.lr = 0.01}) {
-    for (int64_t i = 0; i < kSlices; ++i) {
-      slices.push_back(buffer.narrow(0, i * kSlice, kSlice).variable_data());
+    for (int64_t i = 0; i < kSpeculativeSlices; ++i) {
+      slices.push_back(
+          buffer.narrow(0, i * kSpeculativeSliceSize, kSpeculativeSliceSize).variable_data());
       slices.back().set_requires_grad(true);
     }
     optimizer.update_shards({{{.buffer = buffer, .tensors = slices}}}, offload);
   }
 
   void put_gradients(int64_t t) {
-    gradient.copy_((at::arange(kSlices * kSlice) * 0.3 + t).cos());
-    for (int64_t i = 0; i < kSlices; ++i) {
-      slices[i].mutable_grad() = gradient.narrow(0, i * kSlice, kSlice);
+    gradient.copy_((at::arange(kSpeculativeSlices * kSpeculativeSliceSize) * 0.3 + t).cos());
+    for (int64_t i = 0; i < kSpeculativeSlices; ++i) {
+      slices[i].mutable_grad() =
+          gradient.narrow(0, i * kSpeculativeSliceSize, kSpeculativeSliceSize);
     }
   }
   void expect_same(const ShardedTraining& other, const std::string& what) const {
     EXPECT_TRUE(at::equal(buffer, other.buffer)) << what;
-    for (int64_t i = 0; i < kSlices; ++i) {
+    for (int64_t i = 0; i < kSpeculativeSlices; ++i) {
       const ParameterState state = optimizer.state_of(slices[i]);
       const ParameterState expected = other.optimizer.state_of(other.slices[i]);
       EXPECT_EQ(state.step, expected.step) << what;
@@ -51,8 +53,8 @@ struct ShardedTraining {
     }
   }
 
-  at::Tensor buffer = (at::arange(kSlices * kSlice) * 0.7).sin();
-  at::Tensor gradient = at::zeros({kSlices * kSlice});
+  at::Tensor buffer = (at::arange(kSpeculativeSlices * kSpeculativeSliceSize) * 0.7).sin();
+  at::Tensor gradient = at::zeros({kSpeculativeSlices * kSpeculativeSliceSize});
   std::vector<at::Tensor> slices;
   AdamW optimizer;
 };

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-void refuses(const std::string& text, const std::string& why) {
+void refuses_json(const std::string& text, const std::string& why) {
   expect_refused([&] { parse_json("state.json", text); }, "[state.json]", why);
 }
 
@@ -55,18 +55,18 @@ TEST(JsonText, RefusesToWriteValuesThatWouldChange) {
 }
 
 TEST(JsonText, RefusesTextsThatReadersInterpretDifferently) {
-  refuses(R"({"a": 1, "b": {"a": 1, "c": 2, "c": 2}})", "has the key \"c\" twice");
-  refuses(std::string("{}\0", 3), "NUL");
-  refuses("{} {}", "not valid JSON");
-  refuses("", "not valid JSON");
-  refuses("[1e999]", "not valid JSON");
-  refuses("\"\xff\"", "not valid JSON");
+  refuses_json(R"({"a": 1, "b": {"a": 1, "c": 2, "c": 2}})", "has the key \"c\" twice");
+  refuses_json(std::string("{}\0", 3), "NUL");
+  refuses_json("{} {}", "not valid JSON");
+  refuses_json("", "not valid JSON");
+  refuses_json("[1e999]", "not valid JSON");
+  refuses_json("\"\xff\"", "not valid JSON");
 }
 
 TEST(JsonText, StopsAtTheDepthItWrites) {
   EXPECT_EQ(parse_json("x", render_json("x", nested(kMaxJsonDepth))), nested(kMaxJsonDepth));
-  refuses(nested(kMaxJsonDepth + 1).dump(), "is nested deeper than 64");
-  refuses(std::string(1 << 20, '['), "is nested deeper than 64");
+  refuses_json(nested(kMaxJsonDepth + 1).dump(), "is nested deeper than 64");
+  refuses_json(std::string(1 << 20, '['), "is nested deeper than 64");
 }
 
 TEST(JsonText, AnOutlineListsFlatMembersAndChecksTheRest) {

@@ -38,7 +38,7 @@ void refuses_file(const std::string& file, const std::string& why) {
   expect_refused([&] { parse_safetensors_header("the/file", file); }, "the/file", why);
 }
 
-void refuses(const std::string& header, size_t data_bytes, const std::string& why) {
+void refuses_header(const std::string& header, size_t data_bytes, const std::string& why) {
   SCOPED_TRACE(header.substr(0, 200));
   refuses_file(file_with(header, data_bytes), why);
 }
@@ -102,33 +102,33 @@ TEST(SafetensorsHeader, RefusesABadLength) {
 }
 
 TEST(SafetensorsHeader, RefusesTextsThatAreNotJsonObjects) {
-  refuses("[]", 0, "begins with {");
-  refuses(" {}", 0, "begins with {");
-  refuses("\xef\xbb\xbf{}", 0, "begins with {");
-  refuses("null", 0, "begins with {");
-  refuses("{", 0, "not valid JSON");
-  refuses("{}{}", 0, "not valid JSON");
-  refuses("{\"a\xff\":1}", 0, "not valid JSON");
-  refuses("{} \xff", 0, "not valid JSON");
-  refuses("{} x", 0, "not valid JSON");
-  refuses("{,}", 0, "not valid JSON");
-  refuses("{} // text", 0, "not valid JSON");
-  refuses("{\"a\n\":1}", 0, "not valid JSON");
-  refuses(R"({"\ud800":1})", 0, "not valid JSON");
-  refuses(R"({"\x61":1})", 0, "not valid JSON");
-  refuses(std::string("{}\0\0", 4), 0, "no NUL byte");
-  refuses("{\"a\":" + std::string(8'000'000, '['), 0, "an array is not allowed");
-  refuses("{\"a\":" + std::string(1'000'000, '{'), 0, "not valid JSON");
+  refuses_header("[]", 0, "begins with {");
+  refuses_header(" {}", 0, "begins with {");
+  refuses_header("\xef\xbb\xbf{}", 0, "begins with {");
+  refuses_header("null", 0, "begins with {");
+  refuses_header("{", 0, "not valid JSON");
+  refuses_header("{}{}", 0, "not valid JSON");
+  refuses_header("{\"a\xff\":1}", 0, "not valid JSON");
+  refuses_header("{} \xff", 0, "not valid JSON");
+  refuses_header("{} x", 0, "not valid JSON");
+  refuses_header("{,}", 0, "not valid JSON");
+  refuses_header("{} // text", 0, "not valid JSON");
+  refuses_header("{\"a\n\":1}", 0, "not valid JSON");
+  refuses_header(R"({"\ud800":1})", 0, "not valid JSON");
+  refuses_header(R"({"\x61":1})", 0, "not valid JSON");
+  refuses_header(std::string("{}\0\0", 4), 0, "no NUL byte");
+  refuses_header("{\"a\":" + std::string(8'000'000, '['), 0, "an array is not allowed");
+  refuses_header("{\"a\":" + std::string(1'000'000, '{'), 0, "not valid JSON");
 }
 
 TEST(SafetensorsHeader, RefusesBadMetadata) {
-  refuses(R"({"__metadata__":{"a":1}})", 0, "a number is not allowed");
-  refuses(R"({"__metadata__":{"a":{}}})", 0, "an object is not allowed");
-  refuses(R"({"__metadata__":{"a":null}})", 0, "null is not allowed");
-  refuses(R"({"__metadata__":"x"})", 0, "a string is not allowed");
-  refuses(R"({"__metadata__":[]})", 0, "an array is not allowed");
-  refuses(R"({"__metadata__":{},"__metadata__":{}})", 0, "occurs twice");
-  refuses(R"({"__metadata__":{"a":"1","a":"2"}})", 0, "has the key \"a\" twice");
+  refuses_header(R"({"__metadata__":{"a":1}})", 0, "a number is not allowed");
+  refuses_header(R"({"__metadata__":{"a":{}}})", 0, "an object is not allowed");
+  refuses_header(R"({"__metadata__":{"a":null}})", 0, "null is not allowed");
+  refuses_header(R"({"__metadata__":"x"})", 0, "a string is not allowed");
+  refuses_header(R"({"__metadata__":[]})", 0, "an array is not allowed");
+  refuses_header(R"({"__metadata__":{},"__metadata__":{}})", 0, "occurs twice");
+  refuses_header(R"({"__metadata__":{"a":"1","a":"2"}})", 0, "has the key \"a\" twice");
 }
 
 TEST(SafetensorsHeader, ReadsEveryByteSizedDtype) {
@@ -162,78 +162,79 @@ TEST(SafetensorsHeader, ReadsEveryByteSizedDtype) {
 
 TEST(SafetensorsHeader, RefusesDtypesThatShareBytesAndSaysWhy) {
   for (const char* name : {"F4", "F6_E2M3", "F6_E3M2"}) {
-    refuses(one(name, "[4]", "[0,3]"), 3, "packs several elements into a byte");
+    refuses_header(one(name, "[4]", "[0,3]"), 3, "packs several elements into a byte");
   }
   for (const char* name : {"F6", "I4", "U4", "C128", "F128", "F8", "F8_E3M4", "U8 ", "\\u0000"}) {
-    refuses(one(name, "[4]", "[0,4]"), 4, "is unknown");
+    refuses_header(one(name, "[4]", "[0,4]"), 4, "is unknown");
   }
 }
 
 TEST(SafetensorsHeader, RefusesBadFields) {
-  refuses(R"({"a":{"dtype":"U8","shape":[1]}})", 1, "a field of the tensor is missing");
-  refuses(R"({"a":{}})", 0, "a field of the tensor is missing");
-  refuses(R"({"a":null})", 0, "null is not allowed");
-  refuses(R"({"a":7})", 0, "a number is not allowed");
-  refuses(R"({"a":["U8",[1],[0,1]]})", 1, "an array is not allowed");
-  refuses(
+  refuses_header(R"({"a":{"dtype":"U8","shape":[1]}})", 1, "a field of the tensor is missing");
+  refuses_header(R"({"a":{}})", 0, "a field of the tensor is missing");
+  refuses_header(R"({"a":null})", 0, "null is not allowed");
+  refuses_header(R"({"a":7})", 0, "a number is not allowed");
+  refuses_header(R"({"a":["U8",[1],[0,1]]})", 1, "an array is not allowed");
+  refuses_header(
       R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "occurs twice");
-  refuses(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":1}})", 1, "is unknown");
-  refuses(
+  refuses_header(
+      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":1}})", 1, "is unknown");
+  refuses_header(
       R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})",
       1,
       "an object is not allowed");
-  refuses(one("f32", "[1]", "[0,4]"), 4, "is unknown");
-  refuses(one("", "[1]", "[0,4]"), 4, "is unknown");
-  refuses(one("U8", "[-1]", "[0,1]"), 1, "a negative number");
-  refuses(one("U8", "[-0]", "[0,0]"), 0, "a negative number");
-  refuses(one("U8", "[1.0]", "[0,1]"), 1, "not whole");
-  refuses(one("U8", "[1e0]", "[0,1]"), 1, "not whole");
-  refuses(one("U8", "[true]", "[0,1]"), 1, "a boolean");
-  refuses(one("U8", "[[1]]", "[0,1]"), 1, "an array");
-  refuses(one("U8", "1", "[0,1]"), 1, "a number");
-  refuses(one("U8", "[1]", "[0]"), 1, "1 numbers");
-  refuses(one("U8", "[1]", "[]"), 1, "0 numbers");
-  refuses(one("U8", "[1]", "[0,1,2]"), 1, "a number is not allowed");
-  refuses(one("U8", "[1]", R"(["0","1"])"), 1, "a string");
+  refuses_header(one("f32", "[1]", "[0,4]"), 4, "is unknown");
+  refuses_header(one("", "[1]", "[0,4]"), 4, "is unknown");
+  refuses_header(one("U8", "[-1]", "[0,1]"), 1, "a negative number");
+  refuses_header(one("U8", "[-0]", "[0,0]"), 0, "a negative number");
+  refuses_header(one("U8", "[1.0]", "[0,1]"), 1, "not whole");
+  refuses_header(one("U8", "[1e0]", "[0,1]"), 1, "not whole");
+  refuses_header(one("U8", "[true]", "[0,1]"), 1, "a boolean");
+  refuses_header(one("U8", "[[1]]", "[0,1]"), 1, "an array");
+  refuses_header(one("U8", "1", "[0,1]"), 1, "a number");
+  refuses_header(one("U8", "[1]", "[0]"), 1, "1 numbers");
+  refuses_header(one("U8", "[1]", "[]"), 1, "0 numbers");
+  refuses_header(one("U8", "[1]", "[0,1,2]"), 1, "a number is not allowed");
+  refuses_header(one("U8", "[1]", R"(["0","1"])"), 1, "a string");
 }
 
 TEST(SafetensorsHeader, RefusesNumbersThatOverflow) {
-  refuses(one("U8", "[18446744073709551616]", "[0,1]"), 1, "too large");
-  refuses(one("U8", "[9223372036854775808]", "[0,1]"), 1, "too large");
-  refuses(one("U8", "[4294967296,4294967296]", "[0,0]"), 0, "too many elements");
-  refuses(one("F32", "[4611686018427387904]", "[0,0]"), 0, "too many elements");
-  refuses(one("F32", "[0,4611686018427387904,8]", "[0,0]"), 0, "too many elements");
-  refuses(one("U8", "[0,1152921504606846976]", "[0,0]"), 0, "too many elements");
+  refuses_header(one("U8", "[18446744073709551616]", "[0,1]"), 1, "too large");
+  refuses_header(one("U8", "[9223372036854775808]", "[0,1]"), 1, "too large");
+  refuses_header(one("U8", "[4294967296,4294967296]", "[0,0]"), 0, "too many elements");
+  refuses_header(one("F32", "[4611686018427387904]", "[0,0]"), 0, "too many elements");
+  refuses_header(one("F32", "[0,4611686018427387904,8]", "[0,0]"), 0, "too many elements");
+  refuses_header(one("U8", "[0,1152921504606846976]", "[0,0]"), 0, "too many elements");
   EXPECT_EQ(parse(one("U8", "[0,1152921504606846975]", "[0,0]")).tensors.size(), 1U);
-  refuses(one("U8", "[1]", "[18446744073709551615,0]"), 1, "gap or overlaps");
+  refuses_header(one("U8", "[1]", "[18446744073709551615,0]"), 1, "gap or overlaps");
   std::string ones = "[1";
   for (int i = 0; i < 64; ++i) {
     ones += ",1";
   }
-  refuses(one("U8", ones + "]", "[0,1]"), 1, "more than 64 dimensions");
+  refuses_header(one("U8", ones + "]", "[0,1]"), 1, "more than 64 dimensions");
 }
 
 TEST(SafetensorsHeader, RefusesDataThatDoesNotBelongToExactlyOneTensor) {
   EXPECT_EQ(parse(two("[4,8]", "[0,4]"), 8).tensors.size(), 2U);
-  refuses(two("[0,4]", "[3,7]"), 7, "gap or overlaps");
-  refuses(two("[0,4]", "[5,9]"), 9, "gap or overlaps");
-  refuses(two("[0,4]", "[0,4]"), 4, "gap or overlaps");
-  refuses(two("[1,5]", "[5,9]"), 9, "gap or overlaps");
-  refuses(one("U8", "[1]", "[1,0]"), 1, "gap or overlaps");
-  refuses(two("[0,4]", "[4,8]"), 7, "is truncated");
-  refuses(two("[0,4]", "[4,8]"), 9, "extra bytes");
-  refuses("{}", 1, "extra bytes");
-  refuses(one("F32", "[2]", "[0,7]"), 7, "got 7 bytes, expected 8 for its shape of F32");
-  refuses(one("F32", "[0]", "[0,4]"), 4, "got 4 bytes, expected 0");
+  refuses_header(two("[0,4]", "[3,7]"), 7, "gap or overlaps");
+  refuses_header(two("[0,4]", "[5,9]"), 9, "gap or overlaps");
+  refuses_header(two("[0,4]", "[0,4]"), 4, "gap or overlaps");
+  refuses_header(two("[1,5]", "[5,9]"), 9, "gap or overlaps");
+  refuses_header(one("U8", "[1]", "[1,0]"), 1, "gap or overlaps");
+  refuses_header(two("[0,4]", "[4,8]"), 7, "is truncated");
+  refuses_header(two("[0,4]", "[4,8]"), 9, "extra bytes");
+  refuses_header("{}", 1, "extra bytes");
+  refuses_header(one("F32", "[2]", "[0,7]"), 7, "got 7 bytes, expected 8 for its shape of F32");
+  refuses_header(one("F32", "[0]", "[0,4]"), 4, "got 4 bytes, expected 0");
 }
 
 TEST(SafetensorsHeader, RefusesANameGivenTwiceEvenWithEqualData) {
-  refuses(
+  refuses_header(
       R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
       R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
       0,
       "name \"a\" occurs twice");
-  refuses(
+  refuses_header(
       R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
       R"("\u0061":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
       0,

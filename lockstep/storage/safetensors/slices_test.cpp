@@ -16,7 +16,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Optional;
 
-void refuses(const std::string& text, const std::string& what) {
+void refuses_slices(const std::string& text, const std::string& what) {
   SCOPED_TRACE(text);
   expect_refused([&] { parse_slices("f", text); }, "[f", what);
 }
@@ -42,21 +42,21 @@ TEST(Slices, ParseTheirOwnText) {
 }
 
 TEST(Slices, RefuseOtherTexts) {
-  refuses("", "lockstep.slices] is not valid JSON");
-  refuses("[]", "got array, expected an object");
-  refuses(R"({"a":{"begin":0,"shape":[]},"a":{"begin":0,"shape":[]}})", "\"a\" twice");
-  refuses(R"({"a":[]})", "\"a\"] has bad lockstep.slices metadata; got \"[]\"");
-  refuses(R"({"a":{"shape":[1]}})", "expected {\"begin\"");
-  refuses(R"({"a":{"shape":[1],"end":0}})", "expected {\"begin\"");
-  refuses(R"({"a":{"shape":[1],"begin":0,"end":1}})", "expected {\"begin\"");
-  refuses(R"({"a":{"shape":1,"begin":0}})", "expected {\"begin\"");
-  refuses(R"({"a":{"shape":[1],"begin":-1}})", "got \"-1\", expected a count");
-  refuses(R"({"a":{"shape":[1],"begin":0.5}})", "expected a count");
-  refuses(R"({"a":{"shape":[-1],"begin":0}})", "expected a count");
-  refuses(R"({"a":{"shape":["1"],"begin":0}})", "expected a count");
-  refuses(R"({"a":{"shape":[9223372036854775808],"begin":0}})", "expected a count");
-  refuses(R"({"a":{"shape":[4294967296,4294967296],"begin":0}})", "too many elements");
-  refuses(R"({"a":{"shape":[2,3],"begin":7}})", "begins at element 7 of 6");
+  refuses_slices("", "lockstep.slices] is not valid JSON");
+  refuses_slices("[]", "got array, expected an object");
+  refuses_slices(R"({"a":{"begin":0,"shape":[]},"a":{"begin":0,"shape":[]}})", "\"a\" twice");
+  refuses_slices(R"({"a":[]})", "\"a\"] has bad lockstep.slices metadata; got \"[]\"");
+  refuses_slices(R"({"a":{"shape":[1]}})", "expected {\"begin\"");
+  refuses_slices(R"({"a":{"shape":[1],"end":0}})", "expected {\"begin\"");
+  refuses_slices(R"({"a":{"shape":[1],"begin":0,"end":1}})", "expected {\"begin\"");
+  refuses_slices(R"({"a":{"shape":1,"begin":0}})", "expected {\"begin\"");
+  refuses_slices(R"({"a":{"shape":[1],"begin":-1}})", "got \"-1\", expected a count");
+  refuses_slices(R"({"a":{"shape":[1],"begin":0.5}})", "expected a count");
+  refuses_slices(R"({"a":{"shape":[-1],"begin":0}})", "expected a count");
+  refuses_slices(R"({"a":{"shape":["1"],"begin":0}})", "expected a count");
+  refuses_slices(R"({"a":{"shape":[9223372036854775808],"begin":0}})", "expected a count");
+  refuses_slices(R"({"a":{"shape":[4294967296,4294967296],"begin":0}})", "too many elements");
+  refuses_slices(R"({"a":{"shape":[2,3],"begin":7}})", "begins at element 7 of 6");
 }
 
 TEST(Slices, AreNotRenderedIfTheyWouldBeRefused) {

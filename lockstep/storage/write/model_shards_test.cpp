@@ -28,9 +28,9 @@ using testing::ThrowsMessage;
 namespace fs = std::filesystem;
 
 constexpr uint64_t kNoLimit = 1'000'000'000;
-const fs::path kGolden = LOCKSTEP_SOURCE_DIR "/tests/golden";
 
-OutputTensor counted(const std::string& name, Dtype dtype, const std::vector<int64_t>& shape) {
+OutputTensor counting_tensor(
+    const std::string& name, Dtype dtype, const std::vector<int64_t>& shape) {
   OutputTensor tensor = output_tensor(name, dtype, shape, "");
   std::string bytes(output_bytes("test", tensor), '\0');
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -42,12 +42,12 @@ OutputTensor counted(const std::string& name, Dtype dtype, const std::vector<int
 /// The tensors of tests/golden/make_model_shards.py.
 std::vector<OutputTensor> golden_model() {
   return {
-      counted("wte", Dtype::kF32, {16, 4}),
-      counted("h0_bias", Dtype::kBF16, {5}),
-      counted("h0_weight", Dtype::kBF16, {8, 9}),
-      counted("größe", Dtype::kF32, {3, 2}),
-      counted("count", Dtype::kI64, {}),
-      counted("ln", Dtype::kF16, {6})};
+      counting_tensor("wte", Dtype::kF32, {16, 4}),
+      counting_tensor("h0_bias", Dtype::kBF16, {5}),
+      counting_tensor("h0_weight", Dtype::kBF16, {8, 9}),
+      counting_tensor("größe", Dtype::kF32, {3, 2}),
+      counting_tensor("count", Dtype::kI64, {}),
+      counting_tensor("ln", Dtype::kF16, {6})};
 }
 
 /// `count` tensors of 10 bytes, all of the letter.

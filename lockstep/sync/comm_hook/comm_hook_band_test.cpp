@@ -15,7 +15,7 @@ namespace {
 constexpr int kSteps = 100;
 
 /// The loss after kSteps, the same on every rank.
-double train(const Runner& run, int size, const CommHookOptions& hook) {
+double final_loss(const Runner& run, int size, const CommHookOptions& hook) {
   std::vector<double> losses(static_cast<size_t>(size));
   run(size, [&](Group group) {
     const Mlp net;
@@ -61,12 +61,12 @@ TEST_P(CommHookBand, LossStaysNearThatOfUncompressedTraining) {
   const auto& [size, transport] = std::get<1>(GetParam());
   static std::map<int, double> uncompressed;
   if (!uncompressed.contains(size)) {
-    uncompressed[size] = train(runner("thread"), size, {});
+    uncompressed[size] = final_loss(runner("thread"), size, {});
   }
   const double expected = uncompressed[size];
   const double start = Mlp().total_loss(size);
   ASSERT_LT(expected, start / 4);
-  const double loss = train(runner(transport), size, c.options);
+  const double loss = final_loss(runner(transport), size, c.options);
   RecordProperty("relative", std::to_string(std::abs(loss - expected) / expected));
   EXPECT_LE(std::abs(loss - expected), c.band * expected) << "uncompressed " << expected;
 }

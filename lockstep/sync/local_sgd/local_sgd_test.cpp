@@ -34,7 +34,7 @@ void average(std::vector<LocalNet>& nets) {
 }
 
 /// Local SGD of `size` ranks by one process.
-std::vector<LocalNet> reference(int size, int steps, const LocalSgdOptions& options) {
+std::vector<LocalNet> local_sgd_reference(int size, int steps, const LocalSgdOptions& options) {
   std::vector<LocalNet> nets(static_cast<size_t>(size));
   for (int step = 0; step < steps; ++step) {
     const bool warming_up = step < options.warmup_steps;
@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(LocalSgdTest, EqualsOneProcessThatAveragesParameters) {
   const LocalSgdCase& c = GetParam();
-  const std::vector<LocalNet> expected = reference(c.size, c.steps, c.options);
+  const std::vector<LocalNet> expected = local_sgd_reference(c.size, c.steps, c.options);
   const auto body = [&](Group group) {
     const LocalNet net;
     const auto parallel = data_parallel(net, group);

@@ -25,8 +25,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kWidth = 128;
-constexpr int64_t kUnit = kWidth * kWidth;
+constexpr int64_t kCastWidth = 128;
+constexpr int64_t kUnit = kCastWidth * kCastWidth;
 
 /// bf16 on the CPU.
 class AutocastScope {
@@ -47,13 +47,15 @@ class AutocastScope {
 };
 
 /// One bucket a layer with a cap of 1.
-torch::nn::Sequential mlp(int64_t layers) {
-  torch::nn::Sequential net = test::square_layers(layers, kWidth, /*bias=*/false);
-  test::fill_with_sines(*net, {.scale = 1.0 / 8, .frequency = 12.9898, .phase_step = 1});
-  return net;
+torch::nn::Sequential cast_layers(int64_t layers) {
+  return test::sine_layers(
+      layers,
+      kCastWidth,
+      {.scale = 1.0 / 8, .frequency = 12.9898, .phase_step = 1},
+      /*bias=*/false);
 }
 
-std::shared_ptr<Sharding> sharding_of(
+std::shared_ptr<Sharding> cast_sharding(
     torch::nn::Sequential& net,
     const Group& group,
     ParamPlacement placement = ParamPlacement::kSharded) {
@@ -68,14 +70,14 @@ std::shared_ptr<Sharding> sharding_of(
 
 at::Tensor loss_of(torch::nn::Sequential& net, int rank) {
   const AutocastScope autocast;
-  const at::Tensor x = at::ones({2, kWidth}) * (rank + 1) / 8;
+  const at::Tensor x = at::ones({2, kCastWidth}) * (rank + 1) / 8;
   return net->forward(x).to(at::kFloat).square().sum();
 }
 
 std::vector<at::Tensor> weights_after_steps(Group& group, ParamPlacement placement, bool frozen) {
-  auto net = mlp(5);
+  auto net = cast_layers(5);
   net->parameters()[3].set_requires_grad(!frozen);
-  const auto sharding = sharding_of(net, group, placement);
+  const auto sharding = cast_sharding(net, group, placement);
   for (int step = 0; step < 3; ++step) {
     run_backward(*sharding, loss_of(net, group.rank()));
     update(*sharding, 1);
@@ -94,7 +96,7 @@ TEST(ParamCast, TrainingUnderAutocastIsBitExactWithStage2) {
       const auto weights = weights_after_steps(group, ParamPlacement::kSharded, frozen);
       for (size_t i = 0; i < weights.size(); ++i) {
         EXPECT_TRUE(at::equal(weights[i], expected[i])) << i;
-        EXPECT_EQ(at::equal(weights[i], mlp(5)->parameters()[i]), frozen && i == 3) << i;
+        EXPECT_EQ(at::equal(weights[i], cast_layers(5)->parameters()[i]), frozen && i == 3) << i;
       }
     });
   }
@@ -106,8 +108,8 @@ TEST(ParamCast, NoRankHasACopyOfTheModelIn16BitsBetweenForwardAndBackward) {
   ranks(2, [](Group group) {
     const auto counted = std::make_shared<AllocatedBytes>();
     const c10::DebugInfoGuard watching(c10::DebugInfoKind::PROFILER_STATE, counted);
-    auto net = mlp(kLayers);
-    const auto sharding = sharding_of(net, group);
+    auto net = cast_layers(kLayers);
+    const auto sharding = cast_sharding(net, group);
     for (int step = 0; step < 2; ++step) {
       const int64_t before = counted->bytes();
       const at::Tensor loss = loss_of(net, group.rank());
@@ -125,20 +127,20 @@ TEST(ParamCast, AnEvaluationWithinOneScopeKeepsNoCopyEither) {
     ranks(2, [&](Group group) {
       const auto counted = std::make_shared<AllocatedBytes>();
       const c10::DebugInfoGuard watching(c10::DebugInfoKind::PROFILER_STATE, counted);
-      auto net = mlp(kLayers);
+      auto net = cast_layers(kLayers);
       at::Tensor expected;
       {
         const AutocastScope autocast;
         const torch::NoGradGuard no_grad;
-        expected = net->forward(at::ones({2, kWidth}));
+        expected = net->forward(at::ones({2, kCastWidth}));
       }
-      const auto sharding = sharding_of(net, group);
+      const auto sharding = cast_sharding(net, group);
       const torch::NoGradGuard no_grad;
       const c10::InferenceMode mode(inference);
       const int64_t before = counted->bytes();
       const AutocastScope autocast;
       for (int i = 0; i < 2; ++i) {
-        EXPECT_TRUE(at::equal(net->forward(at::ones({2, kWidth})), expected)) << i;
+        EXPECT_TRUE(at::equal(net->forward(at::ones({2, kCastWidth})), expected)) << i;
         EXPECT_LT(counted->bytes() - before, kCopy / 2);
       }
     });
@@ -147,8 +149,8 @@ TEST(ParamCast, AnEvaluationWithinOneScopeKeepsNoCopyEither) {
 
 TEST(ParamCast, AParameterThatWasWrittenToBeforeBackwardIsNotCastAgain) {
   ranks(2, [](Group group) {
-    auto net = mlp(6);
-    const auto sharding = sharding_of(net, group);
+    auto net = cast_layers(6);
+    const auto sharding = cast_sharding(net, group);
     const at::Tensor loss = loss_of(net, group.rank());
     {
       const torch::NoGradGuard no_grad;
@@ -162,8 +164,8 @@ TEST(ParamCast, AParameterThatWasWrittenToBeforeBackwardIsNotCastAgain) {
 
 TEST(ParamCast, AParameterThatTheProgramCastsIsAnOrdinaryTensor) {
   ranks(2, [](Group group) {
-    auto net = mlp(3);
-    const auto sharding = sharding_of(net, group);
+    auto net = cast_layers(3);
+    const auto sharding = cast_sharding(net, group);
     const AutocastScope autocast;
     const torch::NoGradGuard no_grad;
     const at::Tensor own = net->parameters()[0].to(at::kBFloat16);

@@ -35,13 +35,11 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 /// Square layers without biases; one bucket each with a cap of 1.
-torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
-  torch::nn::Sequential net = test::square_layers(layers, width, /*bias=*/false);
-  test::fill_with_sines(*net, {.scale = 1.0 / 4, .phase_step = 1});
-  return net;
+torch::nn::Sequential exchange_layers(int64_t layers, int64_t width = 16) {
+  return test::sine_layers(layers, width, {.scale = 1.0 / 4, .phase_step = 1}, /*bias=*/false);
 }
 
-std::shared_ptr<Sharding> sharding_of(
+std::shared_ptr<Sharding> exchange_sharding(
     torch::nn::Sequential& net,
     const Group& group,
     int64_t cap_bytes,
@@ -78,8 +76,8 @@ TEST(ParamExchange, OneRankMayReadParametersThatOthersDoNotUse) {
         for (const size_t logged : {0, 2, 3}) {
           SCOPED_TRACE(testing::Message() << layers << " " << cap << " " << two_groups << logged);
           ranks(2, [&](Group group) {
-            auto net = mlp(layers);
-            const auto sharding = sharding_of(net, group, cap, {}, two_groups);
+            auto net = exchange_layers(layers);
+            const auto sharding = exchange_sharding(net, group, cap, {}, two_groups);
             const at::Tensor x = at::ones({2, 16});
             for (int step = 0; step < 3; ++step) {
               run_backward(*sharding, net->forward(x).square().sum());
@@ -104,8 +102,8 @@ TEST(ParamExchange, AGatherDuringTheOthersSyncLeavesAllRanksEqual) {
     for (const bool two_groups : {false, true}) {
       for (const bool evaluated : {false, true}) {
         ranks(3, [&](Group group) {
-          auto net = mlp(8);
-          const auto sharding = sharding_of(net, group, cap, {}, two_groups);
+          auto net = exchange_layers(8);
+          const auto sharding = exchange_sharding(net, group, cap, {}, two_groups);
           const at::Tensor x = at::ones({2, 16});
           for (int epoch = 0; epoch < 2; ++epoch) {
             run_backward(*sharding, net->forward(x).square().sum());
@@ -134,12 +132,13 @@ TEST(ParamExchange, AGatherDuringTheOthersSyncLeavesAllRanksEqual) {
 /// Rank 0 has the first matrix here, and rank 1 does not, when both write to it.
 TEST(ParamExchange, WritesPersistWhileAnotherRankWaits) {
   ranks(2, [](Group group) {
-    auto net = mlp(4);
-    const auto sharding = sharding_of(net, group, 1, {.max_live_elements = 520, .prefetch = false});
+    auto net = exchange_layers(4);
+    const auto sharding =
+        exchange_sharding(net, group, 1, {.max_live_elements = 520, .prefetch = false});
     auto weights = net->parameters();
     const torch::NoGradGuard no_grad;
     std::vector<at::Tensor> plain;
-    for (const at::Tensor& weight : mlp(4)->parameters()) {
+    for (const at::Tensor& weight : exchange_layers(4)->parameters()) {
       plain.push_back(weight);
     }
     weights[0].sum();
@@ -164,8 +163,8 @@ TEST(ParamExchange, CollectiveWritesAreEqualThoughOneRankReadOthersBefore) {
   for (const int who : {0, 1}) {
     for (const bool twice : {false, true}) {
       ranks(2, [&](Group group) {
-        auto net = mlp(5);
-        const auto sharding = sharding_of(net, group, 1);
+        auto net = exchange_layers(5);
+        const auto sharding = exchange_sharding(net, group, 1);
         auto weights = net->parameters();
         const torch::NoGradGuard no_grad;
         const auto look = [&] {
@@ -175,7 +174,7 @@ TEST(ParamExchange, CollectiveWritesAreEqualThoughOneRankReadOthersBefore) {
             }
           }
         };
-        const at::Tensor expected = mlp(5)->parameters()[0] * (twice ? 0.25 : 0.5);
+        const at::Tensor expected = exchange_layers(5)->parameters()[0] * (twice ? 0.25 : 0.5);
         weights[0].sum();
         look();
         weights[0].mul_(0.5);
@@ -195,8 +194,8 @@ TEST(ParamExchange, CollectiveWritesAreEqualThoughOneRankReadOthersBefore) {
 
 TEST(ParamExchange, WritesOnSomeRanksAreRefusedByNameOnAllRanks) {
   ranks(2, [](Group group) {
-    auto net = mlp(3);
-    const auto sharding = sharding_of(net, group, 1);
+    auto net = exchange_layers(3);
+    const auto sharding = exchange_sharding(net, group, 1);
     auto weights = net->parameters();
     const torch::NoGradGuard no_grad;
     weights[0].sum();
@@ -218,7 +217,8 @@ TEST(ParamExchange, WritesOnSomeRanksAreRefusedByNameOnAllRanks) {
         [&] { weights[static_cast<size_t>(group.rank())].mul_(2); },
         refusal("rank 1 uses 1.weight"));
     for (const size_t i : {0, 1}) {
-      EXPECT_TRUE(at::equal(weights[i], mlp(3)->parameters()[i])) << "nothing was written";
+      EXPECT_TRUE(at::equal(weights[i], exchange_layers(3)->parameters()[i]))
+          << "nothing was written";
     }
   });
 }
@@ -228,8 +228,8 @@ TEST(ParamExchange, AWriteWithoutTheOtherRanksTimesOut) {
   ranks(
       2,
       [](Group group) {
-        auto net = mlp(2);
-        const auto sharding = sharding_of(net, group, 1);
+        auto net = exchange_layers(2);
+        const auto sharding = exchange_sharding(net, group, 1);
         const auto either = [&] {
           const torch::NoGradGuard no_grad;
           if (group.rank() == 0) {
@@ -247,7 +247,7 @@ TEST(ParamExchange, AWriteWithoutTheOtherRanksTimesOut) {
 /// What a program may do around its steps, all ranks alike, and what single ranks do besides.
 std::vector<at::Tensor> weights_after_mixed_work(
     Group& group, ParamPlacement placement, uint32_t seed) {
-  auto net = mlp(6);
+  auto net = exchange_layers(6);
   const auto sharding = make_sharding(
       named(*net), group, {.cap_bytes = 1, .first_cap_bytes = 1, .placement = placement});
   auto weights = net->parameters();
@@ -304,10 +304,10 @@ TEST(ParamExchange, ReadsOfSingleRanksDoNotChangeTraining) {
 
 TEST(ParamExchange, UnitsInUseByOneRankDoNotChangeTheOthersReshards) {
   ranks(2, [](Group group) {
-    auto net = mlp(6);
-    const auto sharding = sharding_of(net, group, 1, {.max_live_elements = 520});
+    auto net = exchange_layers(6);
+    const auto sharding = exchange_sharding(net, group, 1, {.max_live_elements = 520});
     const torch::NoGradGuard no_grad;
-    const at::Tensor first = mlp(6)->parameters()[0];
+    const at::Tensor first = exchange_layers(6)->parameters()[0];
     {
       const Gathered held({net->parameters()[0]}, false);
       net->forward(at::ones({2, 16}));
@@ -321,8 +321,8 @@ TEST(ParamExchange, UnitsInUseByOneRankDoNotChangeTheOthersReshards) {
 
 TEST(ParamExchange, GatheredParametersAreNotUpdated) {
   ranks(2, [](Group group) {
-    auto net = mlp(2);
-    const auto sharding = sharding_of(net, group, 1);
+    auto net = exchange_layers(2);
+    const auto sharding = exchange_sharding(net, group, 1);
     const Gathered held(net->parameters(), false);
     try {
       sharding->finish_parameter_use();
@@ -350,8 +350,8 @@ at::Tensor loss_that_throws(torch::nn::Sequential& net, bool throws) {
 TEST(ParamExchange, ABackwardThatFailedOnOneRankDoesNotMixWithTheNext) {
   std::array<std::string, 2> said;
   ranks(2, [&](Group group) {
-    auto net = mlp(6);
-    const auto sharding = sharding_of(net, group, 1);
+    auto net = exchange_layers(6);
+    const auto sharding = exchange_sharding(net, group, 1);
     const int rank = group.rank();
     try {
       for (int step = 0; step < 3; ++step) {
@@ -379,8 +379,8 @@ TEST(ParamExchange, FewBucketsAreInFlightIfAnotherRankIsSlow) {
   std::array<std::atomic<int>, 2> arrived{0, 0};
   std::atomic<int> lead = 0;
   ranks(2, [&](Group group) {
-    auto net = mlp(kLayers);
-    const auto sharding = sharding_of(net, group, 1, {.max_live_elements = 1 << 30});
+    auto net = exchange_layers(kLayers);
+    const auto sharding = exchange_sharding(net, group, 1, {.max_live_elements = 1 << 30});
     const size_t rank = static_cast<size_t>(group.rank());
     for (at::Tensor& parameter : net->parameters()) {
       parameter.register_hook([&, rank](const at::Tensor& gradient) {
@@ -405,11 +405,11 @@ TEST(ParamExchange, AServingRankMayHaveALongerTimeoutThanTraining) {
   ranks(
       2,
       [](Group group) {
-        auto net = mlp(4);
-        const auto sharding = sharding_of(net, group, 1);
+        auto net = exchange_layers(4);
+        const auto sharding = exchange_sharding(net, group, 1);
         if (group.rank() == 0) {
           std::this_thread::sleep_for(milliseconds(600));  // A slow disk.
-          const at::Tensor expected = mlp(4)->parameters()[1].detach().sum();
+          const at::Tensor expected = exchange_layers(4)->parameters()[1].detach().sum();
           EXPECT_TRUE(at::equal(net->parameters()[1].sum().detach(), expected));
         }
         sharding->coordinator()->wait_for_all(0, group.with_timeout(std::chrono::seconds(60)));
@@ -420,10 +420,10 @@ TEST(ParamExchange, AServingRankMayHaveALongerTimeoutThanTraining) {
 
 /// What was on its way to parameters is there, or cannot be read: never half.
 TEST(ParamExchange, AMessageInFlightAtTheEndIsNotReadInPart) {
-  const auto expected = mlp(6, 256)->parameters();
+  const auto expected = exchange_layers(6, 256)->parameters();
   const auto body = [&](Group group) {
-    auto net = mlp(6, 256);
-    auto sharding = sharding_of(net, group, 1, {.max_live_elements = 3 * 65536});
+    auto net = exchange_layers(6, 256);
+    auto sharding = exchange_sharding(net, group, 1, {.max_live_elements = 3 * 65536});
     for (int step = 0; step < 3; ++step) {
       run_backward(*sharding, net->forward(at::ones({2, 256})).sum());
       end_step(*sharding);

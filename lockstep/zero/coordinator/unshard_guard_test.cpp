@@ -31,13 +31,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
-  torch::nn::Sequential net = test::square_layers(layers, width);
-  test::fill_with_sines(*net);
-  return net;
-}
-
-std::shared_ptr<Sharding> sharding_of(
+std::shared_ptr<Sharding> guarded_sharding(
     const NamedTensors& parameters,
     const Group& group,
     ParamPlacement placement = ParamPlacement::kSharded,
@@ -65,8 +59,8 @@ auto build_in_parts(Init& init, const Build& build) {
 
 TEST(UnshardGuard, CollectivesOnShardedParametersAreRefused) {
   ranks(2, [](Group group) {
-    auto net = mlp(1);
-    const auto sharding = sharding_of(named(*net), group);
+    auto net = test::sine_layers(1, 16);
+    const auto sharding = guarded_sharding(named(*net), group);
     const at::Tensor weight = net->parameters()[0].detach();
     const auto refusal = ThrowsMessage<ConfigError>(
         AllOf(HasSubstr("clone()"), HasSubstr("with_gathered_parameters")));
@@ -77,15 +71,16 @@ TEST(UnshardGuard, CollectivesOnShardedParametersAreRefused) {
     EXPECT_THAT([&] { group.all_gather_into(weight, at::ones({8, 16})); }, refusal);
     const at::Tensor sum = group.all_reduce(weight.clone()).wait();
     weight.copy_(sum);
-    EXPECT_TRUE(at::equal(weight, mlp(1)->parameters()[0] * 2)) << "as the error says";
+    EXPECT_TRUE(at::equal(weight, test::sine_layers(1, 16)->parameters()[0] * 2))
+        << "as the error says";
   });
 }
 
 TEST(UnshardGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [&](Group group) {
-      auto net = mlp(3);
-      const auto sharding = sharding_of(named(*net), group, placement);
+      auto net = test::sine_layers(3, 16);
+      const auto sharding = guarded_sharding(named(*net), group, placement);
       EXPECT_NO_THROW(sharding->check_not_moved());
       net->to(at::kCPU);
       net->to(at::kFloat);
@@ -100,8 +95,8 @@ TEST(UnshardGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
 
 TEST(UnshardGuard, ParametersThatOutliveTheirShardingThrow) {
   ranks(2, [](Group group) {
-    auto net = mlp(3);
-    auto sharding = sharding_of(named(*net), group);
+    auto net = test::sine_layers(3, 16);
+    auto sharding = guarded_sharding(named(*net), group);
     net->parameters()[0].sum();  // Is here now, and others are not.
     sharding.reset();
     for (const at::Tensor& parameter : net->parameters()) {
@@ -112,8 +107,8 @@ TEST(UnshardGuard, ParametersThatOutliveTheirShardingThrow) {
 
 TEST(UnshardGuard, OperationsWithoutValuesUnshardNothing) {
   ranks(2, [](Group group) {
-    auto net = mlp(2);
-    const auto sharding = sharding_of(named(*net), group);
+    auto net = test::sine_layers(2, 16);
+    const auto sharding = guarded_sharding(named(*net), group);
     const at::Tensor weight = net->parameters()[0];
     const int64_t before = sharding->coordinator()->gathers();
     if (group.rank() == 0) {  // Alone: a round would be an error.
@@ -141,22 +136,22 @@ TEST(UnshardGuard, ACustomOperationUnshardsItsParameters) {
                             .findSchemaOrThrow("paging_guard_test::sum_like", "")
                             .typed<at::Tensor(const at::Tensor&)>();
   ranks(2, [&](Group group) {
-    auto net = mlp(1);
+    auto net = test::sine_layers(1, 16);
     const float expected = sum_through_memory(net->parameters()[0]).item<float>();
-    const auto sharding = sharding_of(named(*net), group);
+    const auto sharding = guarded_sharding(named(*net), group);
     EXPECT_EQ(sum_like.call(net->parameters()[0].detach()).item<float>(), expected);
   });
 }
 
 TEST(UnshardGuard, OneFrozenTensorMayHaveTwoNames) {
   ranks(2, [](Group group) {
-    auto net = mlp(2);
+    auto net = test::sine_layers(2, 16);
     const at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
     NamedTensors all = named(*net);
     all.push_back({"again", frozen});
     const auto sharding =
-        sharding_of(all, group, ParamPlacement::kSharded, {}, /*cap_bytes=*/1 << 20);
-    EXPECT_TRUE(at::equal(frozen, mlp(2)->parameters()[0]));
+        guarded_sharding(all, group, ParamPlacement::kSharded, {}, /*cap_bytes=*/1 << 20);
+    EXPECT_TRUE(at::equal(frozen, test::sine_layers(2, 16)->parameters()[0]));
   });
 }
 
@@ -171,12 +166,12 @@ TEST(UnshardGuard, ViewsOfEachOtherAreRefusedByName) {
       const at::Tensor column = one.detach().narrow(1, 3, 1);
       EXPECT_THAT(
           [&] {
-            sharding_of({{"one", one}, {"view", view}}, group, placement);
+            guarded_sharding({{"one", one}, {"view", view}}, group, placement);
           },
           refusal("one", "view"));
       EXPECT_THAT(
           [&] {
-            sharding_of({{"one", one}}, group, placement, {{"column", column}});
+            guarded_sharding({{"one", one}}, group, placement, {{"column", column}});
           },
           refusal("one", "column"))
           << "a buffer";
@@ -186,11 +181,11 @@ TEST(UnshardGuard, ViewsOfEachOtherAreRefusedByName) {
       const at::Tensor middle = columns.narrow(1, 7, 2).detach().requires_grad_();
       EXPECT_THAT(
           [&] {
-            sharding_of({{"left", left}, {"middle", middle}}, group, placement);
+            guarded_sharding({{"left", left}, {"middle", middle}}, group, placement);
           },
           refusal("left", "middle"));
-      const auto sharding =
-          sharding_of({{"left", left}, {"right", right}, {"left again", left}}, group, placement);
+      const auto sharding = guarded_sharding(
+          {{"left", left}, {"right", right}, {"left again", left}}, group, placement);
       EXPECT_TRUE(at::equal(right, at::ones({8, 8}))) << "side by side, and twice the same";
     });
   }
@@ -214,7 +209,7 @@ TEST(ZeroInit, UnshardedParametersCanBeMadeFull) {
 TEST(ZeroInit, AUnitInUseByOneRankIsKeptByAll) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
-    auto built = build_in_parts(init, [] { return mlp(2); });
+    auto built = build_in_parts(init, [] { return test::sine_layers(2, 16); });
     const at::Tensor kept = group.rank() == 1 ? built->parameters()[2] : at::Tensor();
     built = nullptr;
     EXPECT_EQ(init.release().size(), 1) << "of two";
@@ -223,13 +218,14 @@ TEST(ZeroInit, AUnitInUseByOneRankIsKeptByAll) {
 
 TEST(ZeroInit, GradientsFlowThroughASecondModelToTheShardedOne) {
   const at::Tensor x = at::ones({2, 16}) / 16;
-  auto plain_critic = mlp(4);
-  auto plain = mlp(6);
+  auto plain_critic = test::sine_layers(4, 16);
+  auto plain = test::sine_layers(6, 16);
   plain_critic->forward(plain->forward(x)).sum().backward();
   ranks(2, [&](Group group) {
     Init init(group, at::kCPU, 100);
-    auto nets = build_in_parts(init, [] { return std::make_pair(mlp(6), mlp(4)); });
-    const auto sharding = sharding_of(named(*nets.first), group);
+    auto nets = build_in_parts(
+        init, [] { return std::make_pair(test::sine_layers(6, 16), test::sine_layers(4, 16)); });
+    const auto sharding = guarded_sharding(named(*nets.first), group);
     for (Init::ReleasedUnit& left : init.release()) {
       sharding->manage(std::move(left.unit), std::move(left.name));
     }
@@ -262,8 +258,9 @@ TEST(ZeroInit, GradientsFlowThroughASecondModelToTheShardedOne) {
 TEST(ZeroInit, ASecondModelMayBeWrittenAfterTheFirstWasSharded) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
-    auto nets = build_in_parts(init, [] { return std::make_pair(mlp(1), mlp(2)); });
-    const auto sharding = sharding_of(named(*nets.first), group);
+    auto nets = build_in_parts(
+        init, [] { return std::make_pair(test::sine_layers(1, 16), test::sine_layers(2, 16)); });
+    const auto sharding = guarded_sharding(named(*nets.first), group);
     for (Init::ReleasedUnit& left : init.release()) {
       sharding->manage(std::move(left.unit), std::move(left.name));
     }
@@ -294,7 +291,7 @@ TEST(ZeroInit, SendsAModelTwice) {
       }
       return built;
     });
-    const auto sharding = sharding_of(weights, group);
+    const auto sharding = guarded_sharding(weights, group);
   });
   const int64_t model = 3 * 36 * 64 * 4;
   EXPECT_EQ(traffic.of(comm::Op::kBroadcast, at::kFloat), model * (kRanks - 1));

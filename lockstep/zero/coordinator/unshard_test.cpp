@@ -33,7 +33,7 @@ void fill(torch::nn::Module& module) {
   test::fill_with_sines(module, {.scale = 1.0 / 4, .phase_step = 1});
 }
 
-std::shared_ptr<Sharding> sharding_of(
+std::shared_ptr<Sharding> unshard_sharding(
     const torch::nn::Module& module,
     const Group& group,
     int64_t cap_bytes,
@@ -47,10 +47,8 @@ std::shared_ptr<Sharding> sharding_of(
        .coordinator = coordinator});
 }
 
-torch::nn::Sequential mlp(int64_t layers) {
-  torch::nn::Sequential net = test::square_layers(layers, 16);
-  fill(*net);
-  return net;
+torch::nn::Sequential unshard_layers(int64_t layers) {
+  return test::sine_layers(layers, 16, {.scale = 1.0 / 4, .phase_step = 1});
 }
 
 /// A bit of everything: tied, recurrent, attention.
@@ -59,7 +57,7 @@ struct VariedImpl : torch::nn::Module {
     embedding = register_module("embedding", torch::nn::Embedding(32, 16));
     norm = register_module(
         "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions(std::vector<int64_t>{16})));
-    linear = register_module("linear", mlp(4));
+    linear = register_module("linear", unshard_layers(4));
     lstm = register_module(
         "lstm", torch::nn::LSTM(torch::nn::LSTMOptions(16, 16).num_layers(2).bidirectional(true)));
     layer = register_module(
@@ -103,9 +101,9 @@ std::vector<double> oracle(
 
 TEST(Unshard, ValuesExistDuringUseAndAreFreedAfterwards) {
   ranks(2, [](Group group) {
-    auto net = mlp(6);
+    auto net = unshard_layers(6);
     const at::Tensor expected = net->parameters()[0].detach().clone();
-    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 600});
+    const auto sharding = unshard_sharding(*net, group, 1, {.max_live_elements = 600});
     EXPECT_EQ(sharding->coordinator()->unsharded_elements(), 0);
     EXPECT_TRUE(at::equal(net->parameters()[0], expected));
     EXPECT_GT(sharding->coordinator()->unsharded_elements(), 0);
@@ -119,8 +117,8 @@ TEST(Unshard, ValuesExistDuringUseAndAreFreedAfterwards) {
 
 TEST(Unshard, MemoryOfAShardedParameterCannotBeRead) {
   ranks(2, [](Group group) {
-    auto net = mlp(2);
-    const auto sharding = sharding_of(*net, group, 1);
+    auto net = unshard_layers(2);
+    const auto sharding = unshard_sharding(*net, group, 1);
     try {
       net->parameters()[0].data_ptr<float>();
       FAIL() << "there is no memory";
@@ -139,7 +137,7 @@ TEST(Unshard, TrainsAsOneProcess) {
       for (const int64_t live : {int64_t{1}, int64_t{1} << 30}) {
         ranks(world, [&](Group group) {
           Varied net;
-          const auto sharding = sharding_of(*net, group, cap, {.max_live_elements = live});
+          const auto sharding = unshard_sharding(*net, group, cap, {.max_live_elements = live});
           for (int step = 0; step < 5; ++step) {
             const at::Tensor loss = net->loss(step);
             EXPECT_NEAR(loss.item<double>(), expected[step], 2e-6) << step;
@@ -154,8 +152,8 @@ TEST(Unshard, TrainsAsOneProcess) {
 
 TEST(Unshard, TheNextUnitIsPrefetchedFromTheSecondStepOn) {
   ranks(2, [](Group group) {
-    auto net = mlp(6);
-    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 3 * 600});
+    auto net = unshard_layers(6);
+    const auto sharding = unshard_sharding(*net, group, 1, {.max_live_elements = 3 * 600});
     for (int step = 0; step < 2; ++step) {
       run_backward(*sharding, net->forward(at::ones({2, 16})).square().sum());
       update(*sharding, 0.01);
@@ -171,8 +169,8 @@ TEST(Unshard, TheNextUnitIsPrefetchedFromTheSecondStepOn) {
 
 TEST(Unshard, RanksMayUseOtherParametersThanOthers) {
   ranks(3, [](Group group) {
-    auto net = mlp(5);
-    const auto sharding = sharding_of(*net, group, 1);
+    auto net = unshard_layers(5);
+    const auto sharding = unshard_sharding(*net, group, 1);
     for (int step = 0; step < 4; ++step) {
       at::Tensor x = at::ones({2, 16});
       const auto layers = net->children();
@@ -191,9 +189,9 @@ TEST(Unshard, RanksMayUseOtherParametersThanOthers) {
 
 TEST(Unshard, EvaluationUnshardsAsTrainingDoes) {
   ranks(2, [](Group group) {
-    auto net = mlp(4);
+    auto net = unshard_layers(4);
     const at::Tensor expected = net->forward(at::ones({2, 16})).detach();
-    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 600});
+    const auto sharding = unshard_sharding(*net, group, 1, {.max_live_elements = 600});
     {
       const torch::NoGradGuard no_grad;
       EXPECT_TRUE(at::equal(net->forward(at::ones({2, 16})), expected));
@@ -209,8 +207,8 @@ TEST(Unshard, EvaluationUnshardsAsTrainingDoes) {
 
 TEST(Unshard, WritesToParametersPersist) {
   ranks(2, [](Group group) {
-    auto net = mlp(4);
-    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 1});
+    auto net = unshard_layers(4);
+    const auto sharding = unshard_sharding(*net, group, 1, {.max_live_elements = 1});
     {
       const torch::NoGradGuard no_grad;
       for (auto& parameter : net->parameters()) {
@@ -218,7 +216,7 @@ TEST(Unshard, WritesToParametersPersist) {
         parameter.add_(1);
       }
     }
-    auto twice = mlp(4);
+    auto twice = unshard_layers(4);
     for (size_t i = 0; i < twice->parameters().size(); ++i) {
       EXPECT_TRUE(at::equal(net->parameters()[i], twice->parameters()[i] * 2 + 1));
     }
@@ -227,11 +225,11 @@ TEST(Unshard, WritesToParametersPersist) {
 
 TEST(Unshard, FrozenParametersAreGatheredAndFreedToo) {
   ranks(2, [](Group group) {
-    auto net = mlp(3);
+    auto net = unshard_layers(3);
     for (auto& parameter : net->children()[0]->parameters()) {
       parameter.set_requires_grad(false);
     }
-    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 600});
+    const auto sharding = unshard_sharding(*net, group, 1, {.max_live_elements = 600});
     EXPECT_TRUE(comm::is_sharded_param(net->parameters()[0]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
     EXPECT_FALSE(sharding->slices().of({net->parameters()[0]})[0].grad().defined());
@@ -241,7 +239,7 @@ TEST(Unshard, FrozenParametersAreGatheredAndFreedToo) {
 
 TEST(Unshard, SmallParametersMayStay) {
   ranks(2, [](Group group) {
-    auto net = mlp(3);
+    auto net = unshard_layers(3);
     const auto sharding = make_sharding(
         named(*net),
         group,
@@ -255,7 +253,7 @@ TEST(Unshard, SmallParametersMayStay) {
 
 TEST(Unshard, SmallParametersStayUpToTheLimitInTheModelsOrder) {
   ranks(2, [](Group group) {
-    auto net = mlp(3);
+    auto net = unshard_layers(3);
     // Biases of 16, and a weight of 256 that is too large for the first bound alone.
     net->parameters()[3].set_requires_grad(false);
     const auto sharding = make_sharding(
@@ -298,8 +296,8 @@ TEST(Unshard, AUnitThatDoesNotFitIsSkippedAndASmallerLaterOneStays) {
 
 TEST(Unshard, ARankThatReadsAParameterAloneGetsAnError) {
   ranks(2, [](Group group) {
-    auto net = mlp(3);
-    const auto sharding = sharding_of(*net, group, 1);
+    auto net = unshard_layers(3);
+    const auto sharding = unshard_sharding(*net, group, 1);
     if (group.rank() == 0) {
       try {
         net->parameters()[2].sum();
@@ -351,7 +349,7 @@ TEST(ZeroInit, AllRanksHaveRank0sValues) {
     init.finish();
     EXPECT_TRUE(comm::is_sharded_param(net->parameters()[0]));
     EXPECT_FALSE(comm::is_sharded_param(net->parameters()[1]));
-    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 1});
+    const auto sharding = unshard_sharding(*net, group, 1, {.max_live_elements = 1});
     EXPECT_TRUE(at::equal(net->parameters()[0], at::arange(64 * 64, at::kFloat).reshape({64, 64})));
     EXPECT_TRUE(at::equal(net->parameters()[1], at::zeros({64})));
     run_backward(*sharding, net->forward(at::ones({2, 64})).square().mean());
@@ -491,7 +489,7 @@ TEST(ActivationCheckpoint, WorksWithEveryStage) {
       *alone, [&](int step) { return loss_of(alone, step); }, 4);
   ranks(2, [&](Group group) {
     Varied net;
-    const auto sharding = sharding_of(*net, group, 1, {.max_live_elements = 1});
+    const auto sharding = unshard_sharding(*net, group, 1, {.max_live_elements = 1});
     for (int step = 0; step < 4; ++step) {
       const at::Tensor loss = loss_of(net, step);
       EXPECT_NEAR(loss.item<double>(), expected[step], 2e-6) << step;

@@ -41,8 +41,8 @@ constexpr PlusPlusOptions kAll = {
 
 /// Linear layers, and a number that is used last, so that no layer is here still when backward
 /// begins.
-struct NetImpl : test::TanhStackImpl {
-  NetImpl(int64_t layers, int64_t width, at::ScalarType dtype = at::kFloat)
+struct GainNetImpl : test::TanhStackImpl {
+  GainNetImpl(int64_t layers, int64_t width, at::ScalarType dtype = at::kFloat)
       : TanhStackImpl(layers, width, /*bias=*/false) {
     gain = register_parameter("gain", at::ones({1}));
     to(dtype);
@@ -50,10 +50,10 @@ struct NetImpl : test::TanhStackImpl {
   at::Tensor forward(const at::Tensor& x) { return TanhStackImpl::forward(x) * gain; }
   at::Tensor gain;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(GainNet);
 
-std::shared_ptr<Sharding> sharding_of(
-    const Net& net,
+std::shared_ptr<Sharding> plus_plus_sharding(
+    const GainNet& net,
     const Group& group,
     const PlusPlusOptions& plus_plus,
     const ParamCoordinatorOptions& coordinator = {.max_live_elements = 1, .prefetch = false},
@@ -90,7 +90,7 @@ at::Tensor batch_of(int rank, int step, int64_t width, at::ScalarType dtype = at
   return at::cos(at * (0.37 + 0.11 * rank) + step % 3).to(dtype).requires_grad_();
 }
 
-at::Tensor loss_of(Net& net, int rank, int step) {
+at::Tensor loss_of(GainNet& net, int rank, int step) {
   const at::Tensor x = batch_of(rank, step, 64);
   return (net->forward(x) - x.detach().roll(1, 1) / 2).square().mean();
 }
@@ -100,12 +100,12 @@ constexpr ParamCoordinatorOptions kWithPrefetch = {
     .max_live_elements = 3 * 64 * 64, .prefetch = true};
 
 /// Mean losses over the ranks of some steps.
-std::vector<double> train(const PlusPlusOptions& plus_plus, int steps = 30) {
+std::vector<double> plus_plus_losses(const PlusPlusOptions& plus_plus, int steps = 30) {
   std::vector<double> losses(steps, 0);
   std::mutex mutex;
   ranks(4, [&](Group group) {
-    Net net(3, 64);
-    const auto sharding = sharding_of(net, group, plus_plus, kWithPrefetch);
+    GainNet net(3, 64);
+    const auto sharding = plus_plus_sharding(net, group, plus_plus, kWithPrefetch);
     for (int step = 0; step < steps; ++step) {
       const at::Tensor loss = loss_of(net, group.rank(), step);
       {
@@ -125,16 +125,18 @@ std::vector<double> train(const PlusPlusOptions& plus_plus, int steps = 30) {
 }
 
 TEST(PlusPlus, SecondCopiesChangeNoBit) {
-  EXPECT_EQ(train(kPlain), train(kSecondaries));
-  EXPECT_EQ(train(kWeights), train({.quantized_weights = true, .hpz_partition_size = 2}));
+  EXPECT_EQ(plus_plus_losses(kPlain), plus_plus_losses(kSecondaries));
+  EXPECT_EQ(
+      plus_plus_losses(kWeights),
+      plus_plus_losses({.quantized_weights = true, .hpz_partition_size = 2}));
 }
 
 TEST(PlusPlus, TrainsAsStage3WithinABand) {
-  const std::vector<double> expected = train(kPlain);
+  const std::vector<double> expected = plus_plus_losses(kPlain);
   EXPECT_LT(expected.back(), 0.8 * expected.front()) << "or equal losses say nothing";
   const PlusPlusOptions one_hop = {.quantized_gradients = true};
   for (const PlusPlusOptions& options : {kWeights, kGradients, one_hop, kAll}) {
-    const std::vector<double> losses = train(options);
+    const std::vector<double> losses = plus_plus_losses(options);
     for (size_t step = 0; step < losses.size(); ++step) {
       EXPECT_NEAR(losses[step], expected[step], 0.02 * expected[0])
           << step << " quantized weights " << options.quantized_weights << " gradients "
@@ -146,8 +148,8 @@ TEST(PlusPlus, TrainsAsStage3WithinABand) {
 
 TEST(PlusPlus, WorksOverSocketsAndSharedMemory) {
   const auto body = [](Group group) {
-    Net net(3, 64);
-    const auto sharding = sharding_of(net, group, kAll, kWithPrefetch);
+    GainNet net(3, 64);
+    const auto sharding = plus_plus_sharding(net, group, kAll, kWithPrefetch);
     for (int step = 0; step < 4; ++step) {
       run_backward(*sharding, loss_of(net, group.rank(), step));
       update_all(*sharding, 0.1);
@@ -165,8 +167,8 @@ int64_t bytes_of_a_step(
     const PlusPlusOptions& plus_plus, at::ScalarType dtype, int64_t layers, int64_t width) {
   HostTraffic traffic(2);
   ranks(4, [&](Group group) {
-    Net net(layers, width, dtype);
-    const auto sharding = sharding_of(net, counted(group, traffic), plus_plus);
+    GainNet net(layers, width, dtype);
+    const auto sharding = plus_plus_sharding(net, counted(group, traffic), plus_plus);
     for (int step = 0; step < 3; ++step) {
       group.barrier();
       if (group.rank() == 0) {
@@ -213,8 +215,8 @@ TEST(PlusPlus, AStepSendsThreeQuartersOfTheParametersBetweenHostsInsteadOfThree)
 TEST(PlusPlus, BackwardGathersCrossNothing) {
   HostTraffic traffic(2);
   ranks(4, [&](Group group) {
-    Net net(4, 64);
-    const auto sharding = sharding_of(net, counted(group, traffic), kSecondaries);
+    GainNet net(4, 64);
+    const auto sharding = plus_plus_sharding(net, counted(group, traffic), kSecondaries);
     const ParamCoordinator& coordinator = *sharding->coordinator();
     // The second backward adds to the first's gradients: even its forward stays close.
     for (int micro_step = 0; micro_step < 2; ++micro_step) {
@@ -242,8 +244,8 @@ TEST(PlusPlus, BackwardGathersCrossNothing) {
 
 TEST(PlusPlus, SecondCopiesSeeWritesToParameters) {
   ranks(4, [](Group group) {
-    Net net(3, 64);
-    const auto sharding = sharding_of(net, group, kSecondaries);
+    GainNet net(3, 64);
+    const auto sharding = plus_plus_sharding(net, group, kSecondaries);
     loss_of(net, group.rank(), 0);
     {
       const torch::NoGradGuard no_grad;
@@ -256,8 +258,8 @@ TEST(PlusPlus, SecondCopiesSeeWritesToParameters) {
 
 TEST(PlusPlus, RanksMayUseOtherParametersThanOthers) {
   ranks(4, [](Group group) {
-    Net net(5, 64);
-    const auto sharding = sharding_of(net, group, kAll);
+    GainNet net(5, 64);
+    const auto sharding = plus_plus_sharding(net, group, kAll);
     for (int step = 0; step < 4; ++step) {
       at::Tensor x = batch_of(group.rank(), step, 64);
       for (int i = 0; i < 5; ++i) {
@@ -275,9 +277,9 @@ TEST(PlusPlus, RanksMayUseOtherParametersThanOthers) {
 
 TEST(PlusPlus, UpdatesAndSavesExactValuesThoughItComputesWithRoundedOnes) {
   ranks(4, [](Group group) {
-    const Net alone(3, 64);
-    Net net(3, 64);
-    const auto sharding = sharding_of(net, group, kWeights);
+    const GainNet alone(3, 64);
+    GainNet net(3, 64);
+    const auto sharding = plus_plus_sharding(net, group, kWeights);
     run_backward(*sharding, loss_of(net, group.rank(), 0));
     update_all(*sharding, 0);
     for (size_t i = 0; i < 3; ++i) {
@@ -294,9 +296,9 @@ TEST(PlusPlus, UpdatesAndSavesExactValuesThoughItComputesWithRoundedOnes) {
 
 TEST(PlusPlus, WritingToAPartLeavesTheRestExact) {
   ranks(4, [](Group group) {
-    const Net alone(2, 64);
-    Net net(2, 64);
-    const auto sharding = sharding_of(net, group, kWeights);
+    const GainNet alone(2, 64);
+    GainNet net(2, 64);
+    const auto sharding = plus_plus_sharding(net, group, kWeights);
     {
       const torch::NoGradGuard no_grad;
       net->parameters()[1].narrow(0, 3, 1).fill_(0.125);
@@ -310,8 +312,8 @@ TEST(PlusPlus, WritingToAPartLeavesTheRestExact) {
 
 TEST(PlusPlus, GradientsThatAreNotFiniteStayVisible) {
   ranks(4, [](Group group) {
-    Net net(2, 64);
-    const auto sharding = sharding_of(net, group, kAll);
+    GainNet net(2, 64);
+    const auto sharding = plus_plus_sharding(net, group, kAll);
     const double factor = group.rank() == 1 ? std::numeric_limits<double>::infinity() : 1;
     run_backward(*sharding, loss_of(net, group.rank(), 0) * factor);
     for (const auto& [unused, shard_slice] : sharding->slices().all()) {
@@ -345,7 +347,7 @@ TEST(PlusPlus, IndivisibleSizesAndStagesBefore3AreRefused) {
     const auto error_of = [&](const PlusPlusOptions& options,
                               ParamPlacement placement) -> std::string {
       try {
-        sharding_of(Net(1, 64), group, options, {}, placement);
+        plus_plus_sharding(GainNet(1, 64), group, options, {}, placement);
       } catch (const ConfigError& error) {
         return error.what();
       }

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/e2e/harness/lockstep_run.h"
+#include "tests/e2e/launch/test_fixture.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -21,8 +22,6 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-
-const std::string kFixture = LAUNCH_FIXTURE;
 
 TEST(LaunchFailure, TheFailingRanksCodeIsTheJobsAndItsLastLinesAreShownLast) {
   LockstepRun run(launch("2", {kFixture, "rank-1-exits", "3"}));

@@ -16,6 +16,7 @@
 
 #include "lockstep/launcher/process/port.h"
 #include "tests/e2e/harness/lockstep_run.h"
+#include "tests/e2e/launch/test_fixture.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -25,8 +26,6 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-
-const std::string kFixture = LAUNCH_FIXTURE;
 
 /// Returns the variables of each rank, as the fixture prints them.
 std::map<int, std::map<std::string, std::string>> environments(const std::string& out) {

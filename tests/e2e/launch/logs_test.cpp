@@ -11,6 +11,7 @@
 
 #include "lockstep/base/test_folder.h"
 #include "tests/e2e/harness/lockstep_run.h"
+#include "tests/e2e/launch/test_fixture.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -20,8 +21,6 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-
-const std::string kFixture = LAUNCH_FIXTURE;
 
 class LaunchLogs : public testing::Test {
  protected:

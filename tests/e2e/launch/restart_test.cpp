@@ -9,6 +9,7 @@
 
 #include "lockstep/base/test_folder.h"
 #include "tests/e2e/harness/lockstep_run.h"
+#include "tests/e2e/launch/test_fixture.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -18,8 +19,6 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-
-const std::string kFixture = LAUNCH_FIXTURE;
 
 /// Returns options for restarts without a noticeable pause.
 std::vector<std::string> restarted(int times, const std::vector<std::string>& rest) {

@@ -14,7 +14,7 @@
 namespace lockstep::e2e {
 namespace {
 
-constexpr int kLayers = 24;
+constexpr int kWireLayers = 24;
 
 /// Runs a shell script in a network namespace with only the loopback interface.
 Outcome run_alone(const std::string& script) {
@@ -37,7 +37,7 @@ TEST(ZeroWire, AStepSendsTwoParametersWorthAndInStage3Three) {
   for (const int stage : {0, 1, 2, 3}) {
     const Outcome outcome = run_alone(
         LOCKSTEP_BIN_DIR "/lockstep launch -n 2 --quiet " ZERO_FIXTURE " " + std::to_string(stage) +
-        " wire " + std::to_string(kLayers));
+        " wire " + std::to_string(kWireLayers));
     ASSERT_EQ(outcome.code, 0) << outcome.out << outcome.err;
     std::istringstream words(outcome.out);
     std::string sent;
@@ -51,7 +51,7 @@ TEST(ZeroWire, AStepSendsTwoParametersWorthAndInStage3Three) {
     ASSERT_GT(parameters, 0);
     const double volume = stage == 3 ? 3 : 2;
     // Up to three units are still unsharded when backward begins, and need no second all-gather.
-    const double spared = stage == 3 ? 3.0 / kLayers : 0;
+    const double spared = stage == 3 ? 3.0 / kWireLayers : 0;
     // Packet headers, message lengths, and the fingerprints.
     constexpr double kOverhead = 1.03;
     for (const double bytes : {second, third}) {
