@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 
 namespace lockstep {
 namespace {
@@ -14,12 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string refusal_of(const std::string& name) {
-  try {
-    parse_precision(name);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
+  return error_of([&] { parse_precision(name); });
 }
 
 TEST(Precision, IsParsedFromItsOwnName) {

@@ -14,6 +14,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/adagrad.h"
@@ -244,13 +245,7 @@ TEST(Zero, AccumulatedGradientsCannotBeSavedAndTheErrorSaysSo) {
 
 std::string error_on_ranks(
     const AcceleratorOptions& options, const std::function<void(Accelerator&)>& body) {
-  std::string told = "no error";
-  try {
-    accelerated_ranks(2, options, body);
-  } catch (const ConfigError& error) {
-    told = error.what();
-  }
-  return told;
+  return error_of([&] { accelerated_ranks(2, options, body); });
 }
 
 TEST(Zero, UnsupportedUsesAreRefusedWithTheReason) {

@@ -17,6 +17,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/comm/connect/connect.h"
 #include "lockstep/comm/connect/connected_ranks.h"
 
@@ -64,21 +65,18 @@ WorldSpec world_of(int rank, int size, int port) {
 }
 
 template <typename Expected>
-std::string error_of(const WorldSpec& world, int join_timeout_ms) {
-  try {
+std::string join_error(const WorldSpec& world, int join_timeout_ms) {
+  return error_of<Expected>([&] {
     connect(
         world,
         {.join_timeout = comm::Milliseconds(join_timeout_ms), .transport = TransportKind::kGloo});
-  } catch (const Expected& error) {
-    return error.what();
-  }
-  return "no error";
+  });
 }
 
 TEST(GlooJoin, ATakenPortIsNamedAtOnce) {
   Port taken;
   EXPECT_THAT(
-      error_of<ConfigError>(world_of(0, 2, taken.number()), 60000),
+      join_error<ConfigError>(world_of(0, 2, taken.number()), 60000),
       AllOf(HasSubstr(std::to_string(taken.number())), HasSubstr("MASTER_PORT")));
 }
 
@@ -86,7 +84,7 @@ TEST(GlooJoin, MissingRanksAreNamed) {
   Port port;
   port.close();
   EXPECT_THAT(
-      error_of<CommError>(world_of(0, 4, port.number()), 300),
+      join_error<CommError>(world_of(0, 4, port.number()), 300),
       HasSubstr("ranks 1, 2, 3 did not join"));
 }
 
@@ -94,7 +92,7 @@ TEST(GlooJoin, AnUnreachableStoreIsNamed) {
   Port port;
   port.close();
   EXPECT_THAT(
-      error_of<CommError>(world_of(1, 2, port.number()), 300),
+      join_error<CommError>(world_of(1, 2, port.number()), 300),
       HasSubstr("rank 0's store did not answer at 127.0.0.1:" + std::to_string(port.number())));
 }
 
@@ -102,8 +100,8 @@ TEST(GlooJoin, WorldsOfDifferentSizeAreRefused) {
   Port port;
   port.close();
   std::string other;
-  std::thread second([&] { other = error_of<CommError>(world_of(1, 3, port.number()), 2000); });
-  const std::string first = error_of<CommError>(world_of(0, 2, port.number()), 2000);
+  std::thread second([&] { other = join_error<CommError>(world_of(1, 3, port.number()), 2000); });
+  const std::string first = join_error<CommError>(world_of(0, 2, port.number()), 2000);
   second.join();
   EXPECT_THAT(first + other, HasSubstr("the ranks have different world sizes"));
 }
@@ -112,9 +110,9 @@ TEST(GlooJoin, ARankClaimedTwiceIsRefused) {
   Port port;
   port.close();
   std::string a, b, c;
-  std::thread one([&] { a = error_of<CommError>(world_of(1, 3, port.number()), 3000); });
-  std::thread two([&] { b = error_of<CommError>(world_of(1, 3, port.number()), 3000); });
-  c = error_of<CommError>(world_of(0, 3, port.number()), 3000);
+  std::thread one([&] { a = join_error<CommError>(world_of(1, 3, port.number()), 3000); });
+  std::thread two([&] { b = join_error<CommError>(world_of(1, 3, port.number()), 3000); });
+  c = join_error<CommError>(world_of(0, 3, port.number()), 3000);
   one.join();
   two.join();
   EXPECT_THAT(a + b, HasSubstr("two processes are rank 1"));

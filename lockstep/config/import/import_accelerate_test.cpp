@@ -9,10 +9,10 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/config/config_file.h"
 #include "lockstep/config/settings/settings.h"
-#include "lockstep/config/test_errors.h"
 
 namespace lockstep::config {
 namespace {
@@ -39,11 +39,11 @@ Import import_of(const std::string& text) {
 }
 
 std::string import_error(const std::string& text) {
-  return config_error_of([&] { import_of(text); });
+  return error_of([&] { import_of(text); });
 }
 
 std::string golden_fault(const std::string& name) {
-  return config_error_of([&] { golden(name); });
+  return error_of([&] { golden(name); });
 }
 
 TEST(ImportAccelerate, ReadsTheFileOfConfigDefault) {
@@ -248,7 +248,7 @@ TEST(ImportAccelerate, TakesOrRefusesEveryFileOfAcceleratesTests) {
               "{parallelism_config_cp_size: 1, parallelism_config_dp_replicate_size: 2, "
               "parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 1}\n"}};
   for (const auto& [name, text] : taken) {
-    EXPECT_EQ(import_error(text), "") << name;
+    EXPECT_EQ(import_error(text), "no error") << name;
   }
   const std::vector<std::vector<std::string>> refused = {
       {"0_30_0_sagemaker",
@@ -356,12 +356,7 @@ class ImportDeepSpeedFile : public testing::Test {
         "\n" + more);
   }
   std::string fault_with(const std::string& json, const std::string& more = "") {
-    try {
-      import_with(json, more);
-      return "";
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
+    return error_of([&] { import_with(json, more); });
   }
   std::string path() const { return (folder_ / "ds.json").native(); }
 

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/base/text/split.h"
-#include "lockstep/config/test_errors.h"
 
 namespace lockstep::config {
 namespace {
@@ -34,7 +34,7 @@ Settings from_environment(const std::map<std::string, std::string>& variables) {
 }
 
 std::string settings_error(const std::string& text) {
-  return config_error_of([&] { from_file(text); });
+  return error_of([&] { from_file(text); });
 }
 
 TEST(Resolve, FlagBeforeEnvironmentBeforeFileBeforeDefault) {

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/cores.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/launcher/plan/dry_run.h"
 #include "lockstep/launcher/process/machine_name.h"
@@ -30,12 +31,7 @@ class PlanJob : public testing::Test {
   }
   JobPlan plan() const { return plan_job(options_, {}); }
   std::string refusal() const {
-    try {
-      plan();
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "no refusal";
+    return error_of([&] { plan(); });
   }
 
   TestFolder folder_;

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/optim/state/momentum.h"
 #include "lockstep/optim/test_parameters.h"
 
@@ -136,14 +137,6 @@ TEST(Muon, TheKernelOfAConvolutionIsAMatrixOfOneRowAFilter) {
 
 TEST(Muon, RefusesOtherShapesAndInvalidOptionsAtConstruction) {
   const at::Tensor bias = at::zeros({3}).requires_grad_();
-  const auto error_of = [](const auto& make) -> std::string {
-    try {
-      make();
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "";
-  };
   EXPECT_THAT(
       error_of([&] { Muon({bias}); }),
       HasSubstr("got a parameter of 1 dimensions, expected 2, or 4 of a convolution; put it into a "

@@ -17,6 +17,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_errors.h"
 #include "lockstep/comm/connect/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/counting_transport.h"
@@ -344,22 +345,16 @@ TEST(QuantizedReduction, EveryPartEndsOnItsRank) {
 
 TEST(PlusPlus, IndivisibleSizesAndStagesBefore3AreRefused) {
   ranks(4, [](Group group) {
-    const auto error_of = [&](const PlusPlusOptions& options,
-                              ParamPlacement placement) -> std::string {
-      try {
-        plus_plus_sharding(GainNet(1, 64), group, options, {}, placement);
-      } catch (const ConfigError& error) {
-        return error.what();
-      }
-      return "";
+    const auto sharding_error = [&](const PlusPlusOptions& options, ParamPlacement placement) {
+      return error_of([&] { plus_plus_sharding(GainNet(1, 64), group, options, {}, placement); });
     };
     EXPECT_THAT(
-        error_of({.hpz_partition_size = 3}, ParamPlacement::kSharded),
+        sharding_error({.hpz_partition_size = 3}, ParamPlacement::kSharded),
         HasSubstr("got 3, expected a divisor of 4"));
     EXPECT_THAT(
-        error_of({.quantized_gradients = true, .host_size = 5}, ParamPlacement::kSharded),
+        sharding_error({.quantized_gradients = true, .host_size = 5}, ParamPlacement::kSharded),
         HasSubstr("host_size"));
-    EXPECT_THAT(error_of(kWeights, ParamPlacement::kReplicated), HasSubstr("use stage 3"));
+    EXPECT_THAT(sharding_error(kWeights, ParamPlacement::kReplicated), HasSubstr("use stage 3"));
   });
 }
 
