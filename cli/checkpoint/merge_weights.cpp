@@ -11,6 +11,7 @@
 #include "cli/checkpoint/checkpoint_reports.h"
 #include "cli/checkpoint/convert_floats.h"
 #include "lockstep/storage/file/files.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/model_files.h"
 #include "lockstep/storage/safetensors/byte_size.h"
 #include "lockstep/storage/tensor_set.h"
@@ -27,25 +28,12 @@ using storage::StoredCheckpoint;
 using storage::TensorSet;
 using storage::TensorSlice;
 
-bool is_checkpoint(const fs::path& folder) {
-  std::error_code error;
-  if (!fs::exists(folder / storage::kManifestName, error)) {
-    return false;
-  }
-  try {
-    storage::read_manifest(folder);
-    return true;
-  } catch (const CheckpointError&) {
-    return false;  // Another program's file of that name.
-  }
-}
-
 /// Refuses an output folder in a checkpoint, whose content must not change.
 void check_not_in_checkpoint(const fs::path& output) {
   std::error_code error;
   fs::path folder = fs::weakly_canonical(output, error);
   for (; folder.has_relative_path(); folder = folder.parent_path()) {
-    if (is_checkpoint(folder)) {
+    if (storage::is_checkpoint(folder)) {
       throw ConfigError(
           output,
           fmt::format(

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,8 +25,8 @@ using config::SettingType;
 constexpr std::array kFirst = {
     "mixed_precision", "zero_stage", "max_restarts", "log_dir", "debug", "deepspeed_config_file"};
 
-const SettingSpec& spec_of(const std::string& name) {
-  return *config::find_setting(name);
+const SettingSpec& spec_of(std::string_view name) {
+  return *config::find_setting(std::string(name));
 }
 
 /// Asks the questions of the table of settings and collects the answers.
@@ -69,7 +71,7 @@ class Questionnaire {
   }
 
   void ask_machines() {
-    const SettingSpec& launchers = *config::find_setting("launcher");
+    const SettingSpec& launchers = spec_of("launcher");
     std::vector<Choice> choices;
     for (const config::SettingChoice& choice : launchers.choices) {
       choices.push_back({choice.value, choice.description});
@@ -97,7 +99,7 @@ class Questionnaire {
   }
 
   void ask_processes() {
-    const SettingSpec& spec = *config::find_setting("num_processes");
+    const SettingSpec& spec = spec_of("num_processes");
     std::vector<Choice> choices;
     const std::string present = value(spec.name);
     size_t preset = present.empty() ? 0 : spec.choices.size();

@@ -10,7 +10,9 @@
 #include "cli/checkpoint/checkpoint_reports.h"
 #include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/file/files.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/model_files.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/tensor_set.h"
 
 namespace lockstep::cli {
@@ -39,11 +41,7 @@ bool is_floating(Dtype dtype) {
 }
 
 int64_t element_count(const ModelTensor& tensor) {
-  int64_t elements = 1;
-  for (const int64_t size : tensor.shape) {
-    elements *= size;
-  }
-  return elements;
+  return storage::element_count(tensor.shape).value();
 }
 
 bool is_buffer(const ModelTensor& tensor) {
@@ -114,14 +112,8 @@ bool has_checkpoint(const fs::path& folder) {
     // A folder of checkpoints counts, too: the caller refuses it.
     return storage::find_newest(folder).path.has_value();
   }
-  try {
-    storage::read_manifest(folder);
-    return true;
-  } catch (const CheckpointError&) {
-    // Another program's file of that name.
-    return !fs::exists(folder / storage::kModelFile, error) &&
-           !fs::exists(folder / storage::kModelIndex, error);
-  }
+  return storage::is_checkpoint(folder) || (!fs::exists(folder / storage::kModelFile, error) &&
+                                            !fs::exists(folder / storage::kModelIndex, error));
 }
 
 std::vector<ModelTensor> tensors_of_checkpoint(const fs::path& path, int model) {

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 #include <set>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -271,6 +272,19 @@ Manifest read_manifest(const std::filesystem::path& folder) {
     throw not_a_checkpoint(folder);
   }
   return parse_manifest(path, read_file(path, kMaxManifestBytes));
+}
+
+bool is_checkpoint(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (!std::filesystem::exists(folder / kManifestName, error)) {
+    return false;
+  }
+  try {
+    read_manifest(folder);
+    return true;
+  } catch (const CheckpointError&) {
+    return false;
+  }
 }
 
 }  // namespace lockstep::storage

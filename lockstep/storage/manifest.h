@@ -69,6 +69,9 @@ bool is_newer_manifest(const std::string& path, const std::string& text);
 /// Reads `<folder>/manifest.json`. Throws CheckpointError as parse_manifest, and if the file is
 /// missing or a symbolic link.
 Manifest read_manifest(const std::filesystem::path& folder);
+/// Returns whether `folder` has a manifest.json that read_manifest accepts. Other programs have
+/// files of that name, too.
+bool is_checkpoint(const std::filesystem::path& folder);
 /// Returns the error for a folder without a manifest; it says so if DeepSpeed wrote the folder.
 CheckpointError not_a_checkpoint(const std::filesystem::path& folder);
 
