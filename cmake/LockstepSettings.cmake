@@ -10,7 +10,7 @@ if(LOCKSTEP_BUILD_TESTS AND NOT LOCKSTEP_BUILD_EXAMPLES)
   message(FATAL_ERROR "[lockstep] LOCKSTEP_BUILD_TESTS needs LOCKSTEP_BUILD_EXAMPLES, since the tests run the examples; "
     "set both ON, or LOCKSTEP_BUILD_TESTS=OFF")
 endif()
-set(LOCKSTEP_SANITIZE "" CACHE STRING "address or thread: build all of Lockstep with that sanitizer")
+set(LOCKSTEP_SANITIZE "" CACHE STRING "address, undefined or thread, or address,undefined: build all of Lockstep with these sanitizers")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
