@@ -39,7 +39,8 @@ endfunction()
 function(lockstep_configure_library target)
   set_target_properties(${target} PROPERTIES
     VERSION "${PROJECT_VERSION}" SOVERSION "${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}"
-    VISIBILITY_INLINES_HIDDEN ON)
+    VISIBILITY_INLINES_HIDDEN ON
+    DEFINE_SYMBOL "")  # Static and shared libraries have the same objects.
   target_compile_options(${target} PRIVATE -ffunction-sections -fdata-sections)
   target_link_options(${target} INTERFACE LINKER:--gc-sections)
 endfunction()
