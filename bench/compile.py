@@ -21,6 +21,7 @@ from rounds import Bench, Program, first_line, parser_of
 from tables import print_table
 
 TORCH, LOCKSTEP = "torch/torch.h", "lockstep/lockstep.h"
+ALONE = "torch/torch.h alone"
 NARROW = (
     "lockstep/fwd.h",
     "lockstep/base/program/run_main.h",
@@ -60,10 +61,12 @@ def include_flags(build):
 
 def sources_of(narrow):
     """Returns {name: headers}."""
-    sources = {TORCH: [TORCH], f"{TORCH}, {LOCKSTEP}": [TORCH, LOCKSTEP]}
+    sources = {ALONE: [TORCH], "with lockstep.h": [TORCH, LOCKSTEP]}
     for header in NARROW if narrow else ():
-        sources[header] = [header]
-        sources[f"{TORCH}, {header}"] = [TORCH, header]
+        name = header.removeprefix("lockstep/")
+        sources[f"only {name}"] = [header]
+        if header != LOCKSTEP:
+            sources[f"with {name}"] = [TORCH, header]
     return sources
 
 
@@ -87,11 +90,11 @@ def cpu_seconds(bench, name, program):
 
 
 def ratios_of(seconds):
-    """Returns {"compiler: headers": [seconds / seconds of torch/torch.h alone, ...]}, each of one round."""
+    """Returns {"compiler: headers": [seconds / seconds with torch/torch.h alone, ...]}, each of one round."""
     return {
-        name: [time / alone for time, alone in zip(times, seconds[f"{name.split(': ')[0]}: {TORCH}"])]
+        name: [time / alone for time, alone in zip(times, seconds[f"{name.split(': ')[0]}: {ALONE}"])]
         for name, times in seconds.items()
-        if not name.endswith(f": {TORCH}")
+        if not name.endswith(f": {ALONE}")
     }
 
 
@@ -103,7 +106,7 @@ def main():
         values = bench.measure("compile", programs, lambda name: {"seconds": cpu_seconds(bench, name, programs[name])})
     values["ratio"] = ratios_of(values["seconds"])
     print_table("CPU seconds", values["seconds"])
-    print_table("seconds / seconds of torch/torch.h", values["ratio"])
+    print_table("seconds / seconds with torch/torch.h", values["ratio"])
     bench.finish(values, flags=options.flags, compilers={name: first_line(name, "--version") for name in options.compilers})
 
 
