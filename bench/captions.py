@@ -10,6 +10,7 @@ TITLES = {
         "ready_end": "to the end of that job, ms",
         "launcher_peak_kib": "the launcher's memory at most, KiB",
     },
+    "compile": {"seconds": "user CPU, s", "ratio": "ratio to `torch/torch.h` alone"},
     "loader": {"step": "a step, us", "ratio": "loader step / resident step"},
     "checkpoint": {
         "save": "save, s",

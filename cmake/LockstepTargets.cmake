@@ -42,7 +42,30 @@ function(lockstep_unity target)
   lockstep_precompile(${target} ${ARGN})
 endfunction()
 
+# Settings of both libraries, static or shared. Programs leave out the functions that they do not use.
+function(lockstep_configure_library target)
+  set_target_properties(${target} PROPERTIES
+    VERSION "${PROJECT_VERSION}" SOVERSION "${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}"
+    VISIBILITY_INLINES_HIDDEN ON
+    DEFINE_SYMBOL "")  # Static and shared libraries have the same objects.
+  target_compile_options(${target} PRIVATE -ffunction-sections -fdata-sections)
+  target_link_options(${target} INTERFACE LINKER:--gc-sections)
+endfunction()
+
+# lockstep_install_rpath(TARGET FOLDER [RPATH...]): lets a program that is installed in FOLDER find Lockstep's shared
+# libraries, and those in RPATHs.
+function(lockstep_install_rpath target folder)
+  set(rpath ${ARGN})
+  if(BUILD_SHARED_LIBS)
+    file(RELATIVE_PATH to_libraries "/${folder}" "/${CMAKE_INSTALL_LIBDIR}")
+    list(PREPEND rpath "$ORIGIN/${to_libraries}")
+  endif()
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${rpath}")
+endfunction()
+
 function(lockstep_configure_core target)
+  lockstep_configure_library(${target})
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN")
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
   target_include_directories(${target} SYSTEM PRIVATE $<BUILD_INTERFACE:${LOCKSTEP_FMT_ONLY}>)
@@ -55,6 +78,8 @@ function(lockstep_configure_core target)
 endfunction()
 
 function(lockstep_configure_torch target)
+  lockstep_configure_library(${target})
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;${TORCH_INSTALL_PREFIX}/lib")
   # The build uses this machine's torch; programs that link the installed library find their own.
   target_link_libraries(${target} PUBLIC lockstep_core torch PRIVATE ZLIB::ZLIB)
   lockstep_warnings(${target})

@@ -92,7 +92,28 @@ class CheckLayers(unittest.TestCase):
     def test_the_umbrella_is_for_users(self):
         self.accepted("examples/a/main.cpp", "#include <lockstep/lockstep.h>\n")
         self.accepted("lockstep/lockstep.h", '#include "lockstep/accelerator/accelerator.h"\n')
-        self.refused("lockstep/sync/a.cpp", '#include "lockstep/lockstep.h"\n', "users of the library")
+        for target in ["lockstep/lockstep.h", "lockstep/fwd.h"]:
+            self.refused("lockstep/sync/a.cpp", f'#include "{target}"\n', f"{target} is for users of the library")
+
+    def test_refuses_slow_headers_below_the_umbrella(self):
+        for slow in ["nlohmann/json.hpp", "fmt/format.h", "torch/torch.h", "future"]:
+            code, lines = run({
+                "lockstep/lockstep.h": '#include "lockstep/flat/x.h"\n',
+                "lockstep/flat/x.h": '#include <string>\n#include "lockstep/flat/y.h"\n',
+                "lockstep/flat/y.h": f"#pragma once\n#include <{slow}>\n",
+            })
+            self.assertEqual((code, len(lines)), (1, 1), lines)
+            self.assertIn(f"lockstep/flat/y.h:2: <{slow}> takes long to compile", lines[0])
+
+    def test_permits_slow_headers_elsewhere(self):
+        slow = "#include <nlohmann/json.hpp>\n"
+        code, lines = run({
+            "lockstep/lockstep.h": '#include "lockstep/base/x.h"\n',
+            "lockstep/base/x.h": "#include <nlohmann/json_fwd.hpp>\n",
+            "lockstep/base/x.cpp": '#include "lockstep/base/x.h"\n' + slow,
+            "lockstep/base/internal.h": slow,
+        })
+        self.assertEqual((code, lines), (0, []))
 
     def test_library_code_does_not_reach_up(self):
         for top in ["cli", "examples", "tests"]:

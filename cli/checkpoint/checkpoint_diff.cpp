@@ -9,6 +9,7 @@
 
 #include "cli/checkpoint/checkpoint_reports.h"
 #include "cli/checkpoint/tensor_difference.h"
+#include "lockstep/storage/manifest.h"
 
 namespace lockstep::cli {
 namespace {

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "cli/checkpoint/checkpoint_reports.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/byte_size.h"
 #include "lockstep/storage/tensor_set.h"
 

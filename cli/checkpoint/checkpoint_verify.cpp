@@ -8,6 +8,7 @@
 #include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/damage.h"
 #include "lockstep/storage/file/files.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/byte_size.h"
 
 namespace lockstep::cli {

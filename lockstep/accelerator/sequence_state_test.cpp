@@ -11,6 +11,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>

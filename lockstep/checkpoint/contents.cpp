@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <ATen/Functions.h>
 
@@ -76,11 +78,12 @@ std::string description(const NamedTensors& tensors) {
 
 void Contents::add_tensors(
     std::string file_name, NamedTensors tensors, std::map<std::string, std::string> metadata) {
-  files_.push_back({std::move(file_name), std::move(tensors), std::move(metadata), std::nullopt});
+  files_.push_back({std::move(file_name), std::move(tensors), std::move(metadata), nullptr});
 }
 
 void Contents::add_json(std::string file_name, nlohmann::json value) {
-  files_.push_back({std::move(file_name), {}, {}, std::optional(std::move(value))});
+  files_.push_back(
+      {std::move(file_name), {}, {}, std::make_shared<const nlohmann::json>(std::move(value))});
 }
 
 void Contents::add_shared(

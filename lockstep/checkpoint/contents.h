@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/comm/tensor/named_tensor.h"
 
@@ -20,7 +20,7 @@ struct FileContents {
   std::string name;
   NamedTensors tensors;
   std::map<std::string, std::string> metadata;
-  std::optional<nlohmann::json> json;
+  std::shared_ptr<const nlohmann::json> json;  ///< Null for tensors.
 };
 
 /// The state that one rank saves, collected before writing, so that another thread can write it.

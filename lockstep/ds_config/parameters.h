@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -26,7 +25,7 @@ struct Parameter {
 /// it. Parameters without either are absent.
 class Parameters {
  public:
-  void add(Parameter parameter) { all_.push_back(std::move(parameter)); }
+  void add(Parameter parameter);
   /// Replaces a present parameter.
   void replace(Parameter parameter);
   const std::vector<Parameter>& all() const { return all_; }
@@ -34,21 +33,15 @@ class Parameters {
   bool has(const std::string& name) const { return find(name) != nullptr; }
   /// Returns the origin of a present parameter. The functions below return a present one's value.
   const Origin& origin(const std::string& name) const { return at(name).origin; }
-  bool flag(const std::string& name) const { return get<bool>(name); }
-  int64_t integer(const std::string& name) const { return get<int64_t>(name); }
-  double number(const std::string& name) const { return get<double>(name); }
-  const std::string& text(const std::string& name) const { return get<std::string>(name); }
-  const std::vector<double>& numbers(const std::string& name) const {
-    return get<std::vector<double>>(name);
-  }
+  bool flag(const std::string& name) const;
+  int64_t integer(const std::string& name) const;
+  double number(const std::string& name) const;
+  const std::string& text(const std::string& name) const;
+  const std::vector<double>& numbers(const std::string& name) const;
 
  private:
   const Resolved<ParameterValue>* find(const std::string& name) const;
   const Resolved<ParameterValue>& at(const std::string& name) const;
-  template <typename T>
-  const T& get(const std::string& name) const {
-    return std::get<T>(at(name).value);
-  }
 
   std::vector<Parameter> all_;
 };

@@ -15,6 +15,7 @@
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/engine/checkpoint/save_16bit_options.h"
 #include "lockstep/engine/engine_core.h"
+#include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/setup/engine_setup.h"
 
 namespace lockstep {
@@ -45,7 +46,7 @@ namespace lockstep {
 template <ModuleHandle Model>
 class Engine : public EngineCore {
  public:
-  Engine(std::unique_ptr<EngineContext> context, Model model)
+  Engine(std::shared_ptr<EngineContext> context, Model model)
       : EngineCore(std::move(context)), model_(std::move(model)) {}
 
   template <typename... Inputs>
@@ -113,7 +114,7 @@ auto initialize(const Model& model, InitializeOptions options) {
       optimizer,
       [model] { return model->parameters(); },
       [model] { return ModuleTree(classes_of(*model), parameters_of(*model)); });
-  Scheduler scheduler = context->scheduler;
+  Scheduler scheduler = setup.scheduler();
   return std::tuple(
       Engine<Model>(std::move(context), model),
       std::move(optimizer),

@@ -4,17 +4,23 @@
 #include <exception>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "lockstep/accelerator/training_state/full_values.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/engine/checkpoint/engine_checkpointer.h"
 #include "lockstep/engine/profiler/comms_summary.h"
+#include "lockstep/engine/state/engine_context.h"
+#include "lockstep/engine/step/engine_backward.h"
+#include "lockstep/engine/step/engine_update.h"
+#include "lockstep/engine/step/step_monitor.h"
 
 namespace lockstep {
 
 /// The objects of one engine, each with one job.
 struct EngineCore::Parts {
-  explicit Parts(std::unique_ptr<EngineContext> objects)
+  explicit Parts(std::shared_ptr<EngineContext> objects)
       : context(std::move(objects)),
         monitor(*context),
         backward(std::make_shared<EngineBackward>(*context, monitor)),
@@ -37,14 +43,14 @@ struct EngineCore::Parts {
         backward->gradients_are_averaged()};
   }
 
-  std::unique_ptr<EngineContext> context;
+  std::shared_ptr<EngineContext> context;
   StepMonitor monitor;
   std::shared_ptr<EngineBackward> backward;  ///< Shared with callbacks, which hold weak pointers.
   EngineUpdate update;
   EngineCheckpointer checkpointer;
 };
 
-EngineCore::EngineCore(std::unique_ptr<EngineContext> context)
+EngineCore::EngineCore(std::shared_ptr<EngineContext> context)
     : parts_(
           std::make_shared<std::shared_ptr<Parts>>(std::make_shared<Parts>(std::move(context)))) {}
 
@@ -62,9 +68,11 @@ EngineContext& EngineCore::context() const {
 // --- training
 
 EngineCore::Forward::Forward(const EngineCore& core)
-    : parts_(core.live()),
-      checkpointing_(core.activation_checkpointing()),
-      start_(core.live()->monitor.begin_forward()) {}
+    : parts_(core.live()), checkpointing_(core.activation_checkpointing()) {
+  const StepMonitor::Start start = core.live()->monitor.begin_forward();
+  began_ = start.began;
+  profiled_ = start.profiled;
+}
 
 EngineCore::Forward::~Forward() {
   const std::shared_ptr<Parts> parts = parts_.lock();
@@ -72,11 +80,15 @@ EngineCore::Forward::~Forward() {
     return;  // Destroyed within the forward.
   }
   try {
-    parts->monitor.end_forward(start_);
+    parts->monitor.end_forward({.began = began_, .profiled = profiled_});
   } catch (const std::exception&) {
     // No memory for the table of modules, or a failed device, which the next call reports. This
     // forward is not counted.
   }
+}
+
+std::shared_ptr<ActivationCheckpointing> EngineCore::activation_checkpointing() const {
+  return context().activation_checkpointing;
 }
 
 std::vector<at::Tensor> EngineCore::checkpoint(
@@ -99,6 +111,14 @@ void EngineCore::step(const StepOptions& options) {
   live()->update.step(options);
 }
 
+bool EngineCore::is_gradient_accumulation_boundary() const {
+  return context().counter.is_boundary();
+}
+
+void EngineCore::set_gradient_accumulation_boundary(bool is_boundary) {
+  context().counter.set_boundary(is_boundary);
+}
+
 GradientScope EngineCore::no_sync() {
   return live()->backward->no_sync();
 }
@@ -111,6 +131,66 @@ void EngineCore::coalesce_grad_reduction(const std::function<void()>& body) {
 }
 
 // --- configuration and counts
+
+Accelerator& EngineCore::accelerator() const {
+  return *context().accelerator;
+}
+
+const ds_config::DsConfig& EngineCore::config() const {
+  return context().config;
+}
+
+int64_t EngineCore::train_batch_size() const {
+  return context().counter.train_batch_size();
+}
+
+int64_t EngineCore::train_micro_batch_size_per_gpu() const {
+  return context().counter.micro_batch_size();
+}
+
+int64_t EngineCore::gradient_accumulation_steps() const {
+  return context().counter.gradient_accumulation_steps();
+}
+
+void EngineCore::set_train_batch_size(int64_t size) {
+  context().counter.set_train_batch_size(size);
+}
+
+void EngineCore::set_train_micro_batch_size(int64_t size) {
+  context().counter.set_micro_batch_size(size);
+}
+
+int EngineCore::zero_optimization_stage() const {
+  return static_cast<int>(context().stage());
+}
+
+int64_t EngineCore::global_steps() const {
+  return context().counter.counts().global_steps;
+}
+
+int64_t EngineCore::global_samples() const {
+  return context().counter.counts().global_samples;
+}
+
+int64_t EngineCore::skipped_steps() const {
+  return context().counter.counts().skipped_steps;
+}
+
+int64_t EngineCore::micro_steps() const {
+  return context().counter.counts().micro_steps;
+}
+
+std::vector<double> EngineCore::get_lr() const {
+  return context().learning_rates();
+}
+
+std::vector<double> EngineCore::get_mom() const {
+  return context().momenta();
+}
+
+double EngineCore::loss_scale() const {
+  return context().loss_scale();
+}
 
 bool EngineCore::was_step_applied() const {
   return live()->update.was_step_applied();
@@ -129,6 +209,11 @@ data::LoaderOptions EngineCore::loader_options() const {
 }
 
 // --- checkpoints
+
+std::filesystem::path EngineCore::save_checkpoint(
+    const std::filesystem::path& save_dir, const std::optional<CheckpointTag>& tag) {
+  return save_checkpoint(save_dir, tag, {});
+}
 
 std::filesystem::path EngineCore::save_checkpoint(
     const std::filesystem::path& save_dir,

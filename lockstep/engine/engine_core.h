@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <filesystem>
@@ -16,14 +17,13 @@
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/checkpoint/checkpoint_options.h"
-#include "lockstep/engine/state/engine_context.h"
-#include "lockstep/engine/step/engine_backward.h"
-#include "lockstep/engine/step/engine_update.h"
-#include "lockstep/engine/step/step_monitor.h"
+#include "lockstep/engine/step/step_options.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"
 
 namespace lockstep {
+
+struct EngineContext;
 
 /// The calls of an Engine that do not depend on the model's type.
 ///
@@ -64,11 +64,9 @@ class EngineCore {
   /// minimum.
   void step(const StepOptions& options = {});
   /// Returns whether the current micro-step is the last of the update.
-  bool is_gradient_accumulation_boundary() const { return context().counter.is_boundary(); }
+  bool is_gradient_accumulation_boundary() const;
   /// Sets the boundary: from now on `is_boundary` decides, not the count of micro-steps.
-  void set_gradient_accumulation_boundary(bool is_boundary) {
-    context().counter.set_boundary(is_boundary);
-  }
+  void set_gradient_accumulation_boundary(bool is_boundary);
   /// Opens an RAII scope in which backward averages nothing. After the scope the next backward at
   /// the boundary averages, or step() if none follows. Throws ConfigError in stages 2 and 3.
   GradientScope no_sync();
@@ -79,24 +77,22 @@ class EngineCore {
   void coalesce_grad_reduction(const std::function<void()>& body);
 
   // --- configuration and counts
-  Accelerator& accelerator() const { return *context().accelerator; }
-  const ds_config::DsConfig& config() const { return context().config; }
-  int64_t train_batch_size() const { return context().counter.train_batch_size(); }
-  int64_t train_micro_batch_size_per_gpu() const { return context().counter.micro_batch_size(); }
-  int64_t gradient_accumulation_steps() const {
-    return context().counter.gradient_accumulation_steps();
-  }
+  Accelerator& accelerator() const;
+  const ds_config::DsConfig& config() const;
+  int64_t train_batch_size() const;
+  int64_t train_micro_batch_size_per_gpu() const;
+  int64_t gradient_accumulation_steps() const;
   /// Changes the micro-steps in an update. Throws ConfigError unless ranks times micro-batch divide
   /// `size`.
-  void set_train_batch_size(int64_t size) { context().counter.set_train_batch_size(size); }
+  void set_train_batch_size(int64_t size);
   /// Sets the micro-batch of later micro-steps; loaders are not changed.
-  void set_train_micro_batch_size(int64_t size) { context().counter.set_micro_batch_size(size); }
-  int zero_optimization_stage() const { return static_cast<int>(context().stage()); }
+  void set_train_micro_batch_size(int64_t size);
+  int zero_optimization_stage() const;
   /// Returns the number of updates, including those skipped for overflows.
-  int64_t global_steps() const { return context().counter.counts().global_steps; }
-  int64_t global_samples() const { return context().counter.counts().global_samples; }
-  int64_t skipped_steps() const { return context().counter.counts().skipped_steps; }
-  int64_t micro_steps() const { return context().counter.counts().micro_steps; }
+  int64_t global_steps() const;
+  int64_t global_samples() const;
+  int64_t skipped_steps() const;
+  int64_t micro_steps() const;
   /// Returns whether the last step() changed the parameters.
   bool was_step_applied() const;
   /// Returns the gradient norm of the last update, before clipping. It is measured if
@@ -109,11 +105,11 @@ class EngineCore {
   /// micro-batch, shuffled.
   data::LoaderOptions loader_options() const;
   /// Returns the learning rate of each parameter group.
-  std::vector<double> get_lr() const { return context().learning_rates(); }
+  std::vector<double> get_lr() const;
   /// Returns SGD's momentum, or Adam's first beta, of each parameter group. Also of torch::optim's.
-  std::vector<double> get_mom() const { return context().momenta(); }
+  std::vector<double> get_mom() const;
   /// Returns 1 without fp16.
-  double loss_scale() const { return context().loss_scale(); }
+  double loss_scale() const;
 
   // --- checkpoints
   /// Saves the complete state to `<save_dir>/<tag>`, `global_step<n>` by default, and writes the
@@ -122,12 +118,16 @@ class EngineCore {
   /// is used. Returns the folder. Collective.
   std::filesystem::path save_checkpoint(
       const std::filesystem::path& save_dir,
-      const std::optional<CheckpointTag>& tag = std::nullopt,
-      const SaveCheckpointOptions& options = {});
+      const std::optional<CheckpointTag>& tag = std::nullopt);
+  /// Does the same with options; the caller includes <nlohmann/json.hpp>.
+  std::filesystem::path save_checkpoint(
+      const std::filesystem::path& save_dir,
+      const std::optional<CheckpointTag>& tag,
+      const SaveCheckpointOptions& options);
   /// Resumes from `<load_dir>/<tag>`, by default the tag in `latest`, saved by any number of ranks
   /// in any stage. Returns its folder and the client state. Without `latest`: a warning, and an
-  /// empty path. Collective. Throws CheckpointError, before anything is changed, for a state that
-  /// does not fit.
+  /// empty path. The caller includes <nlohmann/json.hpp>. Collective. Throws CheckpointError,
+  /// before anything is changed, for a state that does not fit.
   LoadedCheckpoint load_checkpoint(
       const std::filesystem::path& load_dir,
       const std::optional<CheckpointTag>& tag = std::nullopt,
@@ -165,7 +165,7 @@ class EngineCore {
   void destroy();
 
  protected:
-  explicit EngineCore(std::unique_ptr<EngineContext> context);
+  explicit EngineCore(std::shared_ptr<EngineContext> context);
 
   /// RAII scope of one forward of the model: measures it, and applies the file's
   /// activation_checkpointing.
@@ -179,12 +179,11 @@ class EngineCore {
    private:
     std::weak_ptr<Parts> parts_;
     ActivationCheckpointing::Scope checkpointing_;
-    StepMonitor::Start start_;
+    std::chrono::steady_clock::time_point began_;
+    bool profiled_ = false;  ///< flops_profiler profiles this micro-step.
   };
   /// Returns null if the file sets no option.
-  std::shared_ptr<ActivationCheckpointing> activation_checkpointing() const {
-    return context().activation_checkpointing;
-  }
+  std::shared_ptr<ActivationCheckpointing> activation_checkpointing() const;
 
  private:
   /// Returns the engine's parts. Throws ConfigError after destroy().

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/flat/parameter_layout.h"
 #include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/host_strategy.h"
 #include "lockstep/optim/update/plain_strategy.h"
@@ -165,6 +166,10 @@ std::shared_ptr<SpeculativeUpdates> FlatOptimizer::speculative() const {
 
 void FlatOptimizer::write_rates() {
   steps_and_rates_->write_rates();
+}
+
+const UpdateRule& FlatOptimizer::rule() const {
+  return *layout_->rule();
 }
 
 void FlatOptimizer::complete_state() {

@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/offload/options.h"
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/parameter_state.h"
 #include "lockstep/optim/flat/update_rule.h"
 
 namespace lockstep::optim {
@@ -20,6 +20,7 @@ namespace lockstep::optim {
 class DeviceStepsAndRates;
 class HostStrategy;
 class HostUpdate;
+class ParameterLayout;
 class SpeculativeUpdates;
 class UpdateStrategy;
 
@@ -108,7 +109,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// Copies changed learning rates to the devices that read them, as `step` does.
   void write_rates();
 
-  const UpdateRule& rule() const { return *layout_->rule(); }
+  const UpdateRule& rule() const;
   const RuleTraits& traits() const { return rule().traits(); }
   /// Creates state that is missing because an option was enabled later.
   void complete_state();

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/saved_values.h"
 
 namespace lockstep::storage {

@@ -2,14 +2,17 @@
 #include "lockstep/storage/stored_checkpoint.h"
 
 #include <algorithm>
+#include <memory>
 #include <string_view>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/content_check.h"
 #include "lockstep/storage/file/files.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/json_text.h"
 #include "lockstep/storage/saved_meta.h"
 #include "lockstep/storage/structure.h"
@@ -17,11 +20,11 @@
 namespace lockstep::storage {
 
 StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path, Verify verify)
-    : path_(path), manifest_(read_manifest(path)) {
+    : path_(path), manifest_(std::make_shared<const Manifest>(read_manifest(path))) {
   if (verify == Verify::kManifest) {
     return;
   }
-  for (const FileRecord& record : manifest_.files) {
+  for (const FileRecord& record : manifest_->files) {
     const auto [file, bytes] = open_regular(path_ / record.name);
     check_size(path_ / record.name, bytes, record);
   }
@@ -29,7 +32,7 @@ StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path, Verify ver
     read_saved_meta(*this);
   }
   if (verify == Verify::kFull) {
-    for (const FileRecord& record : manifest_.files) {
+    for (const FileRecord& record : manifest_->files) {
       verify_content(record);
     }
     const std::vector<CheckpointError> faults = find_structural_faults(*this);
@@ -39,15 +42,27 @@ StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path, Verify ver
   }
 }
 
+const nlohmann::json& StoredCheckpoint::meta() const {
+  return manifest_->meta;
+}
+
+int StoredCheckpoint::world_size() const {
+  return manifest_->world_size;
+}
+
+int64_t StoredCheckpoint::sequence() const {
+  return manifest_->sequence;
+}
+
 bool StoredCheckpoint::has(const std::string& file_name) const {
-  return std::any_of(manifest_.files.begin(), manifest_.files.end(), [&](const auto& record) {
+  return std::any_of(manifest_->files.begin(), manifest_->files.end(), [&](const auto& record) {
     return record.name == file_name;
   });
 }
 
 std::vector<std::string> StoredCheckpoint::files() const {
   std::vector<std::string> names;
-  for (const FileRecord& record : manifest_.files) {
+  for (const FileRecord& record : manifest_->files) {
     names.push_back(record.name);
   }
   std::sort(names.begin(), names.end());
@@ -55,7 +70,7 @@ std::vector<std::string> StoredCheckpoint::files() const {
 }
 
 const FileRecord& StoredCheckpoint::record(const std::string& file_name) const {
-  for (const FileRecord& record : manifest_.files) {
+  for (const FileRecord& record : manifest_->files) {
     if (record.name == file_name) {
       return record;
     }
@@ -63,7 +78,7 @@ const FileRecord& StoredCheckpoint::record(const std::string& file_name) const {
   throw CheckpointError(
       path_,
       fmt::format(
-          "has no file {}; it has {} others", in_quotes(file_name), manifest_.files.size()));
+          "has no file {}; it has {} others", in_quotes(file_name), manifest_->files.size()));
 }
 
 void StoredCheckpoint::verify_content(const FileRecord& record) const {

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/safetensors_map.h"
 
 namespace lockstep::storage {
+
+struct FileRecord;
+struct Manifest;
 
 /// The extent of the verification when a checkpoint is opened.
 enum class Verify {
@@ -37,10 +41,11 @@ class StoredCheckpoint {
   explicit StoredCheckpoint(const std::filesystem::path& path, Verify verify = Verify::kSizes);
 
   const std::filesystem::path& path() const { return path_; }
-  const Manifest& manifest() const { return manifest_; }
-  const nlohmann::json& meta() const { return manifest_.meta; }
-  int world_size() const { return manifest_.world_size; }
-  int64_t sequence() const { return manifest_.sequence; }
+  /// Include lockstep/storage/manifest.h to use it.
+  const Manifest& manifest() const { return *manifest_; }
+  const nlohmann::json& meta() const;
+  int world_size() const;
+  int64_t sequence() const;
   bool has(const std::string& file_name) const;
   /// Names of the files, sorted.
   std::vector<std::string> files() const;
@@ -61,7 +66,7 @@ class StoredCheckpoint {
 
  private:
   std::filesystem::path path_;
-  Manifest manifest_;
+  std::shared_ptr<const Manifest> manifest_;
 };
 
 /// Compares one tensor of a file with the file's `record`. Throws CheckpointError, naming the

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/saved_meta.h"
 #include "lockstep/storage/state_files.h"

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/slices.h"
 
 namespace lockstep::storage {

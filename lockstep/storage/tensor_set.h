@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep::storage {

@@ -15,6 +15,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "lockstep/base/program/stop_request.h"
 #include "lockstep/lockstep.h"

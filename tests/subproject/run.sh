@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds and runs a project that adds this repository with FetchContent, for debugging, and configures it with
-# add_subdirectory. Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX
+# Builds and runs a project that adds this repository with FetchContent, for debugging and with shared libraries,
+# installs Lockstep from there, and uses the installation. Also configures the project with add_subdirectory.
+# Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX
 set -euo pipefail
 
 readonly cmake=$1 build=$2 torch_dir=$3 cxx=$4
@@ -14,26 +15,36 @@ fail() {
   exit 1
 }
 
+# configure HOW [CMAKE_OPTION...]: the rest is as in BUILD_FOLDER.
 configure() {
   local how=$1 launcher
+  shift
   launcher=$(command -v ccache || true)
   env -i PATH="$PATH" HOME="$HOME" "$cmake" -S "$here" -B "$work/$how" --fresh -G Ninja -DCMAKE_BUILD_TYPE=Debug \
     -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DTorch_DIR="$torch_dir" \
     -DLOCKSTEP_HOW="$how" -DLOCKSTEP_ROOT="$root" -DLOCKSTEP_UNITY=ON -DLOCKSTEP_WERROR=ON \
-    -DLOCKSTEP_FMT_ONLY="$build/fmt_only"
+    -DLOCKSTEP_FMT_ONLY="$build/fmt_only" "$@"
 }
 
 rm -rf "$work"
 mkdir -p "$work"
 configure add_subdirectory
-configure FetchContent
-"$cmake" --build "$work/FetchContent" --parallel "$(nproc)" --target outside outside_core lockstep_cli
-lockstep=$(find "$work/FetchContent" -path '*/bin/lockstep' -type f)
-[[ -x $lockstep ]] || fail "the command line was not built into a folder bin"
-"$lockstep" launch -n 1 "$work/FetchContent/outside"
-"$work/FetchContent/outside_core"
-"$cmake" --install "$work/FetchContent" --prefix "$work/prefix" >"$work/install.log"
+"$cmake" --install "$work/add_subdirectory" --prefix "$work/prefix" >"$work/install.log"
 if [[ -e $work/prefix/include/lockstep ]]; then
   fail "installing the project installs Lockstep's headers"
 fi
-echo "added by FetchContent and add_subdirectory, built, ran"
+
+readonly shared=$work/FetchContent
+configure FetchContent -DBUILD_SHARED_LIBS=ON -DLOCKSTEP_INSTALL=ON
+"$cmake" --build "$shared" --parallel "$(nproc)"
+lockstep=$(find "$shared" -path '*/bin/lockstep' -type f)
+[[ -x $lockstep ]] || fail "the command line was not built into a folder bin"
+"$lockstep" launch -n 1 "$shared/outside"
+"$shared/outside_core"
+
+# The install test, with shared libraries.
+bash "$here/../install/run.sh" "$cmake" "$shared" "$torch_dir" "$cxx"
+libraries=$(ldd "$shared/install_test/outside/outside")
+[[ $libraries == *"$shared/install_test/prefix/"*liblockstep.so* ]] || fail "the program does not use the installed liblockstep.so:
+$libraries"
+echo "added by FetchContent and add_subdirectory, built, ran, installed with shared libraries"

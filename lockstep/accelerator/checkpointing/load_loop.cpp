@@ -13,6 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/state_files.h"
 
 namespace lockstep {

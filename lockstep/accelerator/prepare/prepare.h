@@ -91,8 +91,9 @@ NamedTensors tensors_of_module(Module& module, bool with_frozen = true) {
   if (!with_frozen) {
     std::erase_if(all, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
   }
-  const NamedTensors buffers = buffers_of(module);
-  all.insert(all.end(), buffers.begin(), buffers.end());
+  for (NamedTensor& buffer : buffers_of(module)) {
+    all.push_back(std::move(buffer));
+  }
   return all;
 }
 

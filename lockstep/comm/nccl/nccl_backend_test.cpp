@@ -192,7 +192,7 @@ TEST(NcclBackend, AfterAFailureItIsDeadAndSaysWhy) {
 
 /// Counts communicators. `how`: "fake_nccl_destroyed" or "fake_nccl_aborted".
 int count(const char* how) {
-  void* const library = ::dlopen(FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
+  void* const library = ::dlopen(FAKE_NCCL, RTLD_NOW);
   return reinterpret_cast<int (*)()>(::dlsym(library, how))();
 }
 

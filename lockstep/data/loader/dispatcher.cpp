@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/data/loader/dispatcher.h"
 
+#include <future>
 #include <string>
 
 #include <fmt/format.h>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
 #include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep::data {
@@ -144,6 +147,31 @@ void StepChannel::log_failed(int64_t index, const char* why) const noexcept {
         why));
   } catch (...) {  // As above.
   }
+}
+
+struct StepTransfer::Running {
+  std::future<void> ended;
+};
+
+StepTransfer::StepTransfer() = default;
+StepTransfer::~StepTransfer() = default;
+
+void StepTransfer::start(std::function<void()> transfer) {
+  running_ = std::make_unique<Running>(Running{
+      std::async(std::launch::async, [transfer = std::move(transfer), label = current_rank()] {
+        const ThreadRankScope scope(label);
+        const c10::NoGradGuard no_grad;
+        transfer();
+      })});
+}
+
+bool StepTransfer::wait_for(std::chrono::milliseconds timeout) const {
+  return running_->ended.wait_for(timeout) == std::future_status::ready;
+}
+
+void StepTransfer::finish() {
+  const std::unique_ptr<Running> running = std::move(running_);
+  running->ended.get();
 }
 
 }  // namespace lockstep::data

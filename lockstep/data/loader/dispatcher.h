@@ -4,16 +4,14 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <future>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
 
-#include "lockstep/base/rank.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader/steps.h"
 #include "lockstep/data/loader/tensor_serializer.h"
@@ -60,6 +58,30 @@ class StepChannel {
   int64_t epoch_;
 };
 
+/// Runs one function at a time on another thread, with the caller's rank label and gradients off.
+/// Not thread-safe.
+class StepTransfer {
+ public:
+  StepTransfer();
+  /// Waits for a running function.
+  ~StepTransfer();
+  StepTransfer(const StepTransfer&) = delete;
+  StepTransfer& operator=(const StepTransfer&) = delete;
+
+  /// Starts `transfer`. The previous function must be finished.
+  void start(std::function<void()> transfer);
+  /// Returns whether a function was started, and finish() was not called for it.
+  bool is_started() const { return running_ != nullptr; }
+  /// Blocks until the function ends, at most for `timeout`. Returns whether it has ended.
+  bool wait_for(std::chrono::milliseconds timeout) const;
+  /// Blocks until the function ends; throws its exception.
+  void finish();
+
+ private:
+  struct Running;
+  std::unique_ptr<Running> running_;
+};
+
 /// Lets rank 0 read every step and send each other rank its batch, in any shape. The batches are
 /// the same as without dispatching.
 ///
@@ -96,14 +118,14 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
     start(cursor.batches);
   }
   ~Dispatcher() override {
-    if (!transfer_.valid()) {
+    if (!transfer_.is_started()) {
       return;
     }
-    if (transfer_.wait_for(StepChannel::kLogDelay) != std::future_status::ready) {
+    if (!transfer_.wait_for(StepChannel::kLogDelay)) {
       channel_.log_waiting(pending_index_);
     }
     try {
-      transfer_.get();
+      transfer_.finish();
     } catch (const std::exception& error) {
       channel_.log_failed(pending_index_, error.what());
     } catch (...) {
@@ -114,10 +136,11 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
   Dispatcher& operator=(const Dispatcher&) = delete;
 
   std::optional<Step<LocalBatch>> next() override {
-    if (!transfer_.valid()) {
+    if (!transfer_.is_started()) {
       return std::nullopt;
     }
-    std::optional<Step<LocalBatch>> step = transfer_.get();
+    transfer_.finish();
+    std::optional<Step<LocalBatch>> step = std::exchange(pending_step_, std::nullopt);
     if (!step) {
       return std::nullopt;
     }
@@ -131,11 +154,7 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
  private:
   void start(int64_t index) {
     pending_index_ = index;
-    transfer_ = std::async(std::launch::async, [this, index, label = current_rank()] {
-      const ThreadRankScope scope(label);
-      const c10::NoGradGuard no_grad;
-      return source_ ? send(index) : receive(index);
-    });
+    transfer_.start([this, index] { pending_step_ = source_ ? send(index) : receive(index); });
   }
 
   std::optional<Step<LocalBatch>> send(int64_t index) {
@@ -194,9 +213,10 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
   ShardLayout layout_;
   std::unique_ptr<Steps<Batch>> source_;
   SendBatch<Batch> send_;
-  int64_t pending_index_ = 0;  ///< Index of the step in transfer_.
-  /// The step in transfer. Last, since the destructor waits for it before its inputs are destroyed.
-  std::future<std::optional<Step<LocalBatch>>> transfer_;
+  int64_t pending_index_ = 0;                     ///< Index of the step in transfer_.
+  std::optional<Step<LocalBatch>> pending_step_;  ///< The result of transfer_.
+  /// Last, since its destructor waits before the transfer's inputs are destroyed.
+  StepTransfer transfer_;
 };
 
 }  // namespace lockstep::data

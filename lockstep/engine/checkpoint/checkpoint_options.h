@@ -6,34 +6,38 @@
 #include <string>
 #include <utility>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 namespace lockstep {
 
 /// The name of a checkpoint's folder: a text, or a number as it is printed.
 class CheckpointTag {
  public:
-  CheckpointTag(std::string text) : text_(std::move(text)) {}             // NOLINT
-  CheckpointTag(const char* text) : text_(text) {}                        // NOLINT
-  CheckpointTag(double number) : text_(nlohmann::json(number).dump()) {}  // NOLINT
-  CheckpointTag(int64_t number) : text_(std::to_string(number)) {}        // NOLINT
-  CheckpointTag(int number) : text_(std::to_string(number)) {}            // NOLINT
+  CheckpointTag(std::string text) : text_(std::move(text)) {}       // NOLINT
+  CheckpointTag(const char* text) : text_(text) {}                  // NOLINT
+  CheckpointTag(double number);                                     // NOLINT
+  CheckpointTag(int64_t number) : text_(std::to_string(number)) {}  // NOLINT
+  CheckpointTag(int number) : text_(std::to_string(number)) {}      // NOLINT
   const std::string& text() const { return text_; }
 
  private:
   std::string text_;
 };
 
-struct SaveCheckpointOptions {
+/// Options of Engine::save_checkpoint. A template, so that only sources that use it need
+/// <nlohmann/json.hpp>.
+template <typename Json>
+struct BasicSaveCheckpointOptions {
   /// The program's own state, returned by load_checkpoint; the main process's is saved. `client_sd`
   /// is another name for it.
-  nlohmann::json client_state = nullptr;
-  nlohmann::json client_sd = nullptr;
+  Json client_state = nullptr;
+  Json client_sd = nullptr;
   /// Writes this tag to `<save_dir>/latest`.
   bool save_latest = true;
   /// Omits parameters that require no gradient; load_checkpoint keeps the model's values of these.
   bool exclude_frozen_parameters = false;
 };
+using SaveCheckpointOptions = BasicSaveCheckpointOptions<nlohmann::json>;
 
 /// The states that load_checkpoint loads; others stay unchanged.
 struct LoadCheckpointOptions {
@@ -47,9 +51,12 @@ struct LoadCheckpointOptions {
   bool load_module_only = false;
 };
 
-struct LoadedCheckpoint {
+/// The result of Engine::load_checkpoint. A template, as BasicSaveCheckpointOptions.
+template <typename Json>
+struct BasicLoadedCheckpoint {
   std::filesystem::path path;  ///< Empty: nothing was loaded.
-  nlohmann::json client_state;
+  Json client_state;
 };
+using LoadedCheckpoint = BasicLoadedCheckpoint<nlohmann::json>;
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 #include "lockstep/engine/setup/cast_model.h"
 #include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/setup/make_optimizer.h"
+#include "lockstep/engine/state/engine_context.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
@@ -89,7 +90,7 @@ EngineSetup::EngineSetup(
     : given_(std::move(options)) {
   // Before anything collective, so that no rank waits for one with an invalid file.
   const int ranks = given_.connected ? given_.connected->world.size : world_to_connect().size;
-  context_ = std::make_unique<EngineContext>(
+  context_ = std::make_shared<EngineContext>(
       ds_config::resolve_ds_config(read_config_document(given_), ranks), ranks);
   const ds_config::DsConfig& config = context_->config;
   context_->activation_checkpointing =
@@ -191,7 +192,7 @@ std::shared_ptr<torch::optim::Optimizer> EngineSetup::optimizer_for(NamedTensors
   return make_optimizer(*config.optimizer, only_trained(std::move(parameters)), given_.mup_shapes);
 }
 
-std::unique_ptr<EngineContext> EngineSetup::finish(
+std::shared_ptr<EngineContext> EngineSetup::finish(
     Optimizer optimizer,
     std::function<std::vector<at::Tensor>()> parameters,
     std::function<ModuleTree()> modules) {
@@ -199,7 +200,15 @@ std::unique_ptr<EngineContext> EngineSetup::finish(
   context_->parameters = std::move(parameters);
   context_->modules = std::move(modules);
   prepare_scheduler();
-  return std::move(context_);
+  return context_;
+}
+
+Accelerator& EngineSetup::accelerator() const {
+  return *context_->accelerator;
+}
+
+Scheduler EngineSetup::scheduler() const {
+  return context_->scheduler;
 }
 
 void EngineSetup::prepare_scheduler() {

@@ -10,9 +10,10 @@
 #include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/setup/accelerator_options.h"
 #include "lockstep/engine/setup/initialize_options.h"
-#include "lockstep/engine/state/engine_context.h"
 
 namespace lockstep {
+
+struct EngineContext;
 
 /// Creates the objects of an engine from InitializeOptions, for initialize(). Its functions are
 /// called in the order below. Collective; not thread-safe.
@@ -26,15 +27,17 @@ class EngineSetup {
       const NamedTensors& buffers,
       const NamedClasses& modules);
 
-  Accelerator& accelerator() const { return *context_->accelerator; }
+  Accelerator& accelerator() const;
   /// Returns the program's optimizer, or the file's for `parameters`; null if there is neither.
   std::shared_ptr<torch::optim::Optimizer> optimizer_for(NamedTensors parameters) const;
   /// Prepares the scheduler, and returns all objects. The functions return the model's parameters
   /// and modules. Throws ConfigError for a scheduler without an optimizer.
-  std::unique_ptr<EngineContext> finish(
+  std::shared_ptr<EngineContext> finish(
       Optimizer optimizer,
       std::function<std::vector<at::Tensor>()> parameters,
       std::function<ModuleTree()> modules);
+  /// Returns the prepared scheduler; an empty handle if there is none.
+  Scheduler scheduler() const;
 
  private:
   void make_optimizer_of_program(const NamedTensors& parameters);
@@ -43,7 +46,7 @@ class EngineSetup {
   void prepare_scheduler();
 
   InitializeOptions given_;
-  std::unique_ptr<EngineContext> context_;
+  std::shared_ptr<EngineContext> context_;
   TrainedModel model_;
 };
 

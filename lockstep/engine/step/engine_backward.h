@@ -11,16 +11,9 @@
 #include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/engine/step/step_monitor.h"
+#include "lockstep/engine/step/step_options.h"
 
 namespace lockstep {
-
-/// Options of Engine::backward.
-struct EngineBackwardOptions {
-  /// Keeps the graph for another backward through it.
-  bool retain_graph = false;
-  /// Divides the loss by the micro-steps in an update.
-  bool scale_wrt_gas = true;
-};
 
 /// Runs an engine's backward passes, and decides which of them average gradients. See Engine for
 /// the functions. Not thread-safe; the Accelerator's callbacks come while a backward runs.

@@ -9,14 +9,9 @@
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/engine/step/engine_backward.h"
 #include "lockstep/engine/step/step_monitor.h"
+#include "lockstep/engine/step/step_options.h"
 
 namespace lockstep {
-
-/// Options of Engine::step; DeepSpeed's lr_kwargs.
-struct StepOptions {
-  /// The metric of schedule::reduce_on_plateau: the same on all ranks.
-  std::optional<double> metric = std::nullopt;
-};
 
 /// Ends an engine's micro-steps, and at the boundary clips and updates. See Engine::step. Not
 /// thread-safe.

@@ -13,26 +13,10 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/shard_bounds.h"
 #include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/parameter_state.h"
 #include "lockstep/optim/flat/update_rule.h"
 
 namespace lockstep::optim {
-
-/// The state of one parameter.
-struct ParameterState {
-  int64_t step = 0;
-  std::vector<at::Tensor> fields;   ///< As in `traits().fields`; undefined if it has none.
-  std::vector<float> scalars = {};  ///< As in `traits().scalars`.
-};
-
-/// One flat buffer, and its updated shard slices.
-struct BufferSlices {
-  at::Tensor buffer;
-  std::vector<at::Tensor> tensors;                      ///< Views of the buffer, in order; leaves.
-  std::shared_ptr<offload::FileTensor> file = nullptr;  ///< The buffer's file, if any.
-  /// The bounds of the parameters that have slices in this buffer on any rank, in order. Equal on
-  /// all ranks.
-  std::vector<flat::ShardBounds> full_parameters = {};
-};
 
 /// A parameter that an update may need in full, while ranks own slices of it.
 struct FullParameter {

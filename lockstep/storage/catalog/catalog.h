@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/storage/manifest.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep::storage {

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <torch/torch.h>
 
