@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "cli/common/arguments.h"
+#include "cli/common/build_facts.h"
 #include "cli/common/usage_formatter.h"
 #include "lockstep/launcher/job/job.h"
 #include "lockstep/launcher/plan/cores.h"
@@ -22,7 +23,8 @@ using Json = nlohmann::json;
 
 constexpr const char* kWhere = "lockstep test";
 constexpr const char* kProgram = "lockstep_selftest";
-constexpr int kMostRanks = 100;  // The results of the checks must fit into eight bits.
+constexpr int kCannotLoad = 127;  // Of a program without its libraries.
+constexpr int kMostRanks = 100;   // The results of the checks must fit into eight bits.
 
 constexpr const char* kFooter = R"(Examples:
   lockstep test                 a job of two ranks on this machine
@@ -129,6 +131,12 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
         kWhere,
         counted(static_cast<size_t>(ranks), "rank"),
         job_code);
+    if (job_code == kCannotLoad && checks.empty()) {
+      report.text += fmt::format(
+          "  libtorch was not found; expected torch {}; add its folder torch/lib to "
+          "LD_LIBRARY_PATH\n",
+          kBuild.torch);
+    }
   } else if (failed > 0) {
     report.text += fmt::format(
         "{} of {}: {} of {} failed\n",
