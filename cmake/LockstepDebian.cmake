@@ -5,14 +5,15 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME lockstep-train)
 set(CPACK_PACKAGE_CONTACT "Lockstep's maintainers <maintainers@lockstep.example>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "distributed training with PyTorch from C++")
-# CPack joins the lines of a paragraph.
 set(CPACK_PACKAGE_DESCRIPTION
-"Lockstep has data parallel training, ZeRO stages 1 to 3, DeepSpeed's engine and the launcher lockstep. This package has
-the command line, the headers, the static libraries and the CMake package lockstep.
- .
-The library is built with torch ${Torch_VERSION} and needs torch ${torch_series}, which Debian lacks: install it with pip.
-CMake finds it by Torch_DIR (<torch>/share/cmake/Torch) or CMAKE_PREFIX_PATH, or in the active Python environment.
-lockstep test needs <torch>/lib in LD_LIBRARY_PATH.")
+"Lockstep has data parallel training, ZeRO stages 1 to 3, DeepSpeed's engine and
+the launcher lockstep. This package has the command line, the headers, the static
+libraries and the CMake package lockstep.
+
+The libraries are built with torch ${Torch_VERSION} and need torch ${torch_series}, which Debian
+lacks: install it with pip. CMake finds it by Torch_DIR (the folder
+torch/share/cmake/Torch) or CMAKE_PREFIX_PATH, or in the active Python
+environment. lockstep test needs torch/lib in LD_LIBRARY_PATH.")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)

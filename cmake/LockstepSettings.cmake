@@ -5,7 +5,6 @@ option(LOCKSTEP_BUILD_EXAMPLES "Build the example programs" ${PROJECT_IS_TOP_LEV
 option(LOCKSTEP_BUILD_BENCH "Build the benchmark programs" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
-option(LOCKSTEP_WHEEL "Build for a Python wheel; pyproject.toml sets it" OFF)
 option(LOCKSTEP_UNITY "Compile several sources of a library at once: a full build takes a third of the time" OFF)
 if(LOCKSTEP_BUILD_TESTS AND NOT LOCKSTEP_BUILD_EXAMPLES)
   message(FATAL_ERROR "[lockstep] LOCKSTEP_BUILD_TESTS needs LOCKSTEP_BUILD_EXAMPLES, since the tests run the examples; "
@@ -33,15 +32,22 @@ find_package(yaml-cpp 0.7 REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
 find_package(Torch 2.11 REQUIRED)
-# Link items of the two libraries, and folders where installed programs find torch: that of this build.
-# INSTALL_RPATH_USE_LINK_PATH would ignore a torch in this source tree, where scripts/bootstrap installs it.
-set(LOCKSTEP_ZLIB ZLIB::ZLIB)
+# Programs of this project contain yaml-cpp if its static library exists. So the wheel's run without Debian's.
 set(LOCKSTEP_YAML_CPP yaml-cpp)
-set(LOCKSTEP_JSON nlohmann_json::nlohmann_json)
-set(LOCKSTEP_TORCH_RPATH "${TORCH_INSTALL_PREFIX}/lib")
-if(LOCKSTEP_WHEEL)
-  include(LockstepWheel)
+find_library(LOCKSTEP_YAML_CPP_STATIC NAMES libyaml-cpp.a)
+if(PROJECT_IS_TOP_LEVEL AND LOCKSTEP_YAML_CPP_STATIC)
+  add_library(lockstep_yaml_cpp STATIC IMPORTED)
+  set_target_properties(lockstep_yaml_cpp PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_YAML_CPP_STATIC}")
+  # Debian's is not for shared libraries.
+  set(LOCKSTEP_YAML_CPP "$<IF:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>,lockstep_yaml_cpp,yaml-cpp>")
 endif()
+
+# Installed programs find torch in the environment of the Python that has them. Each Python has a folder of its own.
+set(LOCKSTEP_TORCH_RPATH "")
+foreach(minor RANGE 10 15)
+  list(APPEND LOCKSTEP_TORCH_RPATH "$ORIGIN/../../lib/python3.${minor}/site-packages/torch/lib")
+endforeach()
+
 if(LOCKSTEP_BUILD_TESTS)
   enable_testing()
   find_package(GTest 1.12 REQUIRED)

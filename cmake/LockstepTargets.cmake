@@ -38,21 +38,22 @@ endfunction()
 function(lockstep_configure_core target)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
-  if(LOCKSTEP_WHEEL)
-    target_include_directories(${target} PUBLIC $<INSTALL_INTERFACE:${LOCKSTEP_JSON_INSTALLED}>)
-  endif()
   target_include_directories(${target} SYSTEM PRIVATE $<BUILD_INTERFACE:${LOCKSTEP_FMT_ONLY}>)
   target_compile_definitions(${target} PRIVATE LOCKSTEP_VERSION="${PROJECT_VERSION}")
   target_compile_features(${target} PUBLIC cxx_std_20)
-  target_link_libraries(${target} PUBLIC ${LOCKSTEP_JSON} Threads::Threads
-    PRIVATE ${LOCKSTEP_ZLIB} ${LOCKSTEP_YAML_CPP})
+  # lockstepConfig.cmake defines lockstep::json and the others.
+  target_link_libraries(${target}
+    PUBLIC Threads::Threads $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<INSTALL_INTERFACE:lockstep::json>
+    PRIVATE $<BUILD_INTERFACE:ZLIB::ZLIB> $<INSTALL_INTERFACE:lockstep::zlib>
+      $<BUILD_INTERFACE:${LOCKSTEP_YAML_CPP}> $<INSTALL_INTERFACE:lockstep::yaml_cpp>)
   lockstep_warnings(${target})
   lockstep_unity(${target} <filesystem> <fmt/format.h> <fmt/ranges.h> <functional> <map> <nlohmann/json.hpp>)
 endfunction()
 
 function(lockstep_configure_torch target)
   # The build uses this machine's torch; programs that link the installed library find their own.
-  target_link_libraries(${target} PUBLIC lockstep_core torch PRIVATE ${LOCKSTEP_ZLIB})
+  target_link_libraries(${target} PUBLIC lockstep_core torch
+    PRIVATE $<BUILD_INTERFACE:ZLIB::ZLIB> $<INSTALL_INTERFACE:lockstep::zlib>)
   lockstep_warnings(${target})
   lockstep_unity(${target} <ATen/core/Tensor.h> <fmt/format.h> <fmt/ranges.h> <nlohmann/json.hpp>
     <torch/optim/optimizer.h> <torch/types.h>)

@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kWhere = "lockstep test";
 constexpr const char* kProgram = "lockstep_selftest";
-constexpr int kCannotLoad = 127;  // Of a program without its libraries.
+constexpr int kCannotLoad = 127;  // The exit code of a program without its libraries.
 constexpr int kMostRanks = 100;   // The results of the checks must fit into eight bits.
 
 constexpr const char* kFooter = R"(Examples:
