@@ -1,10 +1,12 @@
 # Defines the install component `wheel`: the files that only a Python wheel has. pip cannot install Debian's libraries, so
 # the wheel contains copies of them, and its programs find torch relative to themselves.
 find_library(LOCKSTEP_ZLIB_STATIC NAMES libz.a)
-if(NOT LOCKSTEP_YAML_CPP_STATIC OR NOT LOCKSTEP_ZLIB_STATIC)
+get_target_property(yaml_cpp_type yaml-cpp TYPE)
+if(NOT LOCKSTEP_YAML_CPP_STATIC OR NOT LOCKSTEP_ZLIB_STATIC OR NOT yaml_cpp_type STREQUAL "SHARED_LIBRARY")
   if(DEFINED SKBUILD)
-    message(FATAL_ERROR "[lockstep] libyaml-cpp.a or libz.a is missing; a wheel contains copies of both; install Debian's "
-      "libyaml-cpp-dev and zlib1g-dev, or set LOCKSTEP_YAML_CPP_STATIC and LOCKSTEP_ZLIB_STATIC to the files")
+    message(FATAL_ERROR "[lockstep] a wheel contains copies of yaml-cpp and zlib, static and shared; one is missing; "
+      "install Debian's libyaml-cpp-dev and zlib1g-dev, or set LOCKSTEP_YAML_CPP_STATIC and LOCKSTEP_ZLIB_STATIC to the "
+      "files libyaml-cpp.a and libz.a")
   endif()
   return()
 endif()
@@ -13,10 +15,16 @@ if(DEFINED SKBUILD)
   lockstep_check_wheel_torch("${Torch_VERSION}" "${Torch_DIR}")
 endif()
 
-install(FILES "${LOCKSTEP_YAML_CPP_STATIC}" DESTINATION "${CMAKE_INSTALL_LIBDIR}/lockstep" RENAME libyaml-cpp.a
+# Programs link the static libraries. Debian's static ones are not for shared libraries, which link the shared ones.
+set(bundled_dir "${CMAKE_INSTALL_LIBDIR}/lockstep")
+install(FILES "${LOCKSTEP_YAML_CPP_STATIC}" DESTINATION "${bundled_dir}" RENAME libyaml-cpp.a
   COMPONENT wheel EXCLUDE_FROM_ALL)
-install(FILES "${LOCKSTEP_ZLIB_STATIC}" DESTINATION "${CMAKE_INSTALL_LIBDIR}/lockstep" RENAME libz.a
+install(FILES "$<TARGET_FILE:yaml-cpp>" DESTINATION "${bundled_dir}" RENAME "$<TARGET_SONAME_FILE_NAME:yaml-cpp>"
   COMPONENT wheel EXCLUDE_FROM_ALL)
+install(FILES "${LOCKSTEP_ZLIB_STATIC}" DESTINATION "${bundled_dir}" RENAME libz.a COMPONENT wheel EXCLUDE_FROM_ALL)
+list(GET ZLIB_LIBRARIES 0 zlib_shared)
+file(REAL_PATH "${zlib_shared}" zlib_shared)
+install(FILES "${zlib_shared}" DESTINATION "${bundled_dir}" RENAME libz.so.1 COMPONENT wheel EXCLUDE_FROM_ALL)
 get_target_property(json_folders nlohmann_json::nlohmann_json INTERFACE_INCLUDE_DIRECTORIES)
 find_path(LOCKSTEP_JSON_HEADERS nlohmann/json.hpp HINTS ${json_folders} REQUIRED)
 install(DIRECTORY "${LOCKSTEP_JSON_HEADERS}/nlohmann" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/lockstep/third_party"

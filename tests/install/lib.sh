@@ -44,14 +44,14 @@ check_files() {
 
 # check_programs PREFIX [VARIABLE=VALUE...]: runs the programs. The variables are those of `lockstep test`.
 check_programs() {
-  local prefix=$1
+  local folder=$1
   shift
-  expect_equal "lockstep --version" "$(clean "$prefix/bin/lockstep" --version)" "lockstep $version"
-  clean "$prefix/bin/lockstep" --help >/dev/null
-  if ldd "$prefix/bin/lockstep" | grep -i -e torch -e "not found"; then
+  expect_equal "lockstep --version" "$(clean "$folder/bin/lockstep" --version)" "lockstep $version"
+  clean "$folder/bin/lockstep" --help >/dev/null
+  if ldd "$folder/bin/lockstep" | grep -i -e torch -e "not found"; then
     fail "the lockstep executable links torch, or a library is missing"
   fi
-  clean "$@" "$prefix/bin/lockstep" test -n 2 >"$work/selftest.log" 2>&1 || {
+  clean "$@" "$folder/bin/lockstep" test -n 2 >"$work/selftest.log" 2>&1 || {
     cat "$work/selftest.log"
     fail "lockstep test does not pass where it is installed"
   }
@@ -74,6 +74,9 @@ build_and_run() {
   clean "$work/outside/outside_core"
   if ldd "$work/outside/outside_core" | grep -i torch; then
     fail "lockstep::core depends on torch"
+  fi
+  if ldd "$work/outside/liboutside_shared.so" | grep "not found"; then
+    fail "a shared library of the project finds no library of the package"
   fi
 }
 

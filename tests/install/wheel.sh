@@ -36,7 +36,7 @@ readonly arguments=(-DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON -DCMAKE_DISABLE_FIND_PA
   -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
 build_and_run "${arguments[@]}"
 grep -q "^Torch_DIR:PATH=$site/torch/" "$work/outside/CMakeCache.txt" || fail "torch was not found in the environment"
-if ninja -C "$work/outside" -t commands outside | grep -e '/usr/lib[^ ]*yaml' -e '/usr/lib[^ ]*libz'; then
+if ninja -C "$work/outside" -t commands | grep -e '/usr/lib[^ ]*yaml' -e '/usr/lib[^ ]*libz'; then
   fail "the program links a library of this machine, which the wheel contains"
 fi
 if ninja -C "$work/outside" -t deps | grep /usr/include/nlohmann; then
