@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library that uses lockstep::core and the YAML library inside: an extension of Python or another program.
+// A shared library that uses lockstep::core and the YAML library inside: an extension of Python or
+// another program.
 #include <lockstep/config/document/document.h>
 
 size_t items_of(const std::string& text) {
