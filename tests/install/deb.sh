@@ -23,7 +23,7 @@ for name in libc6 libstdc++6 libyaml-cpp-dev nlohmann-json3-dev zlib1g-dev; do
   [[ " $depends," =~ \ "$name"[\ ,] ]] || fail "the package does not depend on $name; got: $depends"
 done
 series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$build/lockstepConfig.cmake")
-dpkg-deb -f "$deb" Description | grep -qF "need torch $series," || fail "the description does not name torch $series"
+[[ $(dpkg-deb -f "$deb" Description) == *"need torch $series,"* ]] || fail "the description does not name torch $series"
 
 # The new root has the packages that this one depends on, as this machine has them.
 names=$(tr ',' '\n' <<<"$depends" | sed 's/^ *//; s/[ (].*//')
