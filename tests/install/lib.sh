@@ -26,18 +26,23 @@ expect_equal() {
   [[ $2 == "$3" ]] || fail "$1 is '$2', expected '$3'"
 }
 
+# package_dir PREFIX: prints the folder of the CMake package, in lib or lib64.
+package_dir() {
+  dirname "$(find "$1" -name lockstepConfig.cmake)"
+}
+
 # check_files PREFIX: checks the installed files, without running the programs.
 check_files() {
   local file share=share/man/man1/lockstep.1
   share="$share share/bash-completion/completions/lockstep share/zsh/site-functions/_lockstep"
   share="$share share/fish/vendor_completions.d/lockstep.fish share/doc/lockstep-train/copyright"
-  for file in bin/lockstep include/lockstep/base/error.h lib/liblockstep.a libexec/lockstep/lockstep_selftest $share; do
+  for file in bin/lockstep include/lockstep/base/error.h libexec/lockstep/lockstep_selftest $share; do
     [[ -f $1/$file ]] || fail "$file was not installed"
   done
   if find "$1/include/lockstep" -type f ! -name '*.h' ! -path '*/third_party/nlohmann/*' | grep .; then
     fail "an installed file in include/ is not a header"
   fi
-  if grep -rlF -e "$build/" "$1/lib/cmake/lockstep"; then
+  if grep -rlF -e "$build/" "$(package_dir "$1")"; then
     fail "the installed package points into the build folder"
   fi
 }
@@ -97,6 +102,6 @@ expect_refused() {
 # refuse_another_torch PREFIX [ARGUMENTS...]: a library built for another torch must be refused when it is found, not when
 # it crashes. Changes the installed package.
 refuse_another_torch() {
-  sed -i 's/^set(lockstep_TORCH_SERIES .*/set(lockstep_TORCH_SERIES "1.13")/' "$1/lib/cmake/lockstep/lockstepConfig.cmake"
+  sed -i 's/^set(lockstep_TORCH_SERIES .*/set(lockstep_TORCH_SERIES "1.13")/' "$(package_dir "$1")/lockstepConfig.cmake"
   expect_refused "needs torch 1.13;" "${@:2}"
 }
