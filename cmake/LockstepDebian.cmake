@@ -1,4 +1,4 @@
-# The Debian package lockstep-train, which cpack makes from the install rules; scripts/package calls it.
+# Configures cpack, which makes the Debian package lockstep-train from the install rules; scripts/package calls cpack.
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_series "${Torch_VERSION}")
 
 set(CPACK_GENERATOR DEB)
@@ -18,7 +18,7 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
-# dpkg-shlibdeps adds the libraries of the programs. find_package(lockstep) needs the others. libtorch is not Debian's.
+# dpkg-shlibdeps adds the libraries of the programs. find_package(lockstep) needs these. Debian has no package of this libtorch.
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "libyaml-cpp-dev, nlohmann-json3-dev, zlib1g-dev")
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "cmake, g++")
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)

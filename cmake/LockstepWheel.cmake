@@ -4,9 +4,9 @@ find_library(LOCKSTEP_ZLIB_STATIC NAMES libz.a)
 get_target_property(yaml_cpp_type yaml-cpp TYPE)
 if(NOT LOCKSTEP_YAML_CPP_STATIC OR NOT LOCKSTEP_ZLIB_STATIC OR NOT yaml_cpp_type STREQUAL "SHARED_LIBRARY")
   if(DEFINED SKBUILD)
-    message(FATAL_ERROR "[lockstep] a wheel contains copies of yaml-cpp and zlib, static and shared; one is missing; "
-      "install Debian's libyaml-cpp-dev and zlib1g-dev, or set LOCKSTEP_YAML_CPP_STATIC and LOCKSTEP_ZLIB_STATIC to the "
-      "files libyaml-cpp.a and libz.a")
+    message(FATAL_ERROR "[lockstep] the static or the shared library of yaml-cpp, or libz.a, is missing; expected all of "
+      "them, since a wheel contains copies; install Debian's libyaml-cpp-dev and zlib1g-dev, or set "
+      "LOCKSTEP_YAML_CPP_STATIC and LOCKSTEP_ZLIB_STATIC to the files libyaml-cpp.a and libz.a")
   endif()
   return()
 endif()
@@ -15,7 +15,7 @@ if(DEFINED SKBUILD)
   lockstep_check_wheel_torch("${Torch_VERSION}" "${Torch_DIR}")
 endif()
 
-# Programs link the static libraries. Debian's static ones are not for shared libraries, which link the shared ones.
+# lockstepBundled.cmake chooses the static or the shared library by the kind of target that links it.
 set(bundled_dir "${CMAKE_INSTALL_LIBDIR}/lockstep")
 install(FILES "${LOCKSTEP_YAML_CPP_STATIC}" DESTINATION "${bundled_dir}" RENAME libyaml-cpp.a
   COMPONENT wheel EXCLUDE_FROM_ALL)

@@ -22,7 +22,7 @@ done
 # As in an activated environment.
 PATH=$prefix/bin:/usr/bin:/bin
 clean python -m pip --disable-pip-version-check install --no-index "$wheel"
-series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$prefix/lib/cmake/lockstep/lockstepConfig.cmake")
+series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$(package_dir "$prefix")/lockstepConfig.cmake")
 check_files "$prefix"
 check_programs "$prefix"
 expect_equal "the module" "$(clean python -c 'import lockstep as l; print(l.__version__, l.cmake_prefix_path)')" \
