@@ -8,7 +8,7 @@ set -euo pipefail
 
 # shellcheck source=tests/install/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-readonly python=$6 prefix=$work/venv
+readonly python=$6 prefix=$work/venv path=$PATH
 
 wheel=$("$here/../../scripts/package" wheel "$build" "$work")
 expect_equal "the file" "${wheel##*/}" "lockstep_train-$version-py3-none-linux_$(uname -m).whl"
@@ -20,10 +20,13 @@ for folder in "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purel
   find "$folder" -maxdepth 1 ! -path "$folder" ! -name '__pycache__' ! -name 'lockstep*' -exec ln -sfn -t "$site" {} +
 done
 # As in an activated environment.
-PATH=$prefix/bin:/usr/bin:/bin
+PATH=$prefix/bin:$path
 clean python -m pip --disable-pip-version-check install --no-index "$wheel"
 series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$(package_dir "$prefix")/lockstepConfig.cmake")
 check_files "$prefix"
+if readelf -d "$prefix/libexec/lockstep/lockstep_selftest" | grep -E '(RPATH|RUNPATH).*[[:]/'; then
+  fail "lockstep_selftest contains a folder of the machine that built it"
+fi
 check_programs "$prefix"
 expect_equal "the module" "$(clean python -c 'import lockstep as l; print(l.__version__, l.cmake_prefix_path)')" \
   "$version $prefix"
@@ -44,11 +47,11 @@ if ninja -C "$work/outside" -t deps | grep /usr/include/nlohmann; then
 fi
 
 # Without the environment on the PATH.
-PATH=/usr/bin:/bin
+PATH=$path
 configure -DCMAKE_PREFIX_PATH="$("$prefix/bin/python" -c 'import lockstep; print(lockstep.cmake_prefix_path)')" >/dev/null
 
 # An environment without torch, and one with another torch.
-PATH=$prefix/bin:$PATH
+PATH=$prefix/bin:$path
 mv "$site/torch" "$work/torch"
 expect_refused "[lockstep] torch is missing; expected torch $series.x; activate the Python environment" "${arguments[@]}"
 mv "$work/torch" "$site/torch"
