@@ -24,7 +24,7 @@ PATH=$prefix/bin:$path
 clean python -m pip --disable-pip-version-check install --no-index "$wheel"
 series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$(package_dir "$prefix")/lockstepConfig.cmake")
 check_files "$prefix"
-if readelf -d "$prefix/libexec/lockstep/lockstep_selftest" | grep -E '(RPATH|RUNPATH).*[[:]/'; then
+if readelf -d "$prefix/libexec/lockstep/lockstep_selftest" | grep -E '(RPATH|RUNPATH).*(\[|:)/'; then
   fail "lockstep_selftest contains a folder of the machine that built it"
 fi
 check_programs "$prefix"
