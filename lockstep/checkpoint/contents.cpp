@@ -80,7 +80,7 @@ void Contents::add_tensors(
 }
 
 void Contents::add_json(std::string file_name, nlohmann::json value) {
-  files_.push_back({std::move(file_name), {}, {}, std::move(value)});
+  files_.push_back({std::move(file_name), {}, {}, std::optional(std::move(value))});
 }
 
 void Contents::add_shared(

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds and runs a project that adds this repository with FetchContent, and configures it with
-# add_subdirectory. Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX UNITY
+# Builds and runs a project that adds this repository with FetchContent, for debugging, and configures it with
+# add_subdirectory. Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX
 set -euo pipefail
 
-readonly cmake=$1 build=$2 torch_dir=$3 cxx=$4 unity=$5
+readonly cmake=$1 build=$2 torch_dir=$3 cxx=$4
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 root=$(cd "$here/../.." && pwd -P)
 readonly here root work=$build/subproject_test
@@ -14,13 +14,12 @@ fail() {
   exit 1
 }
 
-# As BUILD_FOLDER is configured.
 configure() {
   local how=$1 launcher
   launcher=$(command -v ccache || true)
-  env -i PATH="$PATH" HOME="$HOME" "$cmake" -S "$here" -B "$work/$how" --fresh -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  env -i PATH="$PATH" HOME="$HOME" "$cmake" -S "$here" -B "$work/$how" --fresh -G Ninja -DCMAKE_BUILD_TYPE=Debug \
     -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DTorch_DIR="$torch_dir" \
-    -DLOCKSTEP_HOW="$how" -DLOCKSTEP_ROOT="$root" -DLOCKSTEP_UNITY="$unity" -DLOCKSTEP_WERROR=ON \
+    -DLOCKSTEP_HOW="$how" -DLOCKSTEP_ROOT="$root" -DLOCKSTEP_UNITY=ON -DLOCKSTEP_WERROR=ON \
     -DLOCKSTEP_FMT_ONLY="$build/fmt_only"
 }
 

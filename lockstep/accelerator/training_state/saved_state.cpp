@@ -51,9 +51,10 @@ SavedAccumulation read_saved_accumulation(
 std::vector<SavedPosition> read_saved_positions(
     const storage::StoredCheckpoint& stored, const std::string& file, size_t loaders) {
   const std::string path = (stored.path() / file).string();
-  const json whole{{"loaders", stored.json(file)}};
+  const json document{{"loaders", stored.json(file)}};
+  const SavedValues saved(document, path);
   std::vector<SavedPosition> positions;
-  for (const json& each : SavedValues(whole, path).list("loaders", static_cast<int64_t>(loaders))) {
+  for (const json& each : saved.list("loaders", static_cast<int64_t>(loaders))) {
     const SavedValues values(each, path, fmt::format("[{}]", positions.size()));
     try {
       positions.push_back(

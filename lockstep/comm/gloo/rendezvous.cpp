@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <poll.h>
 #include <set>
@@ -130,9 +131,12 @@ void await_listener(
 
 /// Keeps c10d from printing stack traces of errors that are thrown with their reason anyway.
 void quieten_c10d() {
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
-    FLAGS_caffe2_log_level = c10::GLOG_ERROR;
-  }
+  static std::once_flag done;  // Ranks may be threads of one process.
+  std::call_once(done, [] {
+    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+      FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+    }
+  });
 }
 
 std::vector<uint8_t> bytes_of_text(const std::string& text) {

@@ -202,7 +202,8 @@ Connected init_distributed(const InitDistributedOptions& options) {
     return connection()->job;
   }
   const ConnectOptions connect_options = connect_options_of(options);
-  const Connected& job = connect_ranks(world_of(options), connect_options);
+  WorldSpec world = world_of(options);
+  const Connected& job = connect_ranks(std::move(world), connect_options);
   if (options.verbose && job.world.size > 1) {
     log_info(fmt::format(
         "{} ranks are connected ({}), transport {}, timeout {} s",

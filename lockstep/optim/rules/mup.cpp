@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ranges>
 #include <utility>
 
 #include <fmt/format.h>
@@ -53,7 +52,7 @@ InfShape compared(
 
 void check_names(const ParameterSizes& model, const ParameterSizes& other, const char* other_name) {
   const auto check = [&](const ParameterSizes& some, const ParameterSizes& all, const char* where) {
-    for (const std::string& name : std::views::keys(some)) {
+    for (const auto& [name, sizes] : some) {
       if (!all.contains(name)) {
         refuse(fmt::format(
             "{} has no parameter {}; expected the same names in the model and {}; pass models that "
@@ -132,12 +131,9 @@ size_t InfShape::ninf() const {
 }
 
 double InfShape::width_mult() const {
-  for (const auto& multiplier : std::views::reverse(multipliers)) {
-    if (multiplier) {
-      return *multiplier;
-    }
-  }
-  return 1;
+  const auto last = std::find_if(
+      multipliers.rbegin(), multipliers.rend(), [](const auto& item) { return item.has_value(); });
+  return last == multipliers.rend() ? 1 : **last;
 }
 
 double InfShape::fanin_fanout_mult_ratio() const {
