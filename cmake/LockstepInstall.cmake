@@ -10,6 +10,10 @@ install(TARGETS lockstep lockstep_core EXPORT lockstepTargets
 install(TARGETS lockstep_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/lockstep" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   FILES_MATCHING PATTERN "*.h" PATTERN "test_*.h" EXCLUDE)
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
+  DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/lockstep-train")
+install(FILES "${PROJECT_SOURCE_DIR}/THIRD_PARTY_LICENSES"
+  DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/lockstep-train" RENAME copyright)  # Debian's name.
 install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION "${lockstep_package_dir}")
 
 # libtorch has no stable C++ ABI: a build works with the minor version that it was compiled with only.
@@ -21,3 +25,7 @@ write_basic_package_version_file(
   "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/lockstepConfig.cmake"
   "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake" DESTINATION "${lockstep_package_dir}")
+# LockstepPrebuilt.cmake reads this file.
+file(WRITE "${PROJECT_BINARY_DIR}/lockstepTorch.cmake"
+  "set(lockstep_torch_version \"${Torch_VERSION}\")\nset(lockstep_torch_folder \"${Torch_DIR}\")\n")
+include(LockstepWheel)

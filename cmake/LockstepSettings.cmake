@@ -30,9 +30,26 @@ endif()
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
+find_package(yaml-cpp 0.7 REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
 find_package(Torch 2.11 REQUIRED)
+# Programs of this project contain yaml-cpp if its static library exists. So the programs in a wheel need no Debian package.
+set(LOCKSTEP_YAML_CPP yaml-cpp)
+find_library(LOCKSTEP_YAML_CPP_STATIC NAMES libyaml-cpp.a)
+if(PROJECT_IS_TOP_LEVEL AND LOCKSTEP_YAML_CPP_STATIC)
+  add_library(lockstep_yaml_cpp STATIC IMPORTED)
+  set_target_properties(lockstep_yaml_cpp PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_YAML_CPP_STATIC}")
+  # Shared libraries link the shared one, because Debian's static library is compiled without -fPIC.
+  set(LOCKSTEP_YAML_CPP "$<IF:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>,lockstep_yaml_cpp,yaml-cpp>")
+endif()
+
+# An installed program finds torch in the Python environment that contains both. Each Python version has its own folder.
+set(LOCKSTEP_TORCH_RPATH "")
+foreach(minor RANGE 10 15)
+  list(APPEND LOCKSTEP_TORCH_RPATH "$ORIGIN/../../lib/python3.${minor}/site-packages/torch/lib")
+endforeach()
+
 if(LOCKSTEP_BUILD_TESTS)
   enable_testing()
   find_package(GTest 1.12 REQUIRED)

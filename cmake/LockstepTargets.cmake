@@ -71,8 +71,11 @@ function(lockstep_configure_core target)
   target_include_directories(${target} SYSTEM PRIVATE $<BUILD_INTERFACE:${LOCKSTEP_FMT_ONLY}>)
   target_compile_definitions(${target} PRIVATE LOCKSTEP_VERSION="${PROJECT_VERSION}")
   target_compile_features(${target} PUBLIC cxx_std_20)
-  target_link_libraries(${target} PUBLIC nlohmann_json::nlohmann_json Threads::Threads
-    PRIVATE ZLIB::ZLIB)
+  # lockstepConfig.cmake defines lockstep::json and the others.
+  target_link_libraries(${target}
+    PUBLIC Threads::Threads $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> $<INSTALL_INTERFACE:lockstep::json>
+    PRIVATE $<BUILD_INTERFACE:ZLIB::ZLIB> $<INSTALL_INTERFACE:lockstep::zlib>
+      $<BUILD_INTERFACE:${LOCKSTEP_YAML_CPP}> $<INSTALL_INTERFACE:lockstep::yaml_cpp>)
   lockstep_warnings(${target})
   lockstep_unity(${target} <filesystem> <fmt/format.h> <fmt/ranges.h> <functional> <map> <nlohmann/json.hpp>)
 endfunction()
@@ -81,7 +84,8 @@ function(lockstep_configure_torch target)
   lockstep_configure_library(${target})
   set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;${TORCH_INSTALL_PREFIX}/lib")
   # The build uses this machine's torch; programs that link the installed library find their own.
-  target_link_libraries(${target} PUBLIC lockstep_core torch PRIVATE ZLIB::ZLIB)
+  target_link_libraries(${target} PUBLIC lockstep_core torch
+    PRIVATE $<BUILD_INTERFACE:ZLIB::ZLIB> $<INSTALL_INTERFACE:lockstep::zlib>)
   lockstep_warnings(${target})
   lockstep_unity(${target} <ATen/core/Tensor.h> <fmt/format.h> <fmt/ranges.h> <nlohmann/json.hpp>
     <torch/optim/optimizer.h> <torch/types.h>)

@@ -27,7 +27,7 @@ expect() {
 }
 
 expect 0 "LOCKSTEP_PIP_INDEX_URL" "$root/dev" help
-for word in setup build test sanitize fuzz demo fmt lint bench; do
+for word in setup build test package sanitize fuzz demo fmt lint bench; do
   expect 0 "  $word " "$root/dev"
 done
 expect 2 "did you mean 'test'?" "$root/dev" tset
@@ -36,10 +36,17 @@ expect 2 "unknown word 'qqq'" "$root/dev" qqq
 expect 2 "invalid value 'fast' for --preset" "$root/dev" build --preset fast
 expect 2 "the value of --preset is missing" "$root/dev" test --preset
 expect 2 "unknown argument 'now' of ./dev setup" "$root/dev" setup now
+expect 2 "unknown argument '--wheel' of ./dev package" "$root/dev" package --wheel
+expect 2 "'/nowhere' is not a configured build folder" "$root/scripts/package" deb /nowhere "$work"
+expect 2 "package got 1 arguments; expected deb|wheel BUILD_FOLDER OUTPUT_FOLDER" "$root/scripts/package" deb
 expect 2 "unknown argument '--chek' of ./dev fmt" "$root/dev" fmt --chek
 expect 2 "invalid sanitizer 'msan'; expected asan, tsan" "$root/dev" sanitize msan
 expect 2 "got 'long'; expected a number of seconds" "$root/dev" fuzz long
 expect 2 "unknown group 'nonsense'" "$root/scripts/bootstrap" nonsense
+
+# pip builds the wheel with the torch of .venv.
+torch=$(sed -n 's/^readonly torch_version=\([0-9]*\.[0-9]*\)\..*/\1/p' "$root/scripts/lib.sh")
+expect 0 "\"torch==$torch.*\"" grep '^requires = ' "$root/pyproject.toml"
 
 # A copy of the scripts, so that no .venv or build folder of the checkout is touched.
 chmod 755 "$work"

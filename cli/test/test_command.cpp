@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "cli/common/arguments.h"
+#include "cli/common/build_facts.h"
 #include "cli/common/usage_formatter.h"
 #include "lockstep/launcher/job/job.h"
 #include "lockstep/launcher/plan/cores.h"
@@ -22,6 +23,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kTestCommand = "lockstep test";
 constexpr const char* kProgram = "lockstep_selftest";
+constexpr int kCannotLoad = 127;     // The exit code of a program without its libraries.
 constexpr int kMostTestRanks = 100;  // The results of the checks must fit into eight bits.
 
 constexpr const char* kTestFooter = R"(Examples:
@@ -130,6 +132,12 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
         kTestCommand,
         counted(static_cast<size_t>(ranks), "rank"),
         job_code);
+    if (job_code == kCannotLoad && checks.empty()) {
+      report.text += fmt::format(
+          "  libtorch was not found; expected torch {}; add its folder torch/lib to "
+          "LD_LIBRARY_PATH\n",
+          kBuild.torch);
+    }
   } else if (failed > 0) {
     report.text += fmt::format(
         "{} of {}: {} of {} failed\n",

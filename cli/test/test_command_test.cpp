@@ -78,6 +78,12 @@ TEST_F(SelfTestReport, AJobWithoutAnyCheckDoesNotHold) {
   EXPECT_EQ(selftest_report(folder_.path(), 2, 0).exit_code, 1);
 }
 
+TEST_F(SelfTestReport, AMissingLibtorchIsReportedWithTheRemedy) {
+  EXPECT_THAT(
+      selftest_report(folder_.path(), 2, 127).text,
+      AllOf(HasSubstr("libtorch was not found; expected torch "), HasSubstr("LD_LIBRARY_PATH")));
+}
+
 TEST_F(SelfTestReport, ASignalFromTheUserIsItsCode) {
   EXPECT_EQ(selftest_report(folder_.path(), 2, 130).exit_code, 130);
 }

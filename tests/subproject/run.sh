@@ -43,8 +43,9 @@ lockstep=$(find "$shared" -path '*/bin/lockstep' -type f)
 "$shared/outside_core"
 
 # The install test, with shared libraries.
-bash "$here/../install/run.sh" "$cmake" "$shared" "$torch_dir" "$cxx"
-libraries=$(ldd "$shared/install_test/outside/outside")
-[[ $libraries == *"$shared/install_test/prefix/"*liblockstep.so* ]] || fail "the program does not use the installed liblockstep.so:
+version=$("$lockstep" --version)
+bash "$here/../install/run.sh" "$cmake" "$shared" "$torch_dir" "$cxx" "${version#lockstep }"
+libraries=$(ldd "$shared/install_test/run/outside/outside")
+[[ $libraries == *"$shared/install_test/run/prefix/"*liblockstep.so* ]] || fail "the program does not use the installed liblockstep.so:
 $libraries"
 echo "added by FetchContent and add_subdirectory, built, ran, installed with shared libraries"

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes the Python wheel, installs it with pip in a new virtual environment, then builds and runs the project beside
+# this script there, without any other path. Usage: wheel.sh CMAKE BUILD_FOLDER TORCH_DIR CXX VERSION PYTHON
+#
+# The packages of PYTHON's environment, such as torch, are links in the new one, which saves a download of 200 MB.
+set -euo pipefail
+
+# shellcheck source=tests/install/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+readonly python=$6 prefix=$work/venv path=$PATH
+
+wheel=$("$here/../../scripts/package" wheel "$build" "$work")
+expect_equal "the file" "${wheel##*/}" "lockstep_train-$version-py3-none-linux_$(uname -m).whl"
+
+"$python" -m venv --without-pip "$prefix"
+site=$(echo "$prefix"/lib/python3*/site-packages)
+for folder in "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+  "$(dirname "${torch_dir%/share/cmake/Torch}")"; do
+  find "$folder" -maxdepth 1 ! -path "$folder" ! -name '__pycache__' ! -name 'lockstep*' -exec ln -sfn -t "$site" {} +
+done
+# As in an activated environment.
+PATH=$prefix/bin:$path
+clean python -m pip --disable-pip-version-check install --no-index "$wheel"
+series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$(package_dir "$prefix")/lockstepConfig.cmake")
+check_files "$prefix"
+if readelf -d "$prefix/libexec/lockstep/lockstep_selftest" | grep -E '(RPATH|RUNPATH).*(\[|:)/'; then
+  fail "lockstep_selftest contains a folder of the machine that built it"
+fi
+check_programs "$prefix"
+expect_equal "the module" "$(clean python -c 'import lockstep as l; print(l.__version__, l.cmake_prefix_path)')" \
+  "$version $prefix"
+expect_equal "the requirement" \
+  "$(clean python -c 'from importlib.metadata import requires; print(*requires("lockstep-train"))')" "torch==$series.*"
+grep -qF "## [$version]" "$here/../../CHANGELOG.md" || fail "CHANGELOG.md has no section of version $version"
+
+# The wheel contains the other libraries, so CMake need not find Debian's.
+readonly arguments=(-DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON -DCMAKE_DISABLE_FIND_PACKAGE_yaml-cpp=ON
+  -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
+build_and_run "${arguments[@]}"
+grep -q "^Torch_DIR:PATH=$site/torch/" "$work/outside/CMakeCache.txt" || fail "torch was not found in the environment"
+if ninja -C "$work/outside" -t commands | grep -e '/usr/lib[^ ]*yaml' -e '/usr/lib[^ ]*libz'; then
+  fail "the program links a library of this machine, which the wheel contains"
+fi
+if ninja -C "$work/outside" -t deps | grep /usr/include/nlohmann; then
+  fail "the program includes a header of this machine, which the wheel contains"
+fi
+
+# Without the environment on the PATH.
+PATH=$path
+configure -DCMAKE_PREFIX_PATH="$("$prefix/bin/python" -c 'import lockstep; print(lockstep.cmake_prefix_path)')" >/dev/null
+
+# An environment without torch, and one with another torch.
+PATH=$prefix/bin:$path
+mv "$site/torch" "$work/torch"
+expect_refused "[lockstep] torch is missing; expected torch $series.x; activate the Python environment" "${arguments[@]}"
+mv "$work/torch" "$site/torch"
+refuse_another_torch "$prefix" "${arguments[@]}"
+
+clean python -m pip --disable-pip-version-check uninstall --yes lockstep-train >"$work/uninstall.log"
+if find "$prefix" -path '*lockstep*' -type f | grep .; then
+  fail "files are left after pip has uninstalled the package"
+fi
+echo "made, installed, found, built, ran, uninstalled; another torch and none are refused"
