@@ -253,7 +253,7 @@ TEST(SampleRandom, EveryRandomOperationDrawsFromTheScope) {
   const at::Generator process = at::globalContext().defaultGenerator(at::kCPU);
   for (const auto& [name, draw] : random_operations()) {
     const at::Tensor before = process.get_state();
-    const auto scoped = [&, &draw = draw] {
+    const auto scoped = [&, &name = name, &draw = draw] {
       const SampleRandomScope scope({.seed = 2}, samples);
       begin_sample(1);
       const at::Tensor first = draw();

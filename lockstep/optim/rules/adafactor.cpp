@@ -15,7 +15,9 @@
 namespace lockstep::optim {
 namespace {
 
-enum Field : size_t { kRowVar, kColVar, kVariance };
+struct AdafactorFields {
+  enum : size_t { kRowVar, kColVar, kVariance };
+};
 
 double machine_epsilon(at::ScalarType type) {
   return AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, type, "adafactor", [] {
@@ -221,7 +223,7 @@ class ShardedUpdate {
     if (is_factored(batch_.full_parameter(i).sizes)) {
       update = factored_estimate(i, weight, epsilon);
     } else {
-      const at::Tensor& variance = slices().state[kVariance][i];
+      const at::Tensor& variance = slices().state[AdafactorFields::kVariance][i];
       variance.lerp_(gradient(i).square(), weight);
       update = variance.clone();
     }
@@ -231,8 +233,8 @@ class ShardedUpdate {
 
   at::Tensor factored_estimate(size_t i, double weight, double epsilon) const {
     const RowsOfSlice part(batch_.full_parameter(i), ranks_.rank());
-    const at::Tensor& row_var = slices().state[kRowVar][i];
-    const at::Tensor& col_var = slices().state[kColVar][i];
+    const at::Tensor& row_var = slices().state[AdafactorFields::kRowVar][i];
+    const at::Tensor& col_var = slices().state[AdafactorFields::kColVar][i];
     row_var.lerp_(rows_of(i, part).view(row_var.sizes()).div(part.columns), weight);
     col_var.lerp_(columns_of(i, part).view(col_var.sizes()).div(part.rows), weight);
     const at::Tensor rows = row_var.view({part.stack, part.rows, 1});
@@ -290,13 +292,13 @@ void AdafactorRule::check(const Options& options) {
 
 StateShape AdafactorRule::shape(const Options& /*options*/, at::IntArrayRef sizes, size_t field) {
   const bool factors = is_factored(sizes);
-  if (field == kVariance) {
+  if (field == AdafactorFields::kVariance) {
     return factors ? StateShape::kNone : StateShape::kParameter;
   }
   if (!factors) {
     return StateShape::kNone;
   }
-  return field == kRowVar ? StateShape::kRow : StateShape::kColumn;
+  return field == AdafactorFields::kRowVar ? StateShape::kRow : StateShape::kColumn;
 }
 
 void AdafactorRule::update(const Options& options, const Batch& batch) {
@@ -305,9 +307,9 @@ void AdafactorRule::update(const Options& options, const Batch& batch) {
         options,
         batch.parameters[i],
         options.maximize ? -batch.gradients[i] : batch.gradients[i],
-        batch.state[kRowVar][i],
-        batch.state[kColVar][i],
-        batch.state[kVariance][i],
+        batch.state[AdafactorFields::kRowVar][i],
+        batch.state[AdafactorFields::kColVar][i],
+        batch.state[AdafactorFields::kVariance][i],
         batch.steps[i]);
   }
 }

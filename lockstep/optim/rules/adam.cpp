@@ -11,7 +11,9 @@
 namespace lockstep::optim {
 namespace {
 
-enum Field : size_t { kExpAvg, kExpAvgSq, kMaxExpAvgSq };
+struct AdamFields {
+  enum : size_t { kExpAvg, kExpAvgSq, kMaxExpAvgSq };
+};
 
 RuleTraits adam_traits(const char* name) {
   return {.name = name, .fields = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}};
@@ -37,7 +39,7 @@ void check_adam(const char* rule, const Options& options) {
 }
 
 StateShape adam_shape(bool amsgrad, size_t field) {
-  return field != kMaxExpAvgSq || amsgrad ? StateShape::kParameter : StateShape::kNone;
+  return field != AdamFields::kMaxExpAvgSq || amsgrad ? StateShape::kParameter : StateShape::kNone;
 }
 
 /// Returns infinite steps, so that beta^step is 0 and a correction exactly 1: the kernel has no
@@ -56,9 +58,9 @@ void update_adam(const Options& options, const Batch& batch, const Kernel& kerne
       kernel(
           padded.parameters,
           padded.gradients,
-          padded.state[kExpAvg],
-          padded.state[kExpAvgSq],
-          options.amsgrad ? at::TensorList(padded.state[kMaxExpAvgSq]) : none,
+          padded.state[AdamFields::kExpAvg],
+          padded.state[AdamFields::kExpAvgSq],
+          options.amsgrad ? at::TensorList(padded.state[AdamFields::kMaxExpAvgSq]) : none,
           options.bias_correction ? step_tensors(padded) : endless_steps(padded),
           lr,
           options.betas.first,

@@ -13,7 +13,9 @@
 namespace lockstep::optim {
 namespace {
 
-enum Field : size_t { kExpAvg, kExpAvgSq };
+struct LambFields {
+  enum : size_t { kExpAvg, kExpAvgSq };
+};
 
 at::Tensor trust_ratio(
     const LAMBOptions& options, const at::Tensor& size, const at::Tensor& update_size) {
@@ -36,8 +38,8 @@ void correct_(const at::Tensor& moment, const Batch& batch, size_t index, double
 at::Tensor unscaled_update(const LAMBOptions& options, const Batch& batch, size_t i) {
   const auto [beta1, beta2] = options.betas;
   const at::Tensor& gradient = batch.gradients[i];
-  const at::Tensor& exp_avg = batch.state[kExpAvg][i];
-  const at::Tensor& exp_avg_sq = batch.state[kExpAvgSq][i];
+  const at::Tensor& exp_avg = batch.state[LambFields::kExpAvg][i];
+  const at::Tensor& exp_avg_sq = batch.state[LambFields::kExpAvgSq][i];
   scale_(exp_avg, beta1).add_(gradient, 1 - beta1);
   scale_(exp_avg_sq, beta2).addcmul_(gradient, gradient, 1 - beta2);
   at::Tensor update;

@@ -19,7 +19,9 @@
 namespace lockstep::optim {
 namespace {
 
-enum Field : size_t { kMomentumBuffer, kExpAvg, kExpAvgSq };
+struct MuonFields {
+  enum : size_t { kMomentumBuffer, kExpAvg, kExpAvgSq };
+};
 
 constexpr int kIterations = 5;
 // The polynomial with the largest slope at 0 that still keeps singular values near 1.
@@ -177,8 +179,8 @@ StateShape MuonRule::shape(const Options& options, at::IntArrayRef sizes, size_t
             "convolution; put it into a group with use_muon = false, as optim::muon_groups does",
             sizes.size()));
   }
-  return options.use_muon == (field == kMomentumBuffer) ? StateShape::kParameter
-                                                        : StateShape::kNone;
+  return options.use_muon == (field == MuonFields::kMomentumBuffer) ? StateShape::kParameter
+                                                                    : StateShape::kNone;
 }
 
 void MuonRule::update(const Options& options, const Batch& batch) {
@@ -186,15 +188,16 @@ void MuonRule::update(const Options& options, const Batch& batch) {
     for (size_t i = 0; i < batch.parameters.size(); ++i) {
       const at::Tensor& parameter = batch.parameters[i];
       const at::Tensor step = orthogonalized(
-          options, direction(options, batch.gradients[i], batch.state[kMomentumBuffer][i]));
+          options,
+          direction(options, batch.gradients[i], batch.state[MuonFields::kMomentumBuffer][i]));
       apply_step(options, parameter, step, parameter.sizes());
     }
     return;
   }
   Batch others = batch;
   others.state = {
-      batch.state[kExpAvg],
-      batch.state[kExpAvgSq],
+      batch.state[MuonFields::kExpAvg],
+      batch.state[MuonFields::kExpAvgSq],
       std::vector<at::Tensor>(batch.parameters.size())};
   AdamWRule::update(
       {.lr = options.lr,
@@ -217,7 +220,8 @@ void MuonRule::update_sharded(const Options& options, const ShardedBatch& batch)
        .result = orthogonal_dtype(options, batch.options.device()),
        .input =
            [&](size_t i) {
-             return direction(options, slices.gradients[i], slices.state[kMomentumBuffer][i]);
+             return direction(
+                 options, slices.gradients[i], slices.state[MuonFields::kMomentumBuffer][i]);
            },
        .compute = [&](const at::Tensor& full) { return orthogonalized(options, full); },
        .apply =

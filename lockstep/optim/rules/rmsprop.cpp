@@ -4,7 +4,9 @@
 namespace lockstep::optim {
 namespace {
 
-enum Field : size_t { kSquareAvg, kMomentumBuffer, kGradAvg };
+struct RmsPropFields {
+  enum : size_t { kSquareAvg, kMomentumBuffer, kGradAvg };
+};
 
 }  // namespace
 
@@ -36,8 +38,9 @@ void RMSpropRule::check(const Options& options) {
 }
 
 StateShape RMSpropRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t field) {
-  const bool used = field == kSquareAvg || (field == kMomentumBuffer && options.momentum > 0) ||
-                    (field == kGradAvg && options.centered);
+  const bool used = field == RmsPropFields::kSquareAvg ||
+                    (field == RmsPropFields::kMomentumBuffer && options.momentum > 0) ||
+                    (field == RmsPropFields::kGradAvg && options.centered);
   return used ? StateShape::kParameter : StateShape::kNone;
 }
 
@@ -49,11 +52,11 @@ void RMSpropRule::update(const Options& options, const Batch& batch) {
     if (options.weight_decay != 0) {
       gradient = gradient.add(parameter, options.weight_decay);
     }
-    const at::Tensor& square_avg = state[kSquareAvg];
+    const at::Tensor& square_avg = state[RmsPropFields::kSquareAvg];
     scale_(square_avg, options.alpha).addcmul_(gradient, gradient, 1 - options.alpha);
     at::Tensor root;
     if (options.centered) {
-      const at::Tensor& grad_avg = state[kGradAvg];
+      const at::Tensor& grad_avg = state[RmsPropFields::kGradAvg];
       grad_avg.lerp_(gradient, 1 - options.alpha);
       root = square_avg.addcmul(grad_avg, grad_avg, -1).sqrt_();
     } else {
@@ -61,8 +64,8 @@ void RMSpropRule::update(const Options& options, const Batch& batch) {
     }
     root.add_(options.eps);
     if (options.momentum > 0) {
-      scale_(state[kMomentumBuffer], options.momentum).addcdiv_(gradient, root);
-      descend_(parameter, state[kMomentumBuffer], batch, options.lr);
+      scale_(state[RmsPropFields::kMomentumBuffer], options.momentum).addcdiv_(gradient, root);
+      descend_(parameter, state[RmsPropFields::kMomentumBuffer], batch, options.lr);
     } else if (batch.device_lr.defined()) {
       descend_(parameter, gradient.div(root), batch, options.lr);
     } else {

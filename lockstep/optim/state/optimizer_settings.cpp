@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 
 template <typename Options>
-NamedOptions adam_options(Options& options) {
+NamedOptions torch_adam_options(Options& options) {
   return {
       {"lr", &options.lr()},
       {"betas", &options.betas()},
@@ -97,10 +97,10 @@ NamedOptions torch_named_options(torch::optim::OptimizerOptions& options) {
         {"nesterov", &sgd->nesterov()}};
   }
   if (auto* adam = dynamic_cast<from::AdamOptions*>(&options)) {
-    return adam_options(*adam);
+    return torch_adam_options(*adam);
   }
   if (auto* adamw = dynamic_cast<from::AdamWOptions*>(&options)) {
-    return adam_options(*adamw);
+    return torch_adam_options(*adamw);
   }
   if (auto* adagrad = dynamic_cast<from::AdagradOptions*>(&options)) {
     return {
