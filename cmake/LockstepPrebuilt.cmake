@@ -6,6 +6,13 @@ endif()
 include(LockstepWheelTorch)
 include("${LOCKSTEP_PREBUILT}/lockstepTorch.cmake")
 lockstep_check_wheel_torch("${lockstep_torch_version}" "${lockstep_torch_folder}")
+file(GLOB core_module "${LOCKSTEP_PREBUILT}/python/lockstep/_core.*.so")
+if(NOT core_module)
+  message(FATAL_ERROR "[lockstep] ${LOCKSTEP_PREBUILT} has no Python module; expected python/lockstep/_core.*.so; configure it "
+    "with -DLOCKSTEP_BUILD_PYTHON=ON, or run ./dev package")
+endif()
+install(PROGRAMS ${core_module} DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep")
+install(FILES "${LOCKSTEP_PREBUILT}/python/lockstep/torch_series.txt" DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep")
 foreach(component Unspecified wheel)
   install(CODE "execute_process(COMMAND_ERROR_IS_FATAL ANY COMMAND \"${CMAKE_COMMAND}\" --install
     \"${LOCKSTEP_PREBUILT}\" --prefix \"\${CMAKE_INSTALL_PREFIX}\" --component ${component} --strip)"

@@ -3,6 +3,7 @@
 option(LOCKSTEP_BUILD_TESTS "Build the test suite" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_EXAMPLES "Build the example programs" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_BENCH "Build the benchmark programs" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_BUILD_PYTHON "Build the module of the Python package lockstep; needs Python's headers" OFF)
 option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
 option(BUILD_SHARED_LIBS "Build shared libraries, and thus smaller programs, instead of static libraries" OFF)
@@ -11,6 +12,7 @@ if(LOCKSTEP_BUILD_TESTS AND NOT LOCKSTEP_BUILD_EXAMPLES)
   message(FATAL_ERROR "[lockstep] LOCKSTEP_BUILD_TESTS needs LOCKSTEP_BUILD_EXAMPLES, since the tests run the examples; "
     "set both ON, or LOCKSTEP_BUILD_TESTS=OFF")
 endif()
+set(LOCKSTEP_FOLDERS "" CACHE STRING "Build only these folders of lockstep/ and their tests, for ./dev sanitize; empty: everything")
 set(LOCKSTEP_SANITIZE "" CACHE STRING "address, undefined or thread, or address,undefined: build all of Lockstep with these sanitizers")
 
 set(CMAKE_CXX_STANDARD 20)

@@ -10,6 +10,12 @@ function(lockstep_warnings target)
   if(LOCKSTEP_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=${LOCKSTEP_SANITIZE})
+    # clang lacks these macros of gcc.
+    string(REPLACE "," ";" sanitizers "${LOCKSTEP_SANITIZE}")
+    foreach(sanitizer IN LISTS sanitizers)
+      string(TOUPPER "__SANITIZE_${sanitizer}__" macro)
+      target_compile_definitions(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:${macro}=1>)
+    endforeach()
     # gcc warns that ThreadSanitizer ignores fences; the flight recorder, which has them, only orders atomics by them.
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
   endif()

@@ -43,3 +43,9 @@ set(selftest "${CMAKE_INSTALL_LIBEXECDIR}/lockstep/lockstep_selftest")
 install(CODE "file(RPATH_CHANGE FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${selftest}\"
   OLD_RPATH [[${wheel_rpath}:${TORCH_INSTALL_PREFIX}/lib]] NEW_RPATH [[${wheel_rpath}]])"
   COMPONENT wheel EXCLUDE_FROM_ALL)
+
+if(DEFINED SKBUILD)
+  install(FILES "${PROJECT_BINARY_DIR}/python/lockstep/torch_series.txt" DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep"
+    COMPONENT wheel EXCLUDE_FROM_ALL)
+  install(TARGETS lockstep_python LIBRARY DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep" COMPONENT wheel EXCLUDE_FROM_ALL)
+endif()

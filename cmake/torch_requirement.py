@@ -38,7 +38,7 @@ def torch_series():
 
 
 def dynamic_metadata(_settings, _project):
-    return {"dependencies": [f"torch=={torch_series()}.*"]}
+    return {"dependencies": [f"torch=={torch_series()}.*", "numpy", "safetensors"]}
 
 
 if __name__ == "__main__":

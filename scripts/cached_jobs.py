@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|bench)/[^">]+)[">]', re.MULTILINE)
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|bench|python)/[^">]+)[">]', re.MULTILINE)
 
 
 @dataclass

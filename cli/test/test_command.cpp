@@ -12,6 +12,7 @@
 #include "cli/common/arguments.h"
 #include "cli/common/build_facts.h"
 #include "cli/common/usage_formatter.h"
+#include "lockstep/base/env.h"
 #include "lockstep/launcher/job/job.h"
 #include "lockstep/launcher/plan/cores.h"
 
@@ -29,6 +30,7 @@ constexpr int kMostTestRanks = 100;  // The results of the checks must fit into 
 constexpr const char* kTestFooter = R"(Examples:
   lockstep test                 a job of two ranks on this machine
   lockstep test -n 4 --json | jq '.checks[] | select(.ok | not)'
+  python -m lockstep test       also the Python package, as lockstep test --python
 
 Starts a real job, as lockstep launch does. Its ranks check every collective with every
 reduction and dtype, the sharding of data, random numbers, that data parallel training
@@ -166,10 +168,28 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
 
 TestCommand::TestCommand(CLI::App& app)
     : command_(app.add_subcommand("test", "Check this machine with a real job of several ranks")) {
-  set_help(*command_, "lockstep test [-n N] [--json]", kTestFooter);
+  set_help(*command_, "lockstep test [-n N] [--json] [--python]", kTestFooter);
   command_->add_option("-n,--num-processes,--nproc-per-node", ranks_, "Number of ranks (2)")
       ->type_name("N|cpu|gpu|auto");
   command_->add_flag("--json", json_, "Print one JSON object, also for errors");
+  command_->add_flag(
+      "--python", python_, "Also check the package lockstep of LOCKSTEP_PYTHON, or of python3");
+}
+
+int TestCommand::run_ranks(
+    int ranks,
+    const std::string& program,
+    std::vector<std::string> argv,
+    const std::string& folder) const {
+  argv.push_back(folder);
+  if (json_) {
+    argv.emplace_back("--silent");
+  }
+  launcher::JobOptions options;
+  options.ranks = ranks;
+  options.quiet = true;
+  options.json = json_;
+  return launcher::run_job({program, std::move(argv), false}, options);
 }
 
 Report TestCommand::make_report() const {
@@ -183,15 +203,13 @@ Report TestCommand::make_report() const {
   }
   const fs::path program = find_selftest(fs::read_symlink("/proc/self/exe"));
   const RunFolder folder;
-  std::vector<std::string> argv = {program.native(), folder.path().native()};
-  if (json_) {
-    argv.emplace_back("--silent");
+  int code = run_ranks(ranks, program.native(), {program.native()}, folder.path().native());
+  if (python_ && code == 0) {
+    const std::string python =
+        Environment::process().text("LOCKSTEP_PYTHON").value_or("python3");
+    code = run_ranks(
+        ranks, python, {python, "-m", "lockstep.test_utils.selftest"}, folder.path().native());
   }
-  launcher::JobOptions options;
-  options.ranks = ranks;
-  options.quiet = true;
-  options.json = json_;
-  const int code = launcher::run_job({program.native(), argv, false}, options);
   return selftest_report(folder.path(), ranks, code);
 }
 

@@ -24,10 +24,15 @@ class TestCommand {
 
  private:
   Report make_report() const;
+  /// Runs the ranks with the checks, which write to `folder`. Returns the exit code of the job.
+  int run_ranks(
+      int ranks, const std::string& program, std::vector<std::string> argv, const std::string& folder)
+      const;
 
   CLI::App* command_;  // [not null]
   std::string ranks_ = "2";
   bool json_ = false;
+  bool python_ = false;
 };
 
 /// Returns the path of lockstep_selftest, the program with the checks, which links libtorch. It is

@@ -1,18 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "lockstep/accelerator/backward/gradient_scope.h"
+#include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/prepare/preparer.h"
+#include "lockstep/accelerator/training_state/checkpointable.h"
+#include "lockstep/checkpoint/weights/save_model.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+
 namespace lockstep {
 
 class Accelerator;
+class ActiveLoaders;
 class BackwardRunner;
+class LocalSgd;
 class LocalSgdScopes;
 class UnpreparedUpdateCheck;
+struct LocalSgdScopeOptions;
 struct LoopState;
 struct PreparedObjects;
 struct RunContext;
 
-/// Gives the engine, LocalSgd and find_executable_batch_size access to parts of an Accelerator. Not
-/// for programs: it changes without notice.
+/// Gives the engine, LocalSgd, find_executable_batch_size and the Python bindings access to parts
+/// of an Accelerator. Not for programs: it changes without notice.
 class AcceleratorInternals {
  public:
   static const RunContext& context(Accelerator& accelerator);
@@ -24,6 +38,26 @@ class AcceleratorInternals {
   static LocalSgdScopes& local_sgds(Accelerator& accelerator);
   /// The check for updates by an optimizer that prepare() did not return.
   static UnpreparedUpdateCheck& update_check(Accelerator& accelerator);
+  static ActiveLoaders& active_loaders(Accelerator& accelerator);
+
+  // --- functions of Accelerator and LocalSgd for models that are no C++ objects, by address
+  /// Prepares objects whose number is known only at run time. Collective.
+  static std::vector<Optimizer> prepare(Accelerator& accelerator, GivenObjects objects);
+  static GradientScope begin_micro_step(
+      Accelerator& accelerator, const std::vector<const void*>& models);
+  static GradientScope begin_no_sync(
+      Accelerator& accelerator, const std::vector<const void*>& models);
+  static void trigger_sync(Accelerator& accelerator, const std::vector<const void*>& models);
+  static std::shared_ptr<void> begin_zero_init(Accelerator& accelerator);
+  static void finish_zero_init(Accelerator& accelerator, const NamedTensors& tensors);
+  static void save_model_tensors(
+      Accelerator& accelerator,
+      const NamedTensors& tensors,
+      const std::filesystem::path& folder,
+      const checkpoint::SaveModelOptions& options);
+  static void add_checkpointable(Accelerator& accelerator, AnyCheckpointable object);
+  static std::unique_ptr<LocalSgd> local_sgd(
+      Accelerator& accelerator, const void* model, const LocalSgdScopeOptions& options);
 };
 
 }  // namespace lockstep

@@ -45,7 +45,9 @@ void GradientReduction::gradient_arrived(size_t parameter, int backward) {
   if (!sync_) {
     return;
   }
-  if (backward_.has_gradient && backward_.id != backward && overlap_ == Overlap::kRefused) {
+  // After begin() another id is that of a backward within this one, of a checkpointed module.
+  if (!backward_.begun && backward_.has_gradient && backward_.id != backward &&
+      overlap_ == Overlap::kRefused) {
     throw Error(
         where_,
         "the previous backward has not ended, probably because it threw; end the program after "
@@ -55,7 +57,9 @@ void GradientReduction::gradient_arrived(size_t parameter, int backward) {
     buckets_.begin_backward();
     backward_.has_gradient = true;
     backward_.id = backward;
-    if (auto self = self_.lock()) {
+    // After begin() the caller ends the reduction: autograd would call this at the end of the inner
+    // backward.
+    if (auto self = self_.lock(); self && !backward_.begun) {
       BackwardHooks::at_end_of_backward([self = std::move(self)] { self->finish(); });
     }
   }

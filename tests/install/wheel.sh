@@ -11,7 +11,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 readonly python=$6 prefix=$work/venv path=$PATH
 
 wheel=$("$here/../../scripts/package" wheel "$build" "$work")
-expect_equal "the file" "${wheel##*/}" "lockstep_train-$version-py3-none-linux_$(uname -m).whl"
+tag=$("$python" -c 'import sys; print("cp{0}{1}-cp{0}{1}".format(*sys.version_info))')
+expect_equal "the file" "${wheel##*/}" "lockstep_train-$version-$tag-linux_$(uname -m).whl"
 
 "$python" -m venv --without-pip "$prefix"
 site=$(echo "$prefix"/lib/python3*/site-packages)
@@ -30,9 +31,28 @@ fi
 check_programs "$prefix"
 expect_equal "the module" "$(clean python -c 'import lockstep as l; print(l.__version__, l.cmake_prefix_path)')" \
   "$version $prefix"
-expect_equal "the requirement" \
-  "$(clean python -c 'from importlib.metadata import requires; print(*requires("lockstep-train"))')" "torch==$series.*"
+expect_equal "the requirements" \
+  "$(clean python -c 'from importlib.metadata import requires; print(*requires("lockstep-train"))')" "torch==$series.* numpy safetensors"
 grep -qF "## [$version]" "$here/../../CHANGELOG.md" || fail "CHANGELOG.md has no section of version $version"
+
+# Two processes train in Python, from the command line that was installed.
+cat >"$work/train.py" <<'PYTHON'
+import torch
+from lockstep import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(2, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+for _ in range(3):
+    accelerator.backward(model(torch.ones(4, 2)).pow(2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained", accelerator.num_processes, all(torch.isfinite(value).all() for value in model.parameters()))
+PYTHON
+clean lockstep launch -n 2 "$work/train.py" >"$work/train.log"
+expect_equal "the training in Python" "$(grep -c 'trained 2 True' "$work/train.log")" 2
+clean python -m lockstep test -n 2 >"$work/python_selftest.log"
+grep -q "py.checkpoint" "$work/python_selftest.log" || fail "python -m lockstep test does not check the Python package"
 
 # The wheel contains the other libraries, so CMake need not find Debian's.
 readonly arguments=(-DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON -DCMAKE_DISABLE_FIND_PACKAGE_yaml-cpp=ON

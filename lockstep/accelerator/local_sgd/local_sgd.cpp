@@ -156,4 +156,9 @@ void LocalSgd::unregister() {
   AcceleratorInternals::local_sgds(accelerator_).remove(core_);
 }
 
+std::unique_ptr<LocalSgd> AcceleratorInternals::local_sgd(
+    Accelerator& accelerator, const void* model, const LocalSgdScopeOptions& options) {
+  return std::unique_ptr<LocalSgd>(new LocalSgd(accelerator, model, options));
+}
+
 }  // namespace lockstep

@@ -70,6 +70,7 @@ class LocalSgd {
   int64_t steps() const;
 
  private:
+  friend class AcceleratorInternals;
   LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options);
   void unregister();
 

@@ -89,29 +89,41 @@ Preparer::Preparer(
       active_(std::move(active)),
       zero_init_(zero_init) {}
 
-void Preparer::add_model(
-    const void* id,
-    std::function<NamedTensors()> parameters,
-    std::function<NamedTensors()> buffers,
-    std::function<NamedClasses()> classes) {
-  if (objects_.find_model(id) != nullptr) {
+std::vector<Optimizer> Preparer::prepare_given(GivenObjects objects) {
+  clear();
+  for (GivenModel& model : objects.models) {
+    add_model(std::move(model));
+  }
+  for (std::shared_ptr<data::LoaderCore>& loader : objects.loaders) {
+    add_loader(std::move(loader));
+  }
+  std::vector<Optimizer> optimizers;
+  for (GivenOptimizer& optimizer : objects.optimizers) {
+    optimizers.push_back(add_optimizer(std::move(optimizer)));
+  }
+  end();
+  return optimizers;
+}
+
+void Preparer::add_model(GivenModel model) {
+  if (objects_.find_model(model.id) != nullptr) {
     return;
   }
   const RunContext& context = objects_.context;
   const AcceleratorOptions& options = context.options;
-  refuse_common_parameters(objects_.models, parameters());
+  refuse_common_parameters(objects_.models, model.parameters());
   const flat::CommDtypes narrow =
-      comm_dtypes(options.lower_precision_safe_modules, parameters(), classes());
+      comm_dtypes(options.lower_precision_safe_modules, model.parameters(), model.classes());
   if (options.device_placement) {
-    flat::move_in_place(tensors_of(parameters()), context.device);
-    flat::move_in_place(tensors_of(buffers()), context.device);
+    flat::move_in_place(tensors_of(model.parameters()), context.device);
+    flat::move_in_place(tensors_of(model.buffers()), context.device);
   }
   const size_t index = objects_.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
   if (!loop_->scaling.scaler) {
-    watch_gradients(*loop_->finite, parameters(), prefix);
+    watch_gradients(*loop_->finite, model.parameters(), prefix);
   }
-  for (const NamedTensor& item : trainable(parameters())) {
+  for (const NamedTensor& item : trainable(model.parameters())) {
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
   }
@@ -119,18 +131,18 @@ void Preparer::add_model(
   Group shared = context.group;
   Group group = index == 0 ? shared : shared.split(0);
   auto parallel = std::make_shared<DataParallel>(
-      parameters(),
-      buffers(),
+      model.parameters(),
+      model.buffers(),
       objects_.uses_zero() ? Group() : std::move(group),
       options.data_parallel,
       narrow);
   std::shared_ptr<GradientSync> sync = objects_.uses_zero() ? nullptr : parallel;
   objects_.models.push_back(
-      {id,
+      {model.id,
        prefix,
-       std::move(parameters),
-       std::move(buffers),
-       std::move(classes),
+       std::move(model.parameters),
+       std::move(model.buffers),
+       std::move(model.classes),
        std::move(parallel),
        std::move(sync)});
 }

@@ -21,6 +21,21 @@ class ActiveLoaders;
 class ZeroInit;
 struct PreparedObjects;
 
+/// A model of any kind, as functions that return its current tensors and classes.
+struct GivenModel {
+  const void* id;  ///< The module's address.
+  std::function<NamedTensors()> parameters;
+  std::function<NamedTensors()> buffers;
+  std::function<NamedClasses()> classes;
+};
+
+/// Objects for one call of prepare().
+struct GivenObjects {
+  std::vector<GivenModel> models;
+  std::vector<std::shared_ptr<data::LoaderCore>> loaders;
+  std::vector<GivenOptimizer> optimizers;
+};
+
 /// Prepares objects for one Accelerator, and registers them. Not thread-safe.
 class Preparer {
  public:
@@ -43,6 +58,8 @@ class Preparer {
     end();
     return prepared;
   }
+  /// Does the same for objects whose number is known only at run time. Returns the optimizers.
+  std::vector<Optimizer> prepare_given(GivenObjects objects);
   /// Forgets the objects of the last prepare().
   void clear();
 
@@ -60,10 +77,10 @@ class Preparer {
         "loaders");
     if constexpr (ModuleHandle<Type>) {
       add_model(
-          object.get(),
-          [object] { return parameters_of(*object); },
-          [object] { return buffers_of(*object); },
-          [object] { return classes_of(*object); });
+          {.id = object.get(),
+           .parameters = [object] { return parameters_of(*object); },
+           .buffers = [object] { return buffers_of(*object); },
+           .classes = [object] { return classes_of(*object); }});
     } else if constexpr (LoaderHandle<Type>) {
       add_loader(object.core());
     }
@@ -81,13 +98,9 @@ class Preparer {
   }
 
   /// Moves the model to the device, gives it rank 0's weights, and lets its gradients be averaged.
-  /// `id`: the module's address. Does nothing for a prepared model. Throws ConfigError for a
-  /// parameter of another one. Collective.
-  void add_model(
-      const void* id,
-      std::function<NamedTensors()> parameters,
-      std::function<NamedTensors()> buffers,
-      std::function<NamedClasses()> classes);
+  /// Does nothing for a prepared model. Throws ConfigError for a parameter of another one.
+  /// Collective.
+  void add_model(GivenModel model);
   /// Gives the loader its shard. Does nothing for a prepared loader. Throws ConfigError if ranks
   /// have different seeds. Collective.
   void add_loader(std::shared_ptr<data::LoaderCore> loader);

@@ -290,20 +290,23 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
 }
 
 void LoaderCore::begin_batch(const ShardLayout& layout) {
-  const int64_t index = cursor_.batches++;
-  if (!pass_observer_) {
-    return;
-  }
+  const int64_t index = cursor_.batches;
   BatchInfo info;
-  info.index = index;
   info.is_last = layout.is_last(index);
   for (int rank = 0; rank < layout.spec().world; ++rank) {
     info.is_last_somewhere |= layout.size(rank) - 1 == index;
     info.rows_per_rank.push_back(layout.rows(index, rank));
     info.valid_rows.push_back(layout.valid_rows(index, rank));
   }
-  info.rows = info.rows_per_rank[static_cast<size_t>(layout.spec().rank)];
-  pass_observer_->batch_started(this, info);
+  begin_batch(std::move(info));
+}
+
+void LoaderCore::begin_batch(BatchInfo info) {
+  info.index = cursor_.batches++;
+  info.rows = info.rows_per_rank[static_cast<size_t>(shard_.rank)];
+  if (pass_observer_) {
+    pass_observer_->batch_started(this, info);
+  }
 }
 
 void LoaderCore::end_batch() {

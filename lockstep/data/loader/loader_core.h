@@ -150,6 +150,8 @@ class LoaderCore {
   /// Reports that the loop gets batch `cursor().batches`. `layout`: valid for this batch, and for
   /// whether another follows.
   void begin_batch(const ShardLayout& layout);
+  /// Does the same for batches that no ShardLayout describes; `index` and `rows` are set here.
+  void begin_batch(BatchInfo info);
   /// Reports that the loop is done with its batch.
   void end_batch();
   /// Reports that the loop is done with the last batch.

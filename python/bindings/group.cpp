@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/group.h"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/host/world.h"
+#include "lockstep/comm/connect/connect.h"
+#include "lockstep/data/sample/random.h"
+#include "python/bindings/bindings.h"
+
+namespace lockstep::python {
+namespace {
+
+ConnectOptions connect_options(std::optional<int64_t> timeout_ms) {
+  ConnectOptions options = ConnectOptions::from_environment(Environment::process());
+  if (timeout_ms) {
+    options.timeout = comm::Milliseconds(*timeout_ms);
+  }
+  return options;
+}
+
+void bind_world(py::module_& module) {
+  py::class_<WorldSpec>(module, "WorldSpec")
+      .def(py::init<>())
+      .def_readonly("rank", &WorldSpec::rank)
+      .def_readonly("size", &WorldSpec::size)
+      .def_readonly("local_rank", &WorldSpec::local_rank)
+      .def_readonly("local_size", &WorldSpec::local_size)
+      .def_readonly("master_addr", &WorldSpec::master_addr)
+      .def_readonly("master_port", &WorldSpec::master_port)
+      .def_readonly("source", &WorldSpec::source)
+      .def_readwrite("agent_store", &WorldSpec::agent_store)
+      .def_readonly("restart_count", &WorldSpec::restart_count);
+  module.def(
+      "world_from_environment", [] { return world_from_environment(Environment::process()); });
+}
+
+}  // namespace
+
+void bind_group(py::module_& module) {
+  bind_world(module);
+  py::enum_<ReduceOp>(module, "ReduceOp")
+      .value("SUM", ReduceOp::kSum)
+      .value("AVG", ReduceOp::kAvg)
+      .value("MIN", ReduceOp::kMin)
+      .value("MAX", ReduceOp::kMax)
+      .value("PRODUCT", ReduceOp::kProduct);
+  py::class_<Group>(module, "Group")
+      .def(py::init<>())
+      .def_property_readonly("rank", &Group::rank)
+      .def_property_readonly("size", &Group::size)
+      .def_property_readonly("transport_name", &Group::transport_name)
+      .def(
+          "all_reduce",
+          [](Group& group, at::Tensor tensor, ReduceOp op) {
+            return group.all_reduce(std::move(tensor), op).wait();
+          },
+          py::arg("tensor"),
+          py::arg("op") = ReduceOp::kSum,
+          NoGil())
+      .def(
+          "all_gather",
+          [](Group& group, const at::Tensor& input) { return group.all_gather(input).wait(); },
+          NoGil())
+      .def(
+          "reduce_scatter",
+          [](Group& group, const at::Tensor& input, ReduceOp op) {
+            return group.reduce_scatter(input, op).wait();
+          },
+          py::arg("input"),
+          py::arg("op") = ReduceOp::kSum,
+          NoGil())
+      .def(
+          "all_to_all",
+          [](Group& group, const at::Tensor& input) { return group.all_to_all(input).wait(); },
+          NoGil())
+      .def(
+          "broadcast",
+          [](Group& group, at::Tensor tensor, int root) {
+            return group.broadcast(std::move(tensor), root).wait();
+          },
+          py::arg("tensor"),
+          py::arg("root") = 0,
+          NoGil())
+      .def(
+          "send",
+          [](Group& group, const at::Tensor& tensor, int peer) { group.send(tensor, peer).wait(); },
+          NoGil())
+      .def(
+          "recv",
+          [](Group& group, const at::Tensor& tensor, int peer) {
+            return group.recv(tensor, peer).wait();
+          },
+          NoGil())
+      .def("barrier", &Group::barrier, NoGil())
+      .def("split", &Group::split, py::arg("color"), py::arg("key") = 0, NoGil());
+  module.def(
+      "connect",
+      [](const WorldSpec& world, std::optional<int64_t> timeout_ms) {
+        return connect(world, connect_options(timeout_ms));
+      },
+      py::arg("world"),
+      py::arg("timeout_ms") = std::nullopt,
+      NoGil());
+  module.def(
+      "synchronize_rng_states",
+      [](Group& group, const std::vector<std::string>& types) {
+        std::vector<data::RngType> all;
+        for (const std::string& type : types) {
+          all.push_back(data::rng_type_of(type));
+        }
+        data::synchronize_rng_states(group, all);
+      },
+      NoGil());
+}
+
+}  // namespace lockstep::python

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/bindings/models.h"
+
+#include <string>
+#include <utility>
+
+namespace lockstep::python {
+namespace {
+
+/// Returns the parameters under all of their names. The caller has the GIL.
+NamedTensors parameters_of_python(const py::object& module) {
+  NamedTensors all;
+  const py::object items = module.attr("named_parameters")(py::arg("remove_duplicate") = false);
+  for (const py::handle item : items) {
+    const auto pair = item.cast<std::pair<std::string, at::Tensor>>();
+    all.push_back({pair.first, pair.second});
+  }
+  return all;
+}
+
+/// Returns the buffers that state_dict() has. The caller has the GIL.
+NamedTensors buffers_of_python(const py::object& module) {
+  NamedTensors all;
+  for (const py::handle item : module.attr("named_modules")()) {
+    const auto [prefix, part] = item.cast<std::pair<std::string, py::object>>();
+    const py::object transient = part.attr("_non_persistent_buffers_set");
+    for (const auto& [name, buffer] : part.attr("_buffers").cast<py::dict>()) {
+      if (!buffer.is_none() && !transient.contains(name)) {
+        const auto own_name = name.cast<std::string>();
+        all.push_back(
+            {prefix.empty() ? own_name : prefix + "." + own_name, buffer.cast<at::Tensor>()});
+      }
+    }
+  }
+  return all;
+}
+
+NamedClasses classes_of_python(const py::object& module) {
+  NamedClasses all;
+  for (const py::handle item : module.attr("named_modules")()) {
+    const auto [path, part] = item.cast<std::pair<std::string, py::object>>();
+    all.emplace_back(path, py::str(py::type::handle_of(part).attr("__name__")).cast<std::string>());
+  }
+  return all;
+}
+
+}  // namespace
+
+const void* id_of(const py::handle& module) {
+  return module.ptr();
+}
+
+GivenModel given_model(const py::object& module) {
+  const Held<> held(module);
+  const auto with_gil = [&held](auto function) {
+    return [held, function] {
+      const py::gil_scoped_acquire gil;
+      return function(held.get());
+    };
+  };
+  return {
+      .id = id_of(module),
+      .parameters = with_gil(parameters_of_python),
+      .buffers = with_gil(buffers_of_python),
+      .classes = with_gil(classes_of_python)};
+}
+
+NamedTensors tensors_of_python(const py::object& module, bool with_frozen) {
+  NamedTensors all = parameters_of_python(module);
+  if (!with_frozen) {
+    std::erase_if(all, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
+  }
+  for (NamedTensor& buffer : buffers_of_python(module)) {
+    all.push_back(std::move(buffer));
+  }
+  return all;
+}
+
+}  // namespace lockstep::python

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lockstep/accelerator/prepare/preparer.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+#include "python/bindings/bindings.h"
+
+namespace lockstep::python {
+
+/// Returns an nn.Module as prepare() takes it. Its buffers are the persistent ones.
+GivenModel given_model(const py::object& module);
+
+/// Returns the identity of a module in an Accelerator.
+const void* id_of(const py::handle& module);
+
+/// Returns the parameters, with or without frozen ones, then the persistent buffers.
+NamedTensors tensors_of_python(const py::object& module, bool with_frozen = true);
+
+}  // namespace lockstep::python

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/bindings/bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace lockstep::python;
+  module.doc() = "The C++ library of lockstep. Use the package lockstep instead.";
+  module.attr("__version__") = LOCKSTEP_VERSION;
+  bind_errors(module);
+  bind_group(module);
+  bind_optimizers(module);
+  bind_loaders(module);
+  bind_accelerator(module);
+  bind_engine(module);
+  bind_weights(module);
+}

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of the training state, and files of weights."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from .. import _core
+from ..checkpointing import PythonState
+from ..data_loader import skip_first_batches
+from ..optimizer import AcceleratedOptimizer
+from ..utils.dataclasses import ProjectConfiguration
+
+
+class CheckpointCalls:
+    """The calls of an Accelerator for checkpoints."""
+
+    _core: Any
+    _python_state: PythonState
+    _optimizers: list[AcceleratedOptimizer]
+    _custom_objects: list[Any]
+    project_configuration: ProjectConfiguration
+    _own_module: Callable[[Any], Any]
+
+    def save_state(
+        self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **kwargs: Any
+    ) -> str:
+        """Saves the whole training state, atomically, and returns the folder. Collective.
+
+        With automatic_checkpoint_naming the folder is the next `<project_dir>/checkpoints/checkpoint_<n>`. Otherwise
+        `output_dir` is replaced if it is a checkpoint.
+        """
+        if not safe_serialization:
+            raise _core.ConfigError("[save_state] Lockstep writes safetensors only; remove safe_serialization=False")
+        async_save = bool(kwargs.pop("async_save", False))
+        exclude_frozen = bool(kwargs.pop("exclude_frozen_parameters", False))
+        if kwargs:
+            raise _core.ConfigError(f"[save_state] unknown argument '{next(iter(kwargs))}'")
+        automatic = self.project_configuration.automatic_checkpoint_naming
+        if not automatic and output_dir is None:
+            raise _core.ConfigError(
+                "[save_state] output_dir is missing; pass a folder, or set "
+                "ProjectConfiguration(automatic_checkpoint_naming=True)"
+            )
+        folder = None if automatic else os.fspath(output_dir)  # type: ignore[arg-type]
+        for optimizer in self._optimizers:
+            optimizer._push_options()
+        saved = self._core.save_state(folder, async_save, folder is not None, exclude_frozen)
+        if automatic:
+            self.project_configuration.iteration = int(Path(saved).name.rsplit("_", 1)[1]) + 1
+        return saved
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Loads a checkpoint, by default the newest complete one of the project. Collective."""
+        strict = bool(load_model_func_kwargs.pop("strict", True))
+        if load_kwargs or load_model_func_kwargs:
+            unknown = next(iter({**(load_kwargs or {}), **load_model_func_kwargs}))
+            raise _core.ConfigError(f"[load_state] unknown argument '{unknown}'")
+        if input_dir is None and not self.project_configuration.automatic_checkpoint_naming:
+            raise _core.ConfigError("[load_state] input_dir is missing; pass a folder")
+        self._core.load_state(None if input_dir is None else os.fspath(input_dir), strict)
+        for optimizer in self._optimizers:
+            optimizer._pull_options()
+        self._python_state.apply()
+
+    def wait_for_save(self) -> None:
+        """Blocks until no asynchronous save is running; throws if it failed."""
+        self._core.wait_for_save()
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Adds objects with state_dict() and load_state_dict() to all later checkpoints."""
+        from .._codec import flatten, unflatten
+
+        invalid = [obj for obj in objects if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))]
+        if invalid:
+            raise _core.ConfigError(
+                f"[register_for_checkpointing] {type(invalid[0]).__name__} has no state_dict() and load_state_dict()"
+            )
+        for obj in objects:
+            self._core.register_for_checkpointing(
+                obj,
+                lambda obj=obj: flatten(obj.state_dict()),
+                lambda values, tensors, obj=obj: obj.load_state_dict(unflatten(values, tensors)),
+            )
+            self._custom_objects.append(obj)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Runs `hook(models, weights, folder)` in each save_state. Files in `folder` become part of the checkpoint."""
+        handle = RemovableHandle(self._python_state.save_hooks)
+        self._python_state.save_hooks[handle.id] = hook
+        return handle
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Runs `hook(models, folder)` in each load_state, with the files of the other hook in `folder`."""
+        handle = RemovableHandle(self._python_state.load_hooks)
+        self._python_state.load_hooks[handle.id] = hook
+        return handle
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Writes the weights in transformers' format, on the main process. Collective."""
+        if not safe_serialization:
+            raise _core.ConfigError("[save_model] Lockstep writes safetensors only; remove safe_serialization=False")
+        size = f"{max_shard_size}B" if isinstance(max_shard_size, int) else max_shard_size
+        self._core.save_model(self._own_module(model), os.fspath(save_directory), size)
+
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Saves an object on the main process (of each host with save_on_each_node)."""
+        from ..utils.other import save
+
+        save(
+            obj,
+            f,
+            save_on_each_node=self.project_configuration.save_on_each_node,
+            safe_serialization=safe_serialization,
+        )
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
+        """Returns the model's full state dict, on every process. Collective under ZeRO stage 3."""
+        model = self._own_module(model)
+        if not self._core.shards_parameters:
+            return model.state_dict()
+        result: dict[str, torch.Tensor] = {}
+
+        def copy() -> None:
+            result.update({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+
+        self._core.with_gathered_parameters(list(model.parameters()), copy, None)
+        return result
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Makes the next pass over a loader skip this process's first batches."""
+        return skip_first_batches(dataloader, num_batches)

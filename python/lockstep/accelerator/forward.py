@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward of a model in mixed precision."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from .. import _core
+from .._tree import map_tensors
+
+if TYPE_CHECKING:
+    from . import Accelerator
+
+
+def _to_float32(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+class AutocastForward:
+    """The forward of a prepared model: within the Accelerator's autocast, with 16-bit results as float32."""
+
+    def __init__(self, module: torch.nn.Module, accelerator: Accelerator) -> None:
+        self.module = module
+        self.accelerator = accelerator
+        self.original = module.__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.original or type(self.module).forward.__get__(self.module)
+        with self.accelerator.autocast():
+            outputs = forward(*args, **kwargs)
+        return map_tensors(outputs, lambda tensors: [_to_float32(tensor) for tensor in tensors])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AutocastForward:
+        import copy
+
+        result = AutocastForward.__new__(AutocastForward)
+        memo[id(self)] = result
+        result.accelerator = self.accelerator
+        result.module = copy.deepcopy(self.module, memo)
+        result.original = copy.deepcopy(self.original, memo)
+        return result
+
+    def __reduce__(self) -> NoReturn:
+        raise _core.ConfigError(
+            "[pickle] a model that is prepared with mixed precision cannot be pickled; pickle "
+            "accelerator.unwrap_model(model, keep_fp32_wrapper=False), or save its state_dict()"
+        )

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trackers of a run."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..state import AcceleratorState
+from ..tracking import LOGGER_TYPE_TO_CLASS, NATIVE_TRACKERS, GeneralTracker
+from ..utils.dataclasses import ProjectConfiguration
+
+
+class LogCalls:
+    """The calls of an Accelerator for trackers."""
+
+    _core: Any
+    log_with: list[Any]
+    trackers: list[GeneralTracker]
+    state: AcceleratorState
+    project_configuration: ProjectConfiguration
+    _media: GeneralTracker | None = None
+
+    @property
+    def logging_dir(self) -> str | os.PathLike[str] | None:
+        return self.project_configuration.logging_dir
+
+    def _native_trackers(self) -> list[str]:
+        """Returns the names that the C++ library serves."""
+        return [choice for choice in self.log_with if isinstance(choice, str) and choice in NATIVE_TRACKERS]
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Opens the trackers of `log_with`, and stores the run's configuration."""
+        init_kwargs = init_kwargs or {}
+        self.trackers = [choice for choice in self.log_with if isinstance(choice, GeneralTracker)]
+        for name in self.log_with:
+            if isinstance(name, str) and name not in NATIVE_TRACKERS:
+                self.trackers.append(self._make_tracker(name, project_name, init_kwargs.get(name, {})))
+        unknown = set(init_kwargs) - {tracker.name for tracker in self.trackers}
+        if unknown:
+            raise _core.ConfigError(
+                f"[init_trackers] init_kwargs has options for {sorted(unknown)}, which take none here"
+            )
+        if self._native_trackers():
+            self._core.init_trackers({} if config is None else config)
+        for tracker in self.trackers:
+            if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
+                tracker.start()
+                if config is not None:
+                    tracker.store_init_configuration(config)
+
+    def _make_tracker(self, name: str, run: str, options: dict[str, Any]) -> GeneralTracker:
+        kind = LOGGER_TYPE_TO_CLASS[name]
+        build: Callable[..., GeneralTracker] = kind  # The constructors of derived classes have other arguments.
+        if kind.requires_logging_directory:
+            return build(run, self.logging_dir, **options)
+        return build(run, **options)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Returns the tracker of this name; on processes that do not log, one that does nothing.
+
+        For "tensorboard" the tracker has a SummaryWriter of its own, for images and texts; its files are beside those
+        with the values of log().
+        """
+        for tracker in self.trackers:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker
+        if not self.state.is_main_process:
+            return GeneralTracker(_blank=True)
+        if name == "tensorboard" and name in self._native_trackers():
+            tracker = self._make_tracker(name, "media", {})
+            tracker.start()
+            self._media = tracker
+            return tracker.tracker if unwrap else tracker
+        raise _core.ConfigError(
+            f"[get_tracker] there is no tracker object named '{name}'; expected one of "
+            f"{[tracker.name for tracker in self.trackers]}"
+        )
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Logs values to all trackers, on the main process."""
+        if self._native_trackers():
+            numbers = {
+                name: float(value)
+                for name, value in values.items()
+                if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+            }
+            if len(numbers) < len(values):
+                others = sorted(set(values) - set(numbers))
+                raise _core.ConfigError(
+                    f"[log] the values of {others} are not numbers; expected int, float or a tensor of one element"
+                )
+            self._core.log(numbers, step)
+        for tracker in self.trackers:
+            if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
+                tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
+
+    def end_training(self) -> None:
+        """Closes the trackers, after every process has called it. Collective."""
+        for tracker in [*self.trackers, *([self._media] if self._media is not None else [])]:
+            if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
+                tracker.finish()
+        self._media = None
+        self._core.end_training()

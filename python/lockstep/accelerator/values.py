@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values across processes."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._codec import decode, encode
+from .._tree import leaves_of, map_tensors
+from ..state import AcceleratorState
+
+
+class ValueCalls:
+    """The calls of an Accelerator that exchange values. All are collective, except set_trigger."""
+
+    state: AcceleratorState
+    _core: Any
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenates each tensor of a nested value along dimension 0, in the order of processes. Collective."""
+        self._expect_tensors("gather", tensor)
+        return map_tensors(tensor, self._core.gather) if self.state.use_distributed else tensor
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Works as gather, and drops samples that were repeated to complete the last batch.
+
+        Values that are not tensors, or with `use_gather_object`, are gathered as objects, a list with one element per
+        sample.
+        """
+        are_tensors = all(isinstance(leaf, torch.Tensor) for leaf in leaves_of(input_data))
+        if are_tensors and not use_gather_object:
+            return map_tensors(input_data, self._core.gather_for_metrics)
+        batch = self._core.current_batch
+        if batch is not None and isinstance(input_data, (list, tuple)):
+            rows, new = batch[1][self.state.process_index], batch[2][self.state.process_index]
+            if len(input_data) == rows:
+                input_data = input_data[:new]
+        return self._gather_objects(input_data)
+
+    def _gather_objects(self, value: Any) -> list[Any]:
+        parts = [decode(text) for text in _core.all_gather_bytes(self.state.group, encode(value))]
+        return [item for part in parts for item in (part if isinstance(part, (list, tuple)) else [part])]
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Returns each tensor of a nested value reduced over all processes: "sum", "mean", "max" or "none"."""
+        self._expect_tensors("reduce", tensor)
+        operations = {"sum": "SUM", "mean": "AVG", "max": "MAX", "min": "MIN"}
+        if reduction == "none":
+            return tensor
+        if reduction not in operations:
+            raise _core.ConfigError(
+                f"[reduce] unknown reduction {reduction!r}; expected one of {', '.join(operations)}, none"
+            )
+        if scale != 1.0:
+            raise _core.ConfigError("[reduce] scale is only for XLA devices; multiply the result")
+        operation = getattr(_core.ReduceOp, operations[reduction])
+        return map_tensors(tensor, lambda tensors: self._core.reduce(tensors, operation))
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+        """Pads each tensor to the largest size of dimension `dim` on any process. Collective."""
+        self._expect_tensors("pad_across_processes", tensor)
+
+        def pad(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            # A tensor without that dimension stays unchanged, as in Accelerate.
+            chosen = [item for item in tensors if item.dim() > dim >= -item.dim()]
+            padded = iter(self._core.pad_across_processes(chosen, dim, float(pad_index), pad_first))
+            return [next(padded) if item.dim() > dim >= -item.dim() else item for item in tensors]
+
+        return map_tensors(tensor, pad)
+
+    @staticmethod
+    def _expect_tensors(where: str, value: Any) -> None:
+        for leaf in leaves_of(value):
+            if not isinstance(leaf, torch.Tensor):
+                raise TypeError(
+                    f"[{where}] a value is of type {type(leaf).__name__}; expected tensors in lists, tuples or dicts"
+                )
+
+    def set_trigger(self) -> None:
+        """Sets a flag that check_trigger() reads on all processes."""
+        self._core.set_trigger()
+
+    def check_trigger(self) -> bool:
+        """Returns whether any process has set the flag, and clears it on all. Collective."""
+        return self._core.check_trigger()

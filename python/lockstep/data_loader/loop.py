@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop over a prepared loader, and the arguments that it keeps of the given one."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from .. import _core
+from ..state import GradientState, PartialState
+
+# The arguments of a DataLoader that a prepared one keeps.
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+
+
+def _kept_arguments(loader: DataLoader) -> dict[str, Any]:
+    arguments = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    if arguments.get("num_workers") == 0:
+        arguments.pop("prefetch_factor", None)
+        arguments.pop("multiprocessing_context", None)
+    if not arguments.get("pin_memory_device"):
+        arguments.pop("pin_memory_device", None)
+    return arguments
+
+
+def _synchronize(rng_types: list[Any] | None, owner: Any) -> None:
+    """Gives every process the main process's random states, as `rng_types` says. Collective.
+
+    `owner`: the sampler or stream whose `generator` is of the type "generator"; it may have none.
+    """
+    types = [str(getattr(kind, "value", kind)) for kind in rng_types or ()]
+    generator = getattr(owner, "generator", None)
+    group = PartialState().group
+    if "generator" in types and isinstance(generator, torch.Generator):
+        generator.set_state(group.broadcast(generator.get_state().clone(), 0))
+    rest = [kind for kind in types if kind != "generator"]
+    if rest:
+        _core.synchronize_rng_states(group, rest)
+
+
+class _LoopMixin:
+    """The loop over a prepared loader, and the attributes that Accelerate's loaders have."""
+
+    _core: Any
+    gradient_state: GradientState
+    device: torch.device | None
+    _non_blocking: bool
+
+    @property
+    def iteration(self) -> int:
+        return self._core.epoch
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        return self.gradient_state.active_dataloader is self and self.gradient_state.end_of_dataloader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Selects the epoch of the next pass. Without a call each pass is the next epoch."""
+        if epoch != self._core.epoch:
+            self._core.set_epoch(epoch)
+
+    def _place(self, batch: Any) -> Any:
+        if self.device is None:
+            return batch
+        from ..utils.operations import send_to_device
+
+        return send_to_device(batch, self.device, non_blocking=self._non_blocking)
+
+    def _set_epoch_of(self, *objects: Any) -> None:
+        for target in objects:
+            if hasattr(target, "set_epoch"):
+                target.set_epoch(self._core.epoch)

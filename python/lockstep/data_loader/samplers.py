@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samplers, and the shares of processes in the batches of any batch sampler or stream."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from .. import _core
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A random sampler whose order depends only on a seed and the epoch: seed + epoch seeds the generator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        data_seed = kwargs.pop("data_seed", None)
+        super().__init__(*args, **kwargs)
+        self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.generator is None:
+            self.generator = torch.Generator(device="cpu")
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class BatchSamplerShard(BatchSampler):
+    """The batches of one process from a batch sampler of any kind.
+
+    Without `split_batches` the processes get full batches in turn; with it each gets its slice of every batch. With
+    `even_batches` the last round is completed with samples from the beginning. The sampler's whole pass is read first.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: Any,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+    ) -> None:
+        self.batch_sampler = batch_sampler
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+        if split_batches and (self.batch_size is None or self.batch_size % num_processes != 0):
+            raise _core.ConfigError(
+                f"[BatchSamplerShard] split_batches needs a batch_size that is divisible by {num_processes} processes; "
+                f"got {self.batch_size}"
+            )
+        if even_batches and self.batch_size is None and hasattr(batch_sampler, "drop_last"):
+            raise _core.ConfigError(
+                "[BatchSamplerShard] even_batches needs a batch sampler with a batch_size; pass even_batches=False"
+            )
+
+    @property
+    def total_length(self) -> int:
+        return len(self.batch_sampler)
+
+    def __len__(self) -> int:
+        length = len(self.batch_sampler)
+        if self.split_batches:
+            return length
+        rounds, rest = divmod(length, self.num_processes)
+        if rest == 0 or self.drop_last:
+            return rounds
+        return rounds + 1 if self.even_batches or self.process_index < rest else rounds
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from (own for own, _, _ in self.rounds())
+
+    def rounds(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
+        """Yields this process's batch, and the rows and the new rows of every process's, for each round."""
+        if self.num_processes == 1:
+            for batch in map(list, self.batch_sampler):
+                yield batch, [len(batch)], [len(batch)]
+            return
+        source: Iterator[list[list[int]]] = (
+            ([batch] for batch in map(list, self.batch_sampler)) if self.split_batches else self._groups()
+        )
+        beginning: list[int] = []
+        for group in source:
+            samples = [index for batch in group for index in batch]
+            if len(beginning) < self._round_rows():
+                beginning += samples
+            yield from self._round(group, samples, beginning)
+
+    def _round_rows(self) -> int:
+        if self.batch_size is None:
+            return 0
+        return self.batch_size if self.split_batches else self.batch_size * self.num_processes
+
+    def _groups(self) -> Iterator[list[list[int]]]:
+        group: list[list[int]] = []
+        for batch in map(list, self.batch_sampler):
+            group.append(batch)
+            if len(group) == self.num_processes:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _round(
+        self, group: list[list[int]], samples: list[int], beginning: list[int]
+    ) -> Iterator[tuple[list[int], list[int], list[int]]]:
+        world, rank, full = self.num_processes, self.process_index, self._round_rows()
+        is_full = len(group) == (1 if self.split_batches else world) and (
+            self.batch_size is None or len(samples) >= full
+        )
+        if not is_full and self.drop_last:
+            return
+        if self.batch_size is None:
+            shares = group + [[]] * (world - len(group))
+            new = [len(share) for share in shares]
+        else:
+            filled = samples
+            if not is_full and self.even_batches:
+                filled = list(samples)
+                while len(filled) < full:
+                    filled += beginning[: full - len(filled)]
+            each = full // world
+            if is_full and not self.split_batches:
+                shares = group
+            else:
+                shares = [filled[r * each : (r + 1) * each] for r in range(world)]
+            new = [max(0, min(each, len(samples) - r * each)) for r in range(world)] if not is_full else [
+                len(share) for share in shares
+            ]
+        if shares[rank]:
+            yield shares[rank], [len(share) for share in shares], new
+
+
+class IterableDatasetShard(IterableDataset):
+    """The samples of one process from a stream that every process reads.
+
+    Of each `batch_size * num_processes` samples (`batch_size` with `split_batches`) a process keeps its share. The last
+    round is completed with the first samples, unless `drop_last`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+    ) -> None:
+        if split_batches and batch_size > 1 and batch_size % num_processes != 0:
+            raise _core.ConfigError(
+                f"[IterableDatasetShard] split_batches needs a batch_size that is divisible by {num_processes} "
+                f"processes; got {batch_size}"
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        size, round_rows = len(self.dataset), self.batch_size * self.num_processes
+        rounds = size // round_rows if self.drop_last else -(-size // round_rows)
+        return rounds * self.batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        has_set_epoch = hasattr(self.dataset, "set_epoch")
+        if not has_set_epoch and isinstance(getattr(self.dataset, "generator", None), torch.Generator):
+            self.dataset.generator.manual_seed(getattr(self, "epoch", 0))
+        rows = self.batch_size if self.split_batches else self.batch_size * self.num_processes
+        each = rows // self.num_processes
+        begin = self.process_index * each
+        first: list[Any] | None = None
+        current: list[Any] = []
+        for sample in self.dataset:
+            current.append(sample)
+            if len(current) == rows:
+                yield from current[begin : begin + each]
+                first = current if first is None else first
+                current = []
+        if current and not self.drop_last:
+            beginning = current.copy() if first is None else first
+            while len(current) < rows:
+                current += beginning
+            yield from current[begin : begin + each]
+
+
+class SkipBatchSampler(BatchSampler):
+    """A batch sampler without the first batches of another."""
+
+    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+        self.sampler: Any = getattr(batch_sampler, "sampler", None)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for index, samples in enumerate(self.batch_sampler):
+            if index >= self.skip_batches:
+                yield samples
+
+    @property
+    def total_length(self) -> int:
+        return len(self.batch_sampler)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) - self.skip_batches
+
+
+def _give_generator(sampler: Any) -> None:
+    """Gives a random sampler of torch's default generator its own, which processes can synchronize."""
+    if hasattr(sampler, "generator") and sampler.generator is None:
+        sampler.generator = torch.Generator(device="cpu")
+        sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+
+
+def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
+    return SeedableRandomSampler(
+        data_source=sampler.data_source,
+        replacement=sampler.replacement,
+        num_samples=sampler._num_samples,
+        generator=sampler.generator if sampler.generator is not None else torch.Generator(device="cpu"),
+        data_seed=data_seed,
+    )
+
+
+def get_sampler(dataloader: DataLoader) -> Any:
+    """Returns the sampler of a loader."""
+    if isinstance(dataloader.sampler, BatchSampler):
+        return getattr(dataloader.sampler, "sampler", None)
+    return getattr(dataloader.batch_sampler, "sampler", None)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prepared loader of a map-style dataset, whose batches the C++ library computes."""
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from .. import _core
+from ..state import GradientState
+from .loop import _kept_arguments, _LoopMixin, _synchronize
+from .samplers import _give_generator, _seedable
+
+
+class _OwnBatches(BatchSampler):
+    """The batch sampler of a prepared loader: the batches that the C++ library gives this process."""
+
+    def __init__(self, loader: DataLoaderShard, batch_sampler: Any) -> None:
+        self._loader = loader
+        self.batch_sampler = batch_sampler
+        self.sampler = batch_sampler.sampler
+        self.batch_size = batch_sampler.batch_size
+        self.drop_last = batch_sampler.drop_last
+
+    @property
+    def num_processes(self) -> int:
+        return self._loader._spec["num_processes"]
+
+    @property
+    def split_batches(self) -> bool:
+        return self._loader._spec["split_batches"]
+
+    def __len__(self) -> int:
+        return len(self._loader._core)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        core = self._loader._core
+        plan = self._loader._begin_pass()
+        first, last = core.cursor.batches, len(plan) - 1
+        if first > last:
+            self._loader._end_of_order()
+        for index in range(first, last + 1):
+            if index == last:
+                self._loader._end_of_order()
+            yield self._loader._samples_at(plan.indices(index))
+
+
+class DataLoaderShard(_LoopMixin, DataLoader):
+    """A DataLoader of a map-style dataset that delivers this process's batches.
+
+    It behaves as the DataLoader that it was made of. Each pass is the next epoch. A pass after load_state() continues
+    with the batches that followed the saved ones, in the same order.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        *,
+        num_processes: int = 1,
+        split_batches: bool = False,
+        device: torch.device | None = None,
+        non_blocking: bool = False,
+        rng_types: list[Any] | None = None,
+        use_seedable_sampler: bool = False,
+        data_seed: int | None = None,
+    ) -> None:
+        # Attributes that DataLoader.__init__ must not see as its own.
+        self._core: Any = None
+        self.gradient_state = GradientState()
+        self.device = device
+        self._non_blocking = non_blocking
+        self.rng_types = rng_types
+        self._spec: dict[str, Any] = {"num_processes": num_processes, "split_batches": split_batches}
+        self._drawn: dict[str, Any] | None = None  # The random states from which the running order was drawn.
+        self._redraw: dict[str, Any] | None = None  # Those of a loaded checkpoint.
+        batch_sampler: Any = copy.copy(loader.batch_sampler)
+        if use_seedable_sampler and type(batch_sampler.sampler) is RandomSampler:
+            batch_sampler.sampler = _seedable(batch_sampler.sampler, data_seed)
+        self._sampler = batch_sampler.sampler
+        if num_processes > 1 and not use_seedable_sampler:
+            _give_generator(self._sampler)
+        self._core = _core.LoaderCore(
+            len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, self._order
+        )
+        super().__init__(
+            loader.dataset, batch_sampler=_OwnBatches(self, batch_sampler), **_kept_arguments(loader)
+        )
+
+    # --- order
+    _order_of_pass: list[Any] = []  # The sampler's values for the running pass; any type that the dataset takes.
+    _rest: Iterator[Any] = iter(())
+
+    def _order(self, epoch: int) -> list[int]:
+        """Draws the order of a pass. The C++ library assigns positions in it to processes."""
+        self._draw(epoch)
+        return list(range(len(self._order_of_pass)))
+
+    def _take(self) -> None:
+        """Reads the sampler up to its last value. _end_of_order reads its end, which may draw random numbers."""
+        self._rest = iter(self._sampler)
+        self._order_of_pass = list(itertools.islice(self._rest, len(self._sampler)))
+
+    def _end_of_order(self) -> None:
+        """Runs before the last batch, so a loop that breaks earlier leaves the generator as with torch's loader."""
+        next(self._rest, None)
+
+    def _samples_at(self, positions: list[int]) -> list[Any]:
+        return [self._order_of_pass[position] for position in positions]
+
+    def _draw(self, epoch: int) -> None:
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+            self._order_of_pass, self._rest = list(self._sampler), iter(())
+            self._sampler.set_epoch(epoch)
+            return
+        generator = getattr(self._sampler, "generator", None)
+        if self._redraw is not None:
+            drawn, self._redraw = self._redraw, None
+            self._draw_again(drawn, generator)
+            return
+        self._drawn = {"default": self._default_state, "generator": None}
+        if generator is not None:
+            self._drawn["generator"] = generator.get_state()
+        self._take()
+
+    def _draw_again(self, drawn: dict[str, Any], generator: torch.Generator | None) -> None:
+        """Draws the order of a resumed pass. The default generator continues as the checkpoint has it."""
+        self._drawn = drawn
+        if generator is not None:
+            generator.set_state(drawn["generator"])
+        else:
+            torch.set_rng_state(drawn["default"])
+            torch.empty((), dtype=torch.int64).random_()  # The seed of workers, which DataLoader draws first.
+        self._take()
+        if self.generator is None:  # DataLoader has drawn that seed for this pass, too.
+            torch.set_rng_state(self._default_state)
+
+    _skip = 0
+    _running = False
+
+    def _begin_pass(self) -> Any:
+        skip, self._skip = self._skip, 0
+        plan = self._core.begin_pass(skip)
+        self._running = True
+        return plan
+
+    # --- the loop
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
+        if self._spec["num_processes"] > 1:
+            _synchronize(self.rng_types, self._sampler if self._redraw is None else None)
+        self._set_epoch_of(self.dataset)
+        self.gradient_state._add_dataloader(self)
+        self._default_state = torch.get_rng_state()
+        finished = False
+        try:
+            for batch in super().__iter__():
+                self._core.begin_batch()
+                yield self._place(batch)
+                self._core.end_batch()
+            finished = True
+        finally:
+            self.gradient_state._remove_dataloader(self)
+            if self._running:  # The batch sampler has begun a pass.
+                self._running = False
+                if finished:
+                    self._core.finish_pass()
+                else:
+                    self._core.leave_pass()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    @property
+    def total_batch_size(self) -> int:
+        return self._core.total_batch_size
+
+    @property
+    def total_dataset_length(self) -> int:
+        return getattr(self.dataset, "total_length", None) or len(cast(Sized, self.dataset))
+
+    @property
+    def remainder(self) -> int:
+        return -1 if cast(_OwnBatches, self.batch_sampler).drop_last else len(self._sampler) % self.total_batch_size
+
+    def get_sampler(self) -> Any:
+        return self._sampler
+
+    def set_sampler(self, sampler: Any) -> None:
+        if len(sampler) != len(self._sampler):
+            raise _core.ConfigError(
+                f"[set_sampler] the sampler has {len(sampler)} samples; expected the {len(self._sampler)} of the "
+                "prepared one; prepare a new DataLoader"
+            )
+        self._sampler = sampler
+        cast(_OwnBatches, self.batch_sampler).sampler = sampler
+
+    # --- checkpoints
+    def _saved_state(self) -> dict[str, Any]:
+        return {} if self._drawn is None else {name: state for name, state in self._drawn.items() if state is not None}
+
+    def _load_saved_state(self, state: dict[str, Any]) -> None:
+        if state and self._core.cursor.batches > 0:
+            self._redraw = {"default": state.get("default"), "generator": state.get("generator")}
+
+    def skipping(self, batches: int) -> DataLoaderShard:
+        self._core.check_skip(batches)
+        self._skip = batches
+        return self

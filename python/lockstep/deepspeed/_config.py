@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms in which a program gives its ds_config."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .._core import ConfigError
+
+
+class GivenConfig:
+    """A ds_config as a program gave it: `path` of a file, or its `text`. One of them is empty."""
+
+    def __init__(self, path: str = "", text: str = "") -> None:
+        self.path = path
+        self.text = text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the file's content, before defaults and derived values."""
+        text = Path(self.path).read_text(encoding="utf-8") if self.path else _plain(self.text)
+        return json.loads(without_comments(text))
+
+    def without(self, section: str) -> GivenConfig:
+        """Returns the same without a top-level section."""
+        content = self.as_dict()
+        if section not in content:
+            return self
+        del content[section]
+        return GivenConfig(text=json.dumps(content))
+
+
+def given_config(config: Any, args: Any = None, config_params: Any = None) -> GivenConfig:
+    """Returns the one configuration of `config`, `config_params` and `args.deepspeed_config`."""
+    if config is not None and config_params is not None:
+        raise ConfigError("[initialize] got both config and config_params, its old name; pass config only")
+    config = config_params if config is None else config
+    of_args = getattr(args, "deepspeed_config", None)
+    if of_args is not None and config is not None:
+        raise ConfigError(f"[initialize] got config and also --deepspeed_config {of_args}; pass only one of them")
+    config = of_args if config is None else config
+    if config is None:
+        for variable in ("LOCKSTEP_DEEPSPEED_CONFIG_FILE", "ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+            if os.environ.get(variable):  # `lockstep launch --deepspeed-config-file FILE`.
+                return GivenConfig(path=os.environ[variable])
+        raise ConfigError(
+            "[initialize] the configuration is missing; pass config, a dict or the path of a ds_config.json, or start "
+            "the program with --deepspeed_config FILE"
+        )
+    if hasattr(config, "_given_config"):  # A DeepSpeedConfig.
+        return config._given_config
+    if isinstance(config, Mapping):
+        return GivenConfig(text=_dumped(config))
+    if not isinstance(config, (str, os.PathLike)):
+        raise ConfigError(
+            f"[initialize] config is a {type(config).__name__}; expected a dict, a path, or base64 text of a JSON file"
+        )
+    text = os.fspath(config)
+    if not os.path.exists(text) and isinstance(config, str) and (text.lstrip().startswith("{") or _is_base64(text)):
+        return GivenConfig(text=text)
+    return GivenConfig(path=text)
+
+
+def _dumped(config: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(config, default=dict)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"[initialize] config is not JSON: {error}; expected numbers, text, lists and dicts"
+        ) from None
+
+
+def _is_base64(text: str) -> bool:
+    return _plain(text) != text
+
+
+def _plain(text: str) -> str:
+    """Returns the JSON of base64 text; other text unchanged."""
+    try:
+        decoded = base64.urlsafe_b64decode(text.strip()).decode()
+    except (binascii.Error, ValueError):
+        return text
+    return decoded if decoded.lstrip().startswith("{") else text
+
+
+def without_comments(text: str) -> str:
+    """Returns JSON without comments (#, //, /* */) and without commas after last entries."""
+    kept: list[str] = []
+    i = 0
+    while i < len(text):
+        if text[i] == '"':
+            end = i + 1
+            while end < len(text) and text[end] != '"':
+                end += 2 if text[end] == "\\" else 1
+            kept.append(text[i : end + 1])
+            i = end + 1
+        elif text[i] == "#" or text.startswith("//", i):
+            end = text.find("\n", i)
+            i = len(text) if end < 0 else end
+        elif text.startswith("/*", i):
+            end = text.find("*/", i + 2)
+            i = len(text) if end < 0 else end + 2
+        elif text[i] in "]}":
+            while kept and kept[-1].isspace():
+                kept.pop()
+            if kept and kept[-1] == ",":
+                kept.pop()
+            kept.append(text[i])
+            i += 1
+        else:
+            kept.append(text[i])
+            i += 1
+    return "".join(kept)

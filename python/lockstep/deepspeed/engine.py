@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeedEngine, DeepSpeed's three-call training loop on the C++ engine."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from .. import _core
+from .._tree import map_tensors
+from ..accelerator.backward import _JoinedBlock
+from ..accelerator.forward import _to_float32
+from ..data_loader import prepare_data_loader
+from ..state import PartialState
+from ._config import GivenConfig
+from ._optimizer import DeepSpeedOptimizer
+from ._registry import add_engine, remove_engine
+from ._saved_state import SavedState
+
+__all__ = ["DeepSpeedEngine", "FileScheduler"]
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "no": torch.float32}
+_WITHOUT_PYTHON = {
+    "contiguous_memory_optimization": "torch.utils.checkpoint allocates each input; delete it",
+    "profile": "use torch.profiler; delete it",
+}
+
+
+class FileScheduler:
+    """The schedule of the file. The C++ library steps it with every update that is applied."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        self._engine = weakref.proxy(engine)
+
+    def get_lr(self) -> list[float]:
+        return self._engine.get_lr()
+
+    def get_last_lr(self) -> list[float]:
+        return self._engine.get_lr()
+
+    @property
+    def last_batch_iteration(self) -> int:
+        """The number of steps minus one, as DeepSpeed counts."""
+        return self._engine.core.schedule_steps - 1
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position. Checkpoints contain it; the program need not save it."""
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> NoReturn:
+        raise _core.ConfigError("[lr_scheduler] the file's schedule is restored by engine.load_checkpoint(); call that")
+
+    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _core.ConfigError(
+            "[lr_scheduler] engine.step() steps the file's schedule; remove lr_scheduler.step(), or pass your own "
+            "scheduler to initialize()"
+        )
+
+
+class DeepSpeedEngine:
+    """Trains a torch module as a ds_config.json says. `initialize` creates it.
+
+        for batch in loader:
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()
+
+    Attributes and methods that the engine lacks are those of `module`, the program's model, which is not wrapped.
+    Parameters keep their dtype unless data_types.param_dtype is set. With fp16 and bf16 operations compute in that
+    dtype, and results of 16 bits are returned as float32. Not thread-safe. Modelled on DeepSpeed 0.19's class.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        initialized: Any,
+        optimizer: DeepSpeedOptimizer | None,
+        given: GivenConfig,
+    ) -> None:
+        self.module = model
+        self._own_module = own_module(model)
+        self.core = initialized.engine
+        self.given_config = given
+        self.python_scheduler: Any = None
+        self.lr_scheduler: Any = None
+        self.training_dataloader: Any = None
+        self.collate_fn: Callable[..., Any] | None = None
+        self._loaders: list[Any] = []
+        self._loads_everything = True
+        self._loads_scheduler = True
+        self._config: dict[str, Any] = self.core.config
+        self._refuse_what_python_lacks()
+        if initialized.optimizer is not None and optimizer is None:
+            optimizer = DeepSpeedOptimizer.of_file(initialized.inner, initialized.groups)
+        self.optimizer = optimizer
+        if optimizer is not None:
+            optimizer.attach(self, initialized.optimizer)
+            optimizer.pull_options()
+        if self.core.schedule_steps is not None:
+            self.lr_scheduler = FileScheduler(self)
+        state = PartialState()
+        self.device = state.device
+        self.world_size = state.num_processes
+        self.global_rank = state.process_index
+        self.local_rank = state.local_process_index
+        self.dp_world_size = self.world_size
+        self._saved_state = SavedState(self)
+        add_engine(self)
+
+    def _refuse_what_python_lacks(self) -> None:
+        for key, instead in _WITHOUT_PYTHON.items():
+            if self._config.get(f"activation_checkpointing.{key}"):
+                raise _core.ConfigError(
+                    f"[initialize] activation_checkpointing.{key} is not supported for a Python model: {instead}"
+                )
+
+    # --- training
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.forward(*inputs, **kwargs)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the model's forward in the configured precision."""
+        self.core.begin_forward()
+        try:
+            outputs = self.module(*inputs, **kwargs)
+        finally:
+            self.core.end_forward()
+        return map_tensors(outputs, lambda tensors: [_to_float32(tensor) for tensor in tensors])
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Computes gradients, and averages them at the boundary (stages 0 and 1) or always (2 and 3).
+
+        Returns the loss divided by the micro-steps of an update, unless `scale_wrt_gas` is false.
+        """
+        if not isinstance(loss, torch.Tensor):
+            raise _core.ConfigError(f"[backward] the loss is a {type(loss).__name__}; expected a tensor of one number")
+        return self.core.backward(loss, bool(retain_graph), bool(scale_wrt_gas))
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns the loss on which the program calls .backward() in place of backward(loss)."""
+        return self.core.scale(loss)
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """Ends a micro-step. At the boundary it clips, updates, steps the scheduler and drops gradients.
+
+        `lr_kwargs`: arguments of the program's scheduler, such as `{"metrics": loss}`. The scheduler is not stepped
+        after an update that was skipped for an overflow.
+        """
+        scheduler, optimizer = self.python_scheduler, self.optimizer
+        if lr_kwargs and scheduler is None:
+            raise _core.ConfigError(
+                "[step] lr_kwargs needs a scheduler that the program passed to initialize(); call step() without it"
+            )
+        if optimizer is None:
+            self.core.step()  # Throws ConfigError, which says what to do.
+            return
+        due = self.core.is_gradient_accumulation_boundary()
+        if due:
+            optimizer.call_hooks(before=True)
+        optimizer.push_options()
+        self.core.step()
+        if not due:
+            return
+        optimizer.call_hooks(before=False)
+        optimizer.mark_stepped()
+        if self.core.schedule_steps is not None:
+            optimizer.pull_options()
+        elif scheduler is not None and self.core.was_step_applied():
+            scheduler.step(**(lr_kwargs or {}))
+
+    def zero_grad(self) -> None:
+        """Drops the gradients of all parameters."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+
+    def train(self, mode: bool = True) -> DeepSpeedEngine:
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> DeepSpeedEngine:
+        return self.train(False)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Runs a block in which backward averages nothing. Stages 0 and 1."""
+        scope = self.core.begin_no_sync()
+        try:
+            yield
+        finally:
+            del scope
+
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """Runs a block whose backward passes send nothing; their sum is averaged at its end. Stages 1 to 3."""
+        joined = _JoinedBlock(self.core.coalesce_grad_reduction)
+        joined.begin()
+        try:
+            yield
+        except BaseException as error:
+            joined.end(error)
+            raise
+        joined.end(None)
+
+    # --- accumulation and counters
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Returns whether the current micro-step is the last of its update."""
+        return self.core.is_gradient_accumulation_boundary()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        self.core.set_gradient_accumulation_boundary(bool(is_boundary))
+
+    @property
+    def sync_gradients(self) -> bool:
+        return self.core.is_gradient_accumulation_boundary()
+
+    def train_batch_size(self) -> int:
+        return self.core.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self.core.train_micro_batch_size_per_gpu
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.core.gradient_accumulation_steps
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Returns samples of an update, samples of a micro-step, and micro-steps of an update."""
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Changes the micro-steps of an update."""
+        self.core.set_train_batch_size(train_batch_size)
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Changes the micro-batch of later micro-steps. Loaders are not changed."""
+        self.core.set_train_micro_batch_size(micro_batch_size)
+
+    @property
+    def global_steps(self) -> int:
+        """Updates, including those skipped for an overflow."""
+        return self.core.global_steps
+
+    @property
+    def global_samples(self) -> int:
+        return self.core.global_samples
+
+    @property
+    def micro_steps(self) -> int:
+        return self.core.micro_steps
+
+    @property
+    def skipped_steps(self) -> int:
+        return self.core.skipped_steps
+
+    def was_step_applied(self) -> bool:
+        """Returns whether the last step() changed the parameters."""
+        return self.core.was_step_applied()
+
+    def get_global_grad_norm(self) -> float | None:
+        """Returns the gradient norm of the last update, before clipping; None if it was not measured."""
+        return self.core.get_global_grad_norm()
+
+    def get_lr(self) -> list[float]:
+        """Returns the learning rate of each parameter group."""
+        return [] if self.optimizer is None else [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_mom(self) -> list[Any]:
+        """Returns the momentum, or the betas, of each parameter group."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        named = [group.get("momentum", group.get("betas")) for group in groups]
+        return [value for value in named if value is not None]
+
+    def loss_scale(self) -> float:
+        """Returns the factor of the loss with fp16, else 1."""
+        return self.core.loss_scale()
+
+    # --- configuration
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration as the program gave it."""
+        return self.given_config.as_dict()
+
+    def _value(self, path: str) -> Any:
+        return self._config.get(path)
+
+    def zero_optimization(self) -> bool:
+        return self.core.zero_optimization_stage > 0
+
+    def zero_optimization_stage(self) -> int:
+        return self.core.zero_optimization_stage
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        return self.core.zero_optimization_stage >= 2
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self.core.zero_optimization_stage >= 3
+
+    def fp16_enabled(self) -> bool:
+        return bool(self._value("fp16.enabled"))
+
+    def bfloat16_enabled(self) -> bool:
+        return bool(self._value("bf16.enabled"))
+
+    def torch_autocast_enabled(self) -> bool:
+        return bool(self._value("torch_autocast.enabled"))
+
+    def gradient_clipping(self) -> float:
+        return self._value("gradient_clipping")
+
+    def dynamic_loss_scale(self) -> bool:
+        return self.fp16_enabled() and not self._value("fp16.loss_scale")
+
+    def optimizer_name(self) -> str | None:
+        return self._value("optimizer.type")
+
+    def scheduler_name(self) -> str | None:
+        return self._value("scheduler.type")
+
+    def steps_per_print(self) -> int | None:
+        return self._value("steps_per_print")
+
+    def wall_clock_breakdown(self) -> bool:
+        return bool(self._value("wall_clock_breakdown"))
+
+    def dataloader_drop_last(self) -> bool:
+        return bool(self._value("dataloader_drop_last"))
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """Returns the dtype of the parameters, and that of the gradients that are accumulated."""
+        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        named = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        accumulated = self._value("data_types.grad_accum_dtype")
+        if accumulated is not None:
+            return dtype, named[accumulated]
+        return dtype, torch.float32 if self.core.zero_optimization_stage >= 2 else dtype
+
+    def set_scheduler(self, scheduler: Any) -> None:
+        """Makes every applied update step a scheduler of the program. `initialize` calls it."""
+        self.python_scheduler = self.lr_scheduler = scheduler
+
+    # --- data
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        data_sampler: Any = None,
+        collate_fn: Callable[..., Any] | None = None,
+        num_local_io_workers: int | None = None,
+        pin_memory: bool = False,
+    ) -> Any:
+        """Returns a loader of this rank's micro-batches, reshuffled each epoch. Its position is part of checkpoints.
+
+        `data_sampler`: an order of all samples, of which each rank takes its batches. An IterableDataset is read in
+        its own order.
+        """
+        streamed = isinstance(dataset, torch.utils.data.IterableDataset)
+        loader = torch.utils.data.DataLoader(
+            dataset,
+            batch_size=batch_size or self.train_micro_batch_size_per_gpu(),
+            shuffle=None if streamed or data_sampler is not None else True,
+            sampler=data_sampler,
+            collate_fn=collate_fn or self.collate_fn,
+            num_workers=num_local_io_workers or 0,
+            drop_last=self.dataloader_drop_last(),
+            pin_memory=pin_memory,
+        )
+        prepared: Any = prepare_data_loader(loader, self.device, put_on_device=True, rng_types=["generator"])
+        self.core.accelerator.prepare([], [prepared._core], [])
+        self._loaders.append(prepared)
+        return prepared
+
+    # --- checkpoints
+    def writes_shared_state(self) -> bool:
+        """Returns whether this rank writes the files that are equal on all ranks."""
+        if self._value("checkpoint.use_node_local_storage"):
+            return self.local_rank == 0
+        return self.global_rank == 0
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: Any = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+        *,
+        client_sd: dict[str, Any] | None = None,
+    ) -> bool:
+        """Saves the complete state to `<save_dir>/<tag>`, `global_step<n>` by default, atomically. Collective.
+
+        `client_state` is the program's own state, also named `client_sd`: numbers, text, tensors, and lists, tuples,
+        sets and dicts of them. Rank 0's is saved.
+        """
+        if client_state and client_sd:
+            raise _core.ConfigError("[save_checkpoint] client_sd is another name of client_state; pass only one")
+        values = self._saved_state.client_json(client_state or client_sd or {})
+        try:
+            self.core.save_checkpoint(
+                os.fspath(save_dir), None if tag is None else str(tag), values, save_latest, exclude_frozen_parameters
+            )
+        finally:
+            self._saved_state.end_save()
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: Any = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., Any] | None = None,
+    ) -> tuple[str | None, dict[str, Any]]:
+        """Resumes from `<load_dir>/<tag>`, by default the tag in `latest`, saved by any number of ranks in any stage.
+
+        Returns its folder and the client state; without a file `latest` (None, {}) and a warning. Collective. Throws
+        CheckpointError, before anything is changed, for a state that does not fit.
+        """
+        if custom_load_fn is not None:
+            raise _core.ConfigError(
+                "[load_checkpoint] custom_load_fn is not supported; load with load_module_strict=False, or change the "
+                "parameters within zero.GatheredParameters(modifier_rank=0) afterwards"
+            )
+        scheduler = load_lr_scheduler_states and not load_module_only
+        self._loads_everything, self._loads_scheduler = not load_module_only, scheduler
+        path, client_state = self.core.load_checkpoint(
+            os.fspath(load_dir),
+            None if tag is None else str(tag),
+            load_module_strict,
+            load_optimizer_states,
+            load_lr_scheduler_states,
+            load_module_only,
+        )
+        if not path:
+            return None, {}
+        if self.optimizer is not None and load_optimizer_states and not load_module_only:
+            self.optimizer.pull_options()
+        self._saved_state.apply(not load_module_only, scheduler)
+        return path, self._saved_state.client_state(client_state)
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Writes the full model in 16 bits as one file, safetensors or, with another ending, torch's. Collective."""
+        if save_filename.endswith(".safetensors"):
+            self.core.save_16bit_model(self._own_module, os.fspath(save_dir), save_filename, exclude_frozen_parameters)
+            return True
+        if self.core.mixed_precision == "no":
+            raise _core.ConfigError(
+                "[save_16bit_model] the model computes in float32; enable fp16 or bf16, or save engine.module's "
+                "state_dict() with torch.save"
+            )
+        state = self._full_state_dict(_DTYPES[self.core.mixed_precision], exclude_frozen_parameters)
+        if self.global_rank == 0:
+            folder = Path(save_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = folder / f"{save_filename}.tmp"
+            torch.save(state, temporary)
+            temporary.replace(folder / save_filename)
+        PartialState().wait_for_everyone()
+        return True
+
+    save_fp16_model = save_16bit_model
+
+    def _full_state_dict(self, dtype: torch.dtype, exclude_frozen: bool) -> dict[str, torch.Tensor]:
+        """Returns the full model on rank 0, tensor by tensor; other ranks get nothing. Collective."""
+        from .zero import GatheredParameters
+
+        frozen = {
+            name
+            for name, parameter in self._own_module.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad
+        }
+        state: dict[str, torch.Tensor] = {}
+        for name, value in self._own_module.state_dict(keep_vars=True).items():
+            if exclude_frozen and name in frozen:
+                continue
+            with GatheredParameters([value] if isinstance(value, torch.nn.Parameter) else []):
+                if self.global_rank == 0:
+                    copy = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype, copy=True)
+                    state[name] = copy
+        return state
+
+    # --- memory, costs, end
+    def offload_states(
+        self,
+        include: Any = None,
+        device: Any = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Moves training states from the GPU to host memory, until reload_states(). On a CPU it moves nothing."""
+        names = None if include is None else [_word(state) for state in include]
+        self.core.offload_states(names, _word(device), pin_memory, non_blocking)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        self.core.reload_states(non_blocking)
+
+    def log_summary(self, show_straggler: bool = False) -> str:
+        """Returns a table of the collectives; needs comms_logger.enabled."""
+        return self.core.log_summary(show_straggler)
+
+    def destroy(self) -> None:
+        """Ends the engine and frees its memory. In stage 3 the model's values are lost."""
+        self.core.destroy()
+        remove_engine(self)
+
+    def compile(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _core.ConfigError("[compile] is not supported; call torch.compile on the model before initialize()")
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__.get("module")
+        if module is None or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"'DeepSpeedEngine' object has no attribute {name!r}")
+        return getattr(module, name)
+
+    def _refuse_copy(self, *args: Any) -> NoReturn:
+        raise _core.ConfigError(
+            "[engine] it cannot be copied or pickled: it is connected to the other ranks; use save_checkpoint()"
+        )
+
+    __deepcopy__ = _refuse_copy
+    __reduce_ex__ = _refuse_copy
+
+
+def own_module(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module that has the parameters: torch.compile's wrapper shares those of its own."""
+    return getattr(model, "_orig_mod", model)
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "value", value))

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules under the paths that DeepSpeed gives them."""
+
+from __future__ import annotations
+
+from . import activation_checkpointing, config, engine, lr_schedules, zero
+
+__all__ = ["activation_checkpointing", "config", "engine", "lr_schedules", "zero"]

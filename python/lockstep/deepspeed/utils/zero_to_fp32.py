@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Full float32 weights of a checkpoint of an engine, in one process, by the program `lockstep merge-weights`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from ... import _core
+from ..._binary import find_binary
+
+__all__ = [
+    "convert_zero_checkpoint_to_fp32_state_dict",
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "load_state_dict_from_zero_checkpoint",
+]
+
+
+def _folder_of(checkpoint_dir: str | os.PathLike[str], tag: str | None) -> Path:
+    folder = Path(checkpoint_dir)
+    if tag is None:
+        latest = folder / "latest"
+        if not latest.is_file():
+            raise _core.CheckpointError(f"[zero_to_fp32] {folder} has no file latest; pass the tag of a checkpoint")
+        tag = latest.read_text(encoding="utf-8").strip()
+    return folder / tag
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    max_shard_size: str = "5GB",
+    safe_serialization: bool = True,
+    tag: str | None = None,
+) -> None:
+    """Writes the weights of `<checkpoint_dir>/<tag>`, by default that in `latest`, to safetensors in `output_dir`."""
+    if not safe_serialization:
+        raise _core.ConfigError("[zero_to_fp32] Lockstep writes safetensors only; remove safe_serialization=False")
+    command = [
+        find_binary(), "merge-weights", str(_folder_of(checkpoint_dir, tag)), os.fspath(output_dir),
+        "--max-shard-size", max_shard_size,
+    ]  # fmt: skip
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode != 0:
+        raise _core.CheckpointError(finished.stderr.strip() or finished.stdout.strip())
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: str | os.PathLike[str], tag: str | None = None
+) -> dict[str, torch.Tensor]:
+    """Returns the weights of a checkpoint on the CPU. Tied weights are under the first of their names."""
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
+        output = Path(folder) / "weights"
+        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output, tag=tag)
+        state: dict[str, torch.Tensor] = {}
+        for file in sorted(output.glob("*.safetensors")):
+            state.update(load_file(file))
+    return state
+
+
+def load_state_dict_from_zero_checkpoint(
+    model: torch.nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
+) -> torch.nn.Module:
+    """Loads the weights of a checkpoint into a model that no engine trains, and returns the model."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
+        output = Path(folder) / "weights"
+        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output, tag=tag)
+        _core.load_checkpoint_in_model(model, str(output), True)
+    return model
