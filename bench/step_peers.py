@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times a step in PyTorch like step_bench.cpp: alone, with DistributedDataParallel, Accelerate, DeepSpeed or FSDP2."""
+"""Times a step in Python like step_bench.cpp: alone, with DistributedDataParallel, Accelerate, DeepSpeed or FSDP2, and
+with the Python package lockstep by Accelerate's calls (lockstep) or DeepSpeed's (lockstep_engine)."""
 import argparse
 import contextlib
+import gc
+import importlib
 import itertools
 import json
 import os
@@ -14,6 +17,9 @@ from pictures import endless, picture_loader
 from timing import step_microseconds
 from torch import nn
 from torch.nn import functional
+
+
+PEERS = ("alone", "ddp", "accelerate", "deepspeed", "fsdp2", "lockstep", "lockstep_engine")
 
 
 def cross_entropy(scores, target):
@@ -44,9 +50,8 @@ def plain_step(options, net, optimizer, batches, no_sync):
 
 
 def accelerate_step(options, net, optimizer, batches):
-    from accelerate import Accelerator  # Imported here, so that the other peers do not load it.
-
-    accelerator = Accelerator(
+    library = importlib.import_module(options.peer)  # Here, so that the other peers do not load it.
+    accelerator = library.Accelerator(
         cpu=options.device == "cpu",
         mixed_precision=options.precision,
         gradient_accumulation_steps=options.accumulate,
@@ -80,8 +85,8 @@ def ddp_step(options, net, batches):
 
 
 def deepspeed_step(options, net, batches):
-    import deepspeed  # With DS_ACCELERATOR=cpu.
-
+    # DeepSpeed runs with DS_ACCELERATOR=cpu.
+    deepspeed = importlib.import_module("deepspeed" if options.peer == "deepspeed" else "lockstep.deepspeed")
     deepspeed.init_distributed("gloo" if options.device == "cpu" else "nccl")
     world = int(os.environ["WORLD_SIZE"])
     config = {
@@ -129,9 +134,18 @@ def peak_mib():
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
 
-def main():
+def largest(options, figures):
+    """Returns the largest figures of all ranks."""
+    if options.peer.startswith("lockstep"):
+        return importlib.import_module("lockstep.utils").reduce(figures, "max").tolist()
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(figures, torch.distributed.ReduceOp.MAX)
+    return figures.tolist()
+
+
+def parse_arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--peer", choices=("alone", "ddp", "accelerate", "deepspeed", "fsdp2"))
+    parser.add_argument("--peer", choices=PEERS)
     parser.add_argument("--zero", type=int, default=0, help="ZeRO's stage; fsdp2 has 2 and 3")
     parser.add_argument("--model")
     parser.add_argument("--steps", type=int)
@@ -139,29 +153,38 @@ def main():
     parser.add_argument("--workers", type=int, help="workers of a DataLoader, instead of one resident batch; cnn only")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("no", "bf16"), default="no")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def measure(options):
+    """Returns the microseconds of a step and the peak memory in MiB, the largest of all ranks.
+
+    The model is freed at the end: with a model that outlives its process group, torch may hang at the exit.
+    """
     torch.set_num_threads(1)
     if options.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
     net, data, target = (part.to(options.device) for part in model_and_batch(options.model))
     batches = itertools.repeat((data, target))
-    if options.peer == "accelerate":
+    if options.peer in ("accelerate", "lockstep"):
         step = accelerate_step(options, net, adamw(net), batches)
     elif options.peer == "ddp":
         step = ddp_step(options, net, batches)
-    elif options.peer == "deepspeed":
+    elif options.peer in ("deepspeed", "lockstep_engine"):
         step = deepspeed_step(options, net, batches)
     elif options.peer == "fsdp2":
         step = fsdp2_step(options, net, batches)
     else:
         step = plain_step(options, net, adamw(net), batches, lambda i: contextlib.nullcontext())
     us = step_microseconds(step, options.steps, torch.cuda.synchronize if options.device == "cuda" else lambda: None)
-    peak = peak_mib()
-    if torch.distributed.is_initialized():
-        slowest = torch.tensor([us, peak], device=options.device)
-        torch.distributed.all_reduce(slowest, torch.distributed.ReduceOp.MAX)
-        us, peak = slowest.tolist()
+    return largest(options, torch.tensor([us, peak_mib()], device=options.device))
+
+
+def main():
+    options = parse_arguments()
+    us, peak = measure(options)
+    gc.collect()  # The step and the model are a cycle.
     if int(os.environ.get("RANK", "0")) == 0:
         print(json.dumps({"us": us, "peak_mib": peak}), flush=True)
     if torch.distributed.is_initialized():

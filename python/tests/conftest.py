@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of all tests: no state is shared between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.state import AcceleratorState, GradientState
+from lockstep.utils.environment import clear_environment
+
+_KEPT = ("PATH", "HOME", "PYTHONPATH", "TMPDIR", "LOCKSTEP_BINARY", "LD_LIBRARY_PATH", "LD_PRELOAD")
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> Iterator[None]:
+    """Removes launchers' and Accelerate's variables, and the shared state, before and after each test."""
+    import os
+
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    with clear_environment():
+        os.environ.update(kept, ACCELERATE_USE_CPU="true")
+        _reset()
+        yield
+        _reset()
+
+
+def _reset() -> None:
+    GradientState._reset_state()
+    AcceleratorState._reset_state(True)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: equal results for any number of processes, resumption, precision, uneven inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launch import finish_ranks, run_ranks
+
+NET = """
+import json, sys, os, torch
+from torch.utils.data import DataLoader, TensorDataset
+from lockstep import Accelerator
+from lockstep.utils import set_seed
+
+def make_net():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16, affine=False, momentum=None), torch.nn.ReLU(),
+        torch.nn.Linear(16, 4))
+
+def make_data(count=64):
+    inputs = torch.sin(torch.arange(count * 8, dtype=torch.float)).reshape(count, 8)
+    return TensorDataset(inputs, torch.arange(count) % 4)
+
+def weights(net):
+    return [tensor.flatten().tolist() for tensor in net.parameters()]
+
+def loss_of(net, batch):
+    return torch.nn.functional.cross_entropy(net(batch[0]), batch[1])
+"""
+
+
+def report(outputs: list[str]) -> list[object]:
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def test_two_processes_equal_one_that_accumulates_their_slices() -> None:
+    program = NET.replace("torch.nn.BatchNorm1d(16, affine=False, momentum=None), ", "") + """
+accelerator = Accelerator(gradient_accumulation_steps=2 // int(os.environ["WORLD_SIZE"]))
+net = make_net()
+net, optimizer, loader = accelerator.prepare(
+    net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), DataLoader(make_data(), batch_size=4))
+for epoch in range(3):
+    for batch in loader:
+        with accelerator.accumulate(net):
+            accelerator.backward(loss_of(net, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+print(json.dumps(weights(net)))
+"""
+    one = report(run_ranks(program, 1))[0]
+    assert report(run_ranks(program, 2)) == [one, one]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("generator", ["None", "torch.Generator().manual_seed(5)"])
+def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path, ranks: int, generator: str) -> None:
+    program = NET + f"""
+def run(stop, resume):
+    set_seed(7)
+    accelerator = Accelerator()
+    net = make_net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    loader = DataLoader(make_data(), batch_size=4, shuffle=True, generator={generator})
+    net, optimizer, scheduler, loader = accelerator.prepare(net, optimizer, scheduler, loader)
+    step = 0
+    if resume:
+        accelerator.load_state(sys.argv[1] if len(sys.argv) > 1 else {str(tmp_path / "saved")!r})
+        step = stop
+    while step < 20:
+        for batch in loader:
+            noise = torch.rand(1)  # The random numbers continue, too.
+            accelerator.backward(loss_of(net, batch) * (1 + noise))
+            optimizer.step(); scheduler.step(); optimizer.zero_grad()
+            step += 1
+            if step == stop and not resume:
+                accelerator.save_state({str(tmp_path / "saved")!r})
+            if step == 20:
+                break
+    return weights(net), scheduler.get_last_lr()
+"""
+    unbroken = report(run_ranks(program + "print(json.dumps(run(stop=11, resume=False)))", ranks))
+    resumed = report(run_ranks(program + "print(json.dumps(run(stop=11, resume=True)))", ranks))
+    assert resumed == unbroken
+
+
+def test_an_optimizer_that_only_python_has_gives_the_results_of_plain_torch() -> None:
+    program = NET + """
+class Signed(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                parameter.add_(parameter.grad.sign(), alpha=-group["lr"] / state["count"])
+
+def run(prepared):
+    net = make_net()
+    optimizer = Signed(net.parameters(), 0.1)
+    if prepared:
+        accelerator = Accelerator()
+        net, optimizer = accelerator.prepare(net, optimizer)
+    for batch in DataLoader(make_data(), batch_size=8):
+        loss = loss_of(net, batch)
+        accelerator.backward(loss) if prepared else loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(net)
+print(json.dumps(run(False) == run(True)))
+"""
+    assert report(run_ranks(program, 1)) == [True]
+
+
+@pytest.mark.parametrize("precision,dtype", [("bf16", "torch.bfloat16"), ("fp16", "torch.float16")])
+def test_mixed_precision_computes_in_16_bits_and_returns_float32(precision: str, dtype: str) -> None:
+    program = NET + f"""
+accelerator = Accelerator(mixed_precision={precision!r})
+seen = []
+class Linear(torch.nn.Linear):
+    def forward(self, inputs):
+        result = super().forward(inputs)
+        seen.append(str(result.dtype))
+        return result
+torch.manual_seed(0)
+net = Linear(8, 4)
+net, optimizer, loader = accelerator.prepare(
+    net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(make_data(), batch_size=8))
+losses = []
+for _ in range(5):
+    for batch in loader:
+        output = net(batch[0])
+        loss = torch.nn.functional.cross_entropy(output, batch[1])
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+print(json.dumps([sorted(set(seen)), str(output.dtype), losses[-1] < losses[0], accelerator.loss_scale is not None]))
+"""
+    for result in report(run_ranks(program, 2)):
+        assert result == [[dtype], "torch.float32", True, precision == "fp16"]
+
+
+def test_processes_with_different_numbers_of_batches_train_together() -> None:
+    program = NET + """
+accelerator = Accelerator(even_batches=False)
+net = torch.nn.Linear(8, 4)
+net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+batches = list(DataLoader(make_data(), batch_size=4))[: 3 + 2 * accelerator.process_index]
+with accelerator.join_uneven_inputs([net]):
+    for batch in batches:
+        accelerator.backward(loss_of(net, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+print(json.dumps([len(batches), weights(net)]))
+"""
+    first, second = report(run_ranks(program, 2))
+    assert (first[0], second[0]) == (3, 5)
+    assert first[1] == second[1]
+
+
+def test_gather_for_metrics_returns_every_sample_once() -> None:
+    program = NET + """
+accelerator = Accelerator()
+loader = accelerator.prepare(DataLoader(make_data(50), batch_size=4))
+seen, objects = [], []
+for inputs, targets in loader:
+    seen += accelerator.gather_for_metrics(inputs[:, 0]).tolist()
+    objects += accelerator.gather_for_metrics([f"{value:.6f}" for value in inputs[:, 0].tolist()], True)
+everything = make_data(50).tensors[0][:, 0].tolist()
+print(json.dumps([sorted(seen) == sorted(everything), len(objects), len(set(objects))]))
+"""
+    for ranks in (1, 2, 3):
+        for result in report(run_ranks(program, ranks)):
+            assert result == [True, 50, 50]
+
+
+def test_hooks_save_their_files_with_the_checkpoint(tmp_path: Path) -> None:
+    program = NET + f"""
+accelerator = Accelerator()
+net = accelerator.prepare(make_net())
+def save(models, weights, folder):
+    os.makedirs(os.path.join(folder, "adapter"))
+    with open(os.path.join(folder, "adapter", "note.txt"), "w") as file:
+        file.write(f"of process {{accelerator.process_index}}")
+    if accelerator.process_index > 0:
+        os.rename(os.path.join(folder, "adapter"), os.path.join(folder, f"adapter{{accelerator.process_index}}"))
+found = []
+def load(models, folder):
+    for root, _, files in os.walk(folder):
+        found.extend(open(os.path.join(root, name)).read() for name in files)
+handle = accelerator.register_save_state_pre_hook(save)
+accelerator.register_load_state_pre_hook(load)
+accelerator.save_state({str(tmp_path / "saved")!r})
+accelerator.load_state({str(tmp_path / "saved")!r})
+print(json.dumps(sorted(found)))
+"""
+    assert report(run_ranks(program, 2)) == [["of process 0", "of process 1"]] * 2
+
+
+def test_an_exception_in_a_join_block_is_not_hidden() -> None:
+    program = NET + """
+accelerator = Accelerator()
+net = accelerator.prepare(make_net())
+try:
+    with accelerator.join_uneven_inputs([net]):
+        raise KeyError("mine")
+except KeyError as error:
+    print(json.dumps(str(error)))
+"""
+    assert report(run_ranks(program, 1)) == ["'mine'"]
+
+
+def test_a_parameter_of_two_optimizers_is_refused() -> None:
+    program = NET + """
+accelerator = Accelerator()
+net = make_net()
+optimizer = torch.optim.SGD([{"params": [net[0].weight]}], lr=0.1)
+optimizer.param_groups.append({**optimizer.param_groups[0]})
+try:
+    accelerator.prepare(net, optimizer)
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+    (code, output), = finish_ranks(program, 1)
+    assert code == 0 and "two" in output or "twice" in output, output
