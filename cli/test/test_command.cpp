@@ -205,8 +205,7 @@ Report TestCommand::make_report() const {
   const RunFolder folder;
   int code = run_ranks(ranks, program.native(), {program.native()}, folder.path().native());
   if (python_ && code == 0) {
-    const std::string python =
-        Environment::process().text("LOCKSTEP_PYTHON").value_or("python3");
+    const std::string python = Environment::process().text("LOCKSTEP_PYTHON").value_or("python3");
     code = run_ranks(
         ranks, python, {python, "-m", "lockstep.test_utils.selftest"}, folder.path().native());
   }

@@ -26,8 +26,10 @@ class TestCommand {
   Report make_report() const;
   /// Runs the ranks with the checks, which write to `folder`. Returns the exit code of the job.
   int run_ranks(
-      int ranks, const std::string& program, std::vector<std::string> argv, const std::string& folder)
-      const;
+      int ranks,
+      const std::string& program,
+      std::vector<std::string> argv,
+      const std::string& folder) const;
 
   CLI::App* command_;  // [not null]
   std::string ranks_ = "2";

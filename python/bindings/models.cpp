@@ -26,9 +26,9 @@ NamedTensors buffers_of_python(const py::object& module) {
     const py::object transient = part.attr("_non_persistent_buffers_set");
     for (const auto& [name, buffer] : part.attr("_buffers").cast<py::dict>()) {
       if (!buffer.is_none() && !transient.contains(name)) {
-        const auto own_name = name.cast<std::string>();
-        all.push_back(
-            {prefix.empty() ? own_name : prefix + "." + own_name, buffer.cast<at::Tensor>()});
+        std::string full_name = prefix.empty() ? "" : prefix + ".";
+        full_name += name.cast<std::string>();
+        all.push_back({std::move(full_name), buffer.cast<at::Tensor>()});
       }
     }
   }

@@ -78,8 +78,10 @@ class DictReader {
   size_t used_ = 0;
 };
 
-const std::map<std::string, OffloadDevice> kOffloadDevices = {
-    {"none", OffloadDevice::kNone}, {"cpu", OffloadDevice::kCpu}, {"nvme", OffloadDevice::kNvme}};
+std::map<std::string, OffloadDevice> offload_devices() {
+  return {
+      {"none", OffloadDevice::kNone}, {"cpu", OffloadDevice::kCpu}, {"nvme", OffloadDevice::kNvme}};
+}
 
 GradScalerOptions grad_scaler_options(const py::dict& values) {
   GradScalerOptions options;
@@ -148,7 +150,7 @@ DataParallelOptions data_parallel_options(const py::dict& values) {
 OffloadOptimizer offload_optimizer(const py::dict& values) {
   OffloadOptimizer offload;
   DictReader reader(values, "offload_optimizer");
-  reader.read_enum("device", offload.device, kOffloadDevices);
+  reader.read_enum("device", offload.device, offload_devices());
   std::string folder;
   reader.read("nvme_path", folder);
   offload.nvme_path = folder;
@@ -161,7 +163,7 @@ OffloadOptimizer offload_optimizer(const py::dict& values) {
 OffloadParam offload_param(const py::dict& values) {
   OffloadParam offload;
   DictReader reader(values, "offload_param");
-  reader.read_enum("device", offload.device, kOffloadDevices);
+  reader.read_enum("device", offload.device, offload_devices());
   std::string folder;
   reader.read("nvme_path", folder);
   offload.nvme_path = folder;
@@ -238,8 +240,8 @@ DeepSpeedPlugin deepspeed_plugin(const py::dict& values) {
   DictReader reader(values, "DeepSpeedPlugin");
   reader.read("zero_stage", plugin.zero_stage);
   reader.read("gradient_accumulation_steps", plugin.gradient_accumulation_steps);
-  reader.read_enum("offload_optimizer_device", plugin.offload_optimizer_device, kOffloadDevices);
-  reader.read_enum("offload_param_device", plugin.offload_param_device, kOffloadDevices);
+  reader.read_enum("offload_optimizer_device", plugin.offload_optimizer_device, offload_devices());
+  reader.read_enum("offload_param_device", plugin.offload_param_device, offload_devices());
   std::string folder;
   reader.read("offload_optimizer_nvme_path", folder);
   plugin.offload_optimizer_nvme_path = folder;
