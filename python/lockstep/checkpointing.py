@@ -148,7 +148,7 @@ class PythonState:
                 state.take_over(index)
 
     def apply(self) -> None:
-        """Applies what load() has read, after the C++ library has loaded the rest."""
+        """Applies the state that load() has read. The C++ library has loaded its part by then."""
         pending, self._pending = self._pending, []
         for step in pending:
             step()

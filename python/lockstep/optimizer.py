@@ -9,9 +9,6 @@ import torch
 
 from . import _core
 
-# Options of torch.optim that select an implementation and do not change the result.
-_IMPLEMENTATION_OPTIONS = ("foreach", "fused")
-
 
 def _core_class(optimizer: torch.optim.Optimizer) -> str | None:
     """Returns the C++ optimizer with the same rule, or None if there is none for these options."""
@@ -136,11 +133,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self._name is None:
             return self.optimizer.state
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        state: dict[Any, dict[str, torch.Tensor]] = {}
-        for name, tensor in self._state_tensors().items():
-            index, field = name.split(".", 1)
-            state.setdefault(parameters[int(index)], {})[field] = tensor
-        return state
+        return {parameters[index]: fields for index, fields in self._state_by_index().items()}
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -162,27 +155,28 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def defaults(self, defaults: dict[str, Any]) -> None:
         self.optimizer.defaults = defaults
 
-    def _state_tensors(self) -> dict[str, torch.Tensor]:
+    def _state_by_index(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Returns the state by the index of the parameter over all groups: the reverse of _named_state."""
         if self._prepared is not None and self._prepared.is_sharded:
             raise _core.ConfigError(
                 "[optimizer] each process has a shard of the state under ZeRO; save it with accelerator.save_state"
             )
-        return self._inner.state_tensors()
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in self._inner.state_tensors().items():
+            index, field = name.split(".", 1)
+            state.setdefault(int(index), {})[field] = tensor
+        return state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in torch.optim's form. Throws ConfigError under ZeRO."""
         if self._name is None:
             return self.optimizer.state_dict()
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in self._state_tensors().items():
-            index, field = name.split(".", 1)
-            state.setdefault(int(index), {})[field] = tensor
         groups, begin = [], 0
         for group in self.optimizer.param_groups:
             count = len(group["params"])
             groups.append({**group, "params": list(range(begin, begin + count))})
             begin += count
-        return {"state": state, "param_groups": groups}
+        return {"state": self._state_by_index(), "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._name is None:
@@ -212,7 +206,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             raise _core.ConfigError("[optimizer] step() was called before accelerator.prepare(optimizer)")
         if self._name is None:
             return self._run(closure)
-        self._inner.set_options(self.optimizer.param_groups)
+        self._push_options()
         hooks = self._accelerator.sync_gradients
         if hooks:
             self._call_hooks(self.optimizer._optimizer_step_pre_hooks)

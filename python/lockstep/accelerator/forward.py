@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from .. import _core
-from .._tree import map_tensors
+from ..utils.operations import convert_to_fp32
 
 if TYPE_CHECKING:
     from . import Accelerator
-
-
-def _to_float32(value: torch.Tensor) -> torch.Tensor:
-    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
 class AutocastForward:
@@ -29,7 +25,7 @@ class AutocastForward:
         forward = self.original or type(self.module).forward.__get__(self.module)
         with self.accelerator.autocast():
             outputs = forward(*args, **kwargs)
-        return map_tensors(outputs, lambda tensors: [_to_float32(tensor) for tensor in tensors])
+        return convert_to_fp32(outputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AutocastForward:
         import copy

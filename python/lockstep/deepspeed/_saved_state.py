@@ -10,14 +10,12 @@ import torch
 
 from .. import _core
 from .._codec import flatten, unflatten
-from ..checkpointing import _add, _random_states, _read, _set_random_states
+from ..checkpointing import _OF_RANK, _SHARED, _add, _random_states, _read, _set_random_states
 from .utils.logging import logger
 
 if TYPE_CHECKING:
     from .engine import DeepSpeedEngine
 
-_SHARED = "python_state"
-_OF_RANK = "python_state_of_rank_{}"
 _CLIENT_TENSORS = "client_state.safetensors"
 _CODED = "lockstep.python"  # The key of a client state that is more than plain JSON.
 
@@ -99,7 +97,7 @@ class SavedState:
             )
 
     def apply(self, everything: bool, scheduler: bool) -> None:
-        """Applies what was read, after the C++ library has loaded the rest."""
+        """Applies the state that _load() has read. The C++ library has loaded its part by then."""
         own, shared = self._read.get("own"), self._read.get("shared")
         if everything and own is not None:
             _set_random_states(own["random"])

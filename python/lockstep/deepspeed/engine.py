@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 import torch
 
 from .. import _core
-from .._tree import map_tensors
 from ..accelerator.backward import _JoinedBlock
-from ..accelerator.forward import _to_float32
 from ..data_loader import prepare_data_loader
 from ..state import PartialState
+from ..utils.operations import convert_to_fp32
 from ._config import GivenConfig
 from ._optimizer import DeepSpeedOptimizer
 from ._registry import add_engine, remove_engine
@@ -131,7 +130,7 @@ class DeepSpeedEngine:
             outputs = self.module(*inputs, **kwargs)
         finally:
             self.core.end_forward()
-        return map_tensors(outputs, lambda tensors: [_to_float32(tensor) for tensor in tensors])
+        return convert_to_fp32(outputs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Computes gradients, and averages them at the boundary (stages 0 and 1) or always (2 and 3).

@@ -19,7 +19,7 @@ import torch
 from .. import _core
 from .._codec import decode, encode
 from .._core import ConfigError
-from .._tree import mapping_like
+from .._tree import map_leaves, mapping_like
 from .dataclasses import TensorInformation
 
 __all__ = [
@@ -99,10 +99,6 @@ def recursively_apply(
     """
 
     def apply(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return honor_type(value, (apply(item) for item in value))
-        if isinstance(value, Mapping):
-            return mapping_like(value, {key: apply(item) for key, item in value.items()})
         if test_type(value):
             return func(value, *args, **kwargs)
         if error_on_other_type:
@@ -112,7 +108,7 @@ def recursively_apply(
             )
         return value
 
-    return apply(data)
+    return map_leaves(data, apply)
 
 
 def send_to_device(
