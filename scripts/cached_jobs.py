@@ -3,6 +3,8 @@
 
 A job's key is a hash of its command, of the configuration, and of the text of its file and of every file of
 this repository that it includes, directly or indirectly. Keys of passed jobs are stored as empty files.
+
+All files passed at the commit in scripts/linted_commit. Files that no change since then can reach are skipped, too.
 """
 import hashlib
 import json
@@ -16,6 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LINTED = ROOT / "scripts/linted_commit"
+# A change of these can reach every file.
+REACHES_ALL = re.compile(r"\.clang-tidy|CMakeLists\.txt|CMakePresets\.json|cmake/.*|scripts/(tidy|check_headers|cached_jobs\.py)")
+PINNED = r"^readonly (tidy|torch)_version="
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|bench|python)/[^">]+)[">]', re.MULTILINE)
 
 
@@ -59,6 +65,38 @@ def key_of(job, config):
     return digest.hexdigest()
 
 
+def git(*words):
+    """Returns git's output, or None if it fails: without a repository, or without the commit's history."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def changed_since_linted():
+    """Returns the paths that differ from those of the commit in scripts/linted_commit. None: any file may differ."""
+    commit = LINTED.read_text(encoding="utf-8").strip()
+    tracked = git("diff", "--name-only", "--no-renames", commit)
+    untracked = git("ls-files", "--others", "--exclude-standard")
+    versions = git("diff", "--name-only", "-G", PINNED, commit, "--", "scripts/bootstrap", "scripts/lib.sh")
+    if tracked is None or untracked is None or versions is None:
+        print(f"git has no commit {commit} of scripts/linted_commit; all files are checked", flush=True)
+        return None
+    changed = set((tracked + untracked).splitlines())
+    everywhere = sorted(path for path in changed if REACHES_ALL.fullmatch(path)) + versions.split()
+    if everywhere:
+        print(f"{everywhere[0]} differs from commit {commit[:12]} of scripts/linted_commit; all files are checked", flush=True)
+        return None
+    return changed
+
+
+def reached_by(changed, job):
+    """Returns whether a change of the files `changed` can change the job's result."""
+    folders = {path.removesuffix("CMakeLists.txt") for path in changed if path.endswith("/CMakeLists.txt")}
+    return not changed.isdisjoint(with_includes(job.path)) or any(map(job.path.startswith, folders))
+
+
 def run_one(job):
     began = time.monotonic()
     done = subprocess.run(
@@ -68,9 +106,14 @@ def run_one(job):
     return done.returncode, done.stdout, time.monotonic() - began
 
 
-def run_all(name, jobs, workers, cache, config):
-    """Runs the jobs whose keys are not in the folder `cache`. Returns whether all files pass."""
+def run_all(name, jobs, workers, cache, config, changed=None):
+    """Runs the jobs that the files `changed` can reach (None: all) and whose keys are not in the folder `cache`.
+    Returns whether all files pass."""
     cache.mkdir(parents=True, exist_ok=True)
+    if changed is not None:
+        reached = [job for job in jobs if reached_by(changed, job)]
+        print(f"{name}: {len(jobs) - len(reached)} files are as they were in scripts/linted_commit", flush=True)
+        jobs = reached
     keys = {job.path: key_of(job, config) for job in jobs}
     todo = [job for job in jobs if not (cache / keys[job.path]).exists()]
     if len(todo) < len(jobs):
