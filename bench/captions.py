@@ -11,6 +11,13 @@ TITLES = {
         "launcher_peak_kib": "the launcher's memory at most, KiB",
     },
     "compile": {"seconds": "user CPU, s", "ratio": "ratio to `torch/torch.h` alone"},
+    "python": {
+        "mlp": "step of mlp, us",
+        "cnn": "step of cnn, us",
+        "lm": "step of lm, us",
+        "job": "from launch to exit, s",
+        "import": "import after torch's, ms",
+    },
     "loader": {"step": "a step, us", "ratio": "loader step / resident step"},
     "checkpoint": {
         "save": "save, s",

@@ -5,7 +5,7 @@
 Each rank has one thread. A step trains mlp, cnn or lm (see step.py) with AdamW on one resident batch: Lockstep by
 Accelerate's calls ("lockstep") and by DeepSpeed's ("lockstep.deepspeed"), Accelerate, DeepSpeed, and PyTorch's
 DistributedDataParallel. "Alone" is the limit: the same processes without communication. A job trains mlp for a few
-steps, under the launcher of its framework. The import is the time that a package adds to `import torch`. DeepSpeed runs
+steps, under `lockstep launch` or torchrun. The import is the time that a package adds to `import torch`. DeepSpeed runs
 only if the peers' Python has it. All programs run in turn (rounds.py). Prints tables and writes all figures to
 build/bench/python.json.
 """
@@ -77,13 +77,13 @@ class Programs:
         """Returns {name: program} of a short job; ours first."""
         what = ("--model", "mlp", "--steps", 10)
         programs = {
-            "lockstep launch": self.ours("lockstep", *what),
-            "torchrun, Accelerate": self.torchrun("accelerate", *what),
-            "accelerate launch": self.accelerate(*what),
-            "torchrun, PyTorch DDP": self.torchrun("ddp", *what),
+            "lockstep": self.ours("lockstep", *what),
+            "PyTorch DDP": self.torchrun("ddp", *what),
+            "Accelerate": self.torchrun("accelerate", *what),
+            "Accelerate, by accelerate launch": self.accelerate(*what),
         }
         if self.has_deepspeed:
-            programs["torchrun, DeepSpeed"] = self.torchrun("deepspeed", *what)
+            programs["DeepSpeed"] = self.torchrun("deepspeed", *what)
         return programs
 
     def imports(self):

@@ -61,6 +61,6 @@ endif()
 # The torch wheel has its own fmt, which must be found first. Code that must not include torch gets a
 # folder with a link to that fmt only.
 find_path(LOCKSTEP_TORCH_INCLUDE fmt/format.h HINTS ${TORCH_INCLUDE_DIRS} NO_DEFAULT_PATH REQUIRED)
-set(LOCKSTEP_FMT_ONLY "${PROJECT_BINARY_DIR}/fmt_only" CACHE PATH "Folder with a link to torch's fmt and nothing else")
+set(LOCKSTEP_FMT_ONLY "${PROJECT_BINARY_DIR}/fmt_only")
 file(MAKE_DIRECTORY "${LOCKSTEP_FMT_ONLY}")
 file(CREATE_LINK "${LOCKSTEP_TORCH_INCLUDE}/fmt" "${LOCKSTEP_FMT_ONLY}/fmt" SYMBOLIC)

@@ -4,6 +4,9 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly torch_version=2.13.0
+# The tests also build with these: install.subproject with the oldest, ./dev sanitize with the newest.
+# shellcheck disable=SC2034  # used by those who source this file
+readonly oldest_torch_version=2.11.0 newest_torch_version=2.15.0
 # shellcheck disable=SC2034  # used by those who source this file
 readonly exit_usage=2
 
@@ -58,6 +61,11 @@ torch_cmake_dir() {
     [[ -f $folder/TorchConfig.cmake ]] || die 1 "torch is not installed in $root/.venv; run ./dev setup"
   fi
   (cd "$folder" && pwd -P)
+}
+
+# other_torch VERSION: prints the folder for this version of torch.
+other_torch() {
+  printf '%s/build/torch/%s' "$root" "$1"
 }
 
 # Returns whether the user has set another torch.
