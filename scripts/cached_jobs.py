@@ -4,7 +4,7 @@
 A job's key is a hash of its command, of the configuration, and of the text of its file and of every file of
 this repository that it includes, directly or indirectly. Keys of passed jobs are stored as empty files.
 
-All files passed at the commit in scripts/linted_commit. Files that no change since then can reach are skipped, too.
+All files passed at the commit in scripts/checked_commit. Files that no change since then can reach are skipped, too.
 """
 import hashlib
 import json
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LINTED = ROOT / "scripts/linted_commit"
+CHECKED = ROOT / "scripts/checked_commit"
 # A change of these can reach every file.
 REACHES_ALL = re.compile(r"\.clang-tidy|CMakeLists\.txt|CMakePresets\.json|cmake/.*|scripts/(tidy|check_headers|cached_jobs\.py)")
 PINNED = r"^readonly (tidy|torch)_version="
@@ -74,19 +74,19 @@ def git(*words):
     return done.stdout if done.returncode == 0 else None
 
 
-def changed_since_linted():
-    """Returns the paths that differ from those of the commit in scripts/linted_commit. None: any file may differ."""
-    commit = LINTED.read_text(encoding="utf-8").strip()
+def changed_since_checked():
+    """Returns the paths that differ from those of the commit in scripts/checked_commit. None: any file may differ."""
+    commit = CHECKED.read_text(encoding="utf-8").strip()
     tracked = git("diff", "--name-only", "--no-renames", commit)
     untracked = git("ls-files", "--others", "--exclude-standard")
     versions = git("diff", "--name-only", "-G", PINNED, commit, "--", "scripts/bootstrap", "scripts/lib.sh")
     if tracked is None or untracked is None or versions is None:
-        print(f"git has no commit {commit} of scripts/linted_commit; all files are checked", flush=True)
+        print(f"git has no commit {commit} of scripts/checked_commit; all files are checked", flush=True)
         return None
     changed = set((tracked + untracked).splitlines())
     everywhere = sorted(path for path in changed if REACHES_ALL.fullmatch(path)) + versions.split()
     if everywhere:
-        print(f"{everywhere[0]} differs from commit {commit[:12]} of scripts/linted_commit; all files are checked", flush=True)
+        print(f"{everywhere[0]} differs from commit {commit[:12]} of scripts/checked_commit; all files are checked", flush=True)
         return None
     return changed
 
@@ -112,7 +112,7 @@ def run_all(name, jobs, workers, cache, config, changed=None):
     cache.mkdir(parents=True, exist_ok=True)
     if changed is not None:
         reached = [job for job in jobs if reached_by(changed, job)]
-        print(f"{name}: {len(jobs) - len(reached)} files are as they were in scripts/linted_commit", flush=True)
+        print(f"{name}: {len(jobs) - len(reached)} files are as they were in scripts/checked_commit", flush=True)
         jobs = reached
     keys = {job.path: key_of(job, config) for job in jobs}
     todo = [job for job in jobs if not (cache / keys[job.path]).exists()]
