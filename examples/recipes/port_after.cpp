@@ -52,7 +52,7 @@ int train() {
       ++batches;
     }
     if (accelerator.is_main_process()) {  // 9
-      std::cout << "epoch " << epoch + 1 << ": loss " << sum / batches << std::endl;
+      std::cout << "epoch " << epoch + 1 << ": loss " << sum / batches << '\n';
     }
   }
   accelerator.save_model(model, "net");  // 10

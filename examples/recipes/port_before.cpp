@@ -49,7 +49,7 @@ int main() {
       sum += loss.item<double>();
       ++batches;
     }
-    std::cout << "epoch " << epoch + 1 << ": loss " << sum / batches << std::endl;
+    std::cout << "epoch " << epoch + 1 << ": loss " << sum / batches << '\n';
   }
   torch::save(net, "net.pt");
   return 0;

@@ -22,7 +22,7 @@ int train() {
   torch::nn::Sequential net(torch::nn::Linear(2, 32), torch::nn::ReLU(), torch::nn::Linear(32, 2));
   auto [model, optimizer, train_set, test_set] = accelerator.prepare(
       net,
-      optim::AdamW(net->parameters(), {.lr = 1e-2}),
+      optim::AdamW(net->parameters(), {.lr = 3e-3}),
       data::Loader(points(8192, 2), {.batch_size = 32, .shuffle = true}),
       data::Loader(points(1000, 3), {.batch_size = 256}));
 

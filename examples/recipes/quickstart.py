@@ -20,7 +20,7 @@ def main():
     net = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     model, optimizer, train_set, test_set = accelerator.prepare(
         net,
-        torch.optim.AdamW(net.parameters(), lr=1e-2),
+        torch.optim.AdamW(net.parameters(), lr=3e-3),
         DataLoader(points(8192, 2), batch_size=32, shuffle=True),
         DataLoader(points(1000, 3), batch_size=256),
     )

@@ -11,18 +11,17 @@ namespace optim = lockstep::optim;
 namespace {
 
 /// Sums a tensor over the group; its gradient is summed over the group, too. Collective.
-struct SumOverGroup : torch::autograd::Function<SumOverGroup> {
-  static at::Tensor forward(
-      torch::autograd::AutogradContext* context, const at::Tensor& x, lockstep::Group* group) {
-    context->saved_data["group"] = reinterpret_cast<int64_t>(group);
-    return group->all_reduce(x.clone()).wait();
+at::Tensor sum_over(const lockstep::Group& group, const at::Tensor& x) {
+  const auto summed = [group](const at::Tensor& part) {
+    lockstep::Group handle = group;
+    return handle.all_reduce(part.detach().clone()).wait();
+  };
+  const at::Tensor result = summed(x) + (x - x.detach());  // The gradient is that of x.
+  if (result.requires_grad()) {
+    result.register_hook(summed);
   }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
-    auto* group = reinterpret_cast<lockstep::Group*>(context->saved_data["group"].toInt());
-    return {group->all_reduce(grads[0].clone()).wait(), at::Tensor()};
-  }
-};
+  return result;
+}
 
 /// Normalizes float [batch, features] by mean and variance over all processes' batches, which have
 /// equal sizes.
@@ -40,8 +39,8 @@ class SyncBatchNormImpl : public torch::nn::Module {
       return normalized(x, mean_, variance_);
     }
     const auto count = static_cast<double>(x.size(0) * group_.size());
-    const auto mean = SumOverGroup::apply(x.sum(0), &group_) / count;
-    const auto variance = SumOverGroup::apply((x - mean).square().sum(0), &group_) / count;
+    const auto mean = sum_over(group_, x.sum(0)) / count;
+    const auto variance = sum_over(group_, (x - mean).square().sum(0)) / count;
     {
       const torch::NoGradGuard no_grad;
       mean_.lerp_(mean, 0.1);
