@@ -27,7 +27,7 @@ expect() {
 }
 
 expect 0 "LOCKSTEP_PIP_INDEX_URL" "$root/dev" help
-for word in setup build test package sanitize fuzz demo fmt lint bench; do
+for word in setup build test package docs sanitize fuzz demo fmt lint bench; do
   expect 0 "  $word " "$root/dev"
 done
 expect 2 "did you mean 'test'?" "$root/dev" tset
@@ -37,6 +37,7 @@ expect 2 "invalid value 'fast' for --preset" "$root/dev" build --preset fast
 expect 2 "the value of --preset is missing" "$root/dev" test --preset
 expect 2 "unknown argument 'now' of ./dev setup" "$root/dev" setup now
 expect 2 "unknown argument '--wheel' of ./dev package" "$root/dev" package --wheel
+expect 2 "unknown argument 'serve' of ./dev docs" "$root/dev" docs serve
 expect 2 "'/nowhere' is not a configured build folder" "$root/scripts/package" deb /nowhere "$work"
 expect 2 "package got 1 arguments; expected deb|wheel BUILD_FOLDER OUTPUT_FOLDER" "$root/scripts/package" deb
 expect 2 "unknown argument '--chek' of ./dev fmt" "$root/dev" fmt --chek

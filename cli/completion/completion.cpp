@@ -57,7 +57,8 @@ ShellCommands::ShellCommands(CLI::App& app)
   fish_ = add_shell(
       *completion_, "fish", "lockstep completion fish > ~/.config/fish/completions/lockstep.fish");
   man_ = app.add_subcommand("man", "Print the manual page");
-  set_help(*man_, "lockstep man", kManFooter);
+  man_->add_flag("--markdown", markdown_, "Print Markdown, as docs/commands.md");
+  set_help(*man_, "lockstep man [--markdown]", kManFooter);
 }
 
 int ShellCommands::run(const std::vector<std::string>& words) const {
@@ -66,7 +67,7 @@ int ShellCommands::run(const std::vector<std::string>& words) const {
   const CommandEntry root = command_tree(app_);
   std::string text;
   if (man_->parsed()) {
-    text = man_page(root);
+    text = markdown_ ? markdown_page(root) : man_page(root);
   } else if (bash_->parsed()) {
     text = bash_completion(root);
   } else if (zsh_->parsed()) {

@@ -20,6 +20,9 @@ std::string fish_completion(const CommandEntry& root);
 /// examples, as in --help, then exit codes and files.
 std::string man_page(const CommandEntry& root);
 
+/// Returns the same in Markdown: the page docs/commands.md.
+std::string markdown_page(const CommandEntry& root);
+
 /// The commands `lockstep completion bash|zsh|fish` and `lockstep man`.
 class ShellCommands {
  public:
@@ -39,6 +42,7 @@ class ShellCommands {
   CLI::App* zsh_;         // [not null]
   CLI::App* fish_;        // [not null]
   CLI::App* man_;         // [not null]
+  bool markdown_ = false;
 };
 
 }  // namespace lockstep::cli

@@ -196,5 +196,17 @@ TEST_F(Completion, TheManualPageIsRoffWithoutAWarning) {
           HasSubstr("EXIT STATUS")));
 }
 
+TEST_F(Completion, TheMarkdownPageHasEachCommandAndEscapesTheTextsOfItsTables) {
+  EXPECT_THAT(
+      markdown_page(command_tree(app_)),
+      testing::AllOf(
+          HasSubstr("\n## lockstep launch\n\nDo it's: launch.\n\n```text\nlockstep launch -n N"),
+          HasSubstr("\n### lockstep checkpoint prune\n"),
+          HasSubstr("| `-n`, `--num-ranks N\\|cpu\\|auto` | How \\[many\\]: it's \\`N\\`. One of "
+                    "`cpu`, `auto` |\n"),
+          HasSubstr("| `-q`, `--quiet` | Say \"nothing\" \\ $x |\n"),
+          HasSubstr("```text\nExamples:\n  .begins with a dot\n")));
+}
+
 }  // namespace
 }  // namespace lockstep::cli
