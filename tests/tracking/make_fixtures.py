@@ -43,11 +43,16 @@ def hparams(tag, **data):
         tag="_hparams_/" + tag, metadata=metadata("hparams", content)))
 
 
-def text(tag, markdown):
+def text(tag, markdown, step=0):
     tensor = tensor_pb2.TensorProto(dtype=7, string_val=[markdown.encode()])
     tensor.tensor_shape.dim.add(size=1)
     return event(summary_pb2.Summary.Value(
-        tag=tag + "/text_summary", metadata=metadata("text"), tensor=tensor))
+        tag=tag + "/text_summary", metadata=metadata("text"), tensor=tensor), step=step)
+
+
+def histogram():
+    return event(summary_pb2.Summary.Value(tag="w", histo=summary_pb2.HistogramProto(
+        min=1, max=3, num=3, sum=6, sum_squares=14, bucket_limit=[2, 3], bucket=[1, 2])), step=2)
 
 
 def session_start():
@@ -85,6 +90,8 @@ def main():
             scalar("a", infinity), scalar("b", -infinity), scalar("c", infinity),
             scalar("d", -infinity), step=1),
         "TEXT": text("config", "# lr"),
+        "TEXT_STEP": text("note", "hello", step=7),
+        "HISTOGRAM": histogram(),
         "START": session_start(),
         "EXPERIMENT": experiment(),
         "END_SUCCESS": session_end(api_pb2.STATUS_SUCCESS),
