@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,6 +54,25 @@ TEST(WandbLog, ABlocksEndIsPaddedWithZeros) {
   const std::string log = wandb_log_blocks("abc", kBlock - 5);
   EXPECT_EQ(log.substr(0, 5), std::string(5, '\0'));
   EXPECT_THAT(parts_of(log.substr(5)), ElementsAre(Pair(1, 3)));
+}
+
+// tests/tracking/make_fixtures.py made the bytes with wandb's own classes.
+TEST(WandbFile, WritesTheBytesOfWandb) {
+  const TestFolder folder;
+  WandbFile file;
+  ASSERT_TRUE(file.create(folder / "run.wandb"));
+  const ProtobufWriter item = ProtobufWriter().bytes(1, "loss").bytes(16, "0.5");
+  file.append(2, ProtobufWriter().message(1, item).message(2, ProtobufWriter().varint(1, 7)));
+  file.append(18, ProtobufWriter().varint(1, 1).varint(2, 5));
+  std::string hex;
+  for (const char c : contents(file.path())) {
+    hex += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  }
+  EXPECT_EQ(
+      hex,
+      "3a572642e1be00fbe770e8160001080112120a0c0a046c6f7373820103302e35120208075b10e04d"
+      "090001080292010408011005");
+  EXPECT_FALSE(WandbFile().create(file.path()));
 }
 
 TEST(Wandb, IsInAFolderThatSyncTakes) {
