@@ -20,7 +20,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 # dpkg-shlibdeps adds the libraries of the programs. find_package(lockstep) needs these. Debian has no package of this libtorch.
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "libyaml-cpp-dev, nlohmann-json3-dev, zlib1g-dev")
-set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "cmake, g++")
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "cmake, g++, libcurl4")
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${TORCH_INSTALL_PREFIX}/lib")
 set(CPACK_PRE_BUILD_SCRIPTS "${PROJECT_SOURCE_DIR}/cmake/debian_files.cmake")

@@ -44,6 +44,9 @@ struct Accelerator::State {
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
   }
 
+  /// Returns `step`, or the updates of the first prepared optimizer.
+  int64_t step_or_updates(std::optional<int64_t> step) const;
+
   RunContext context;
   std::shared_ptr<LoopState> loop;
   std::shared_ptr<ActiveLoaders> active;
@@ -316,9 +319,32 @@ void Accelerator::init_trackers(const nlohmann::json& config) {
   state_->trackers.init(config);
 }
 
+int64_t Accelerator::State::step_or_updates(std::optional<int64_t> step) const {
+  const auto& optimizers = objects.optimizers;
+  return step ? *step : optimizers.empty() ? 0 : optimizers.front().steps();
+}
+
 void Accelerator::log(const std::map<std::string, double>& values, std::optional<int64_t> step) {
-  const auto& optimizers = state_->objects.optimizers;
-  state_->trackers.log(values, step ? *step : optimizers.empty() ? 0 : optimizers.front().steps());
+  state_->trackers.log(values, state_->step_or_updates(step));
+}
+
+void Accelerator::log_images(
+    const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step) {
+  state_->trackers.log_images(images, state_->step_or_updates(step));
+}
+
+void Accelerator::log_histograms(
+    const std::map<std::string, at::Tensor>& values, std::optional<int64_t> step) {
+  state_->trackers.log_histograms(values, state_->step_or_updates(step));
+}
+
+void Accelerator::log_text(
+    const std::map<std::string, std::string>& texts, std::optional<int64_t> step) {
+  state_->trackers.log_text(texts, state_->step_or_updates(step));
+}
+
+std::shared_ptr<tracking::Tracker> Accelerator::get_tracker(const std::string& name) const {
+  return state_->trackers.get(name);
 }
 
 void Accelerator::end_training() {

@@ -9,10 +9,14 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <torch/torch.h>
+
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/tracking/histogram.h"
+#include "lockstep/tracking/images.h"
 
 namespace lockstep {
 namespace {
@@ -82,6 +86,65 @@ TEST(OwnTrackers, AreUsedOnEveryProcessIfTheySaySo) {
   });
   EXPECT_THAT(on_all->calls, ElementsAre("loss 3 at 1", "loss 3 at 1", "loss 3 at 1"));
   EXPECT_THAT(on_main->calls, ElementsAre("loss 3 at 1"));
+}
+
+/// Stores text and images too.
+class NotedMedia final : public NotedCalls {
+ public:
+  std::string name() const override { return "media"; }
+  bool stores(tracking::MediaKind kind) const override {
+    return kind != tracking::MediaKind::kHistograms;
+  }
+
+ private:
+  void do_log_images(const tracking::ImageBatches& images, int64_t step) override {
+    for (const auto& [tag, batch] : images) {
+      calls.push_back(
+          tag + " of " + std::to_string(batch.count) + " images at " + std::to_string(step));
+    }
+  }
+  void do_log_text(const tracking::Texts& texts, int64_t step) override {
+    calls.push_back(texts.at("note") + " at " + std::to_string(step));
+  }
+};
+
+TEST(OwnTrackers, GetTheMediaThatTheyStore) {
+  const auto plain = std::make_shared<NotedCalls>();
+  const auto media = std::make_shared<NotedMedia>();
+  accelerated_ranks(2, {.log_with = {plain, media}}, [](Accelerator& accelerator) {
+    accelerator.log_images({{"samples", torch::zeros({2, 3, 4, 4})}}, 5);
+    accelerator.log_text({{"note", "hello"}});
+  });
+  EXPECT_THAT(plain->calls, IsEmpty());
+  EXPECT_THAT(media->calls, ElementsAre("samples of 2 images at 5", "hello at 0"));
+}
+
+TEST(OwnTrackers, MediaThatNoneStoresAreRefused) {
+  Accelerator accelerator({.log_with = {std::make_shared<NotedMedia>()}}, WorldSpec{}, Group());
+  EXPECT_THAT(
+      [&] {
+        accelerator.log_histograms({{"w", torch::zeros({2})}});
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("no tracker stores histograms; got media")));
+}
+
+TEST(OwnTrackers, GetTrackerFindsThemByNameAndIsBlankOnOtherProcesses) {
+  const auto mine = std::make_shared<NotedCalls>();
+  accelerated_ranks(2, {.log_with = {mine}}, [&](Accelerator& accelerator) {
+    EXPECT_THAT(
+        [&] { accelerator.get_tracker("noted"); },
+        ThrowsMessage<ConfigError>(HasSubstr("call init_trackers() first")));
+    accelerator.init_trackers(nlohmann::json::object());
+    const auto found = accelerator.get_tracker("noted");
+    EXPECT_EQ(found->name(), "noted");
+    EXPECT_EQ(found == mine, accelerator.is_main_process());
+    found->log({{"loss", 3}}, 1);
+    EXPECT_THAT(
+        [&] { accelerator.get_tracker("wandb"); },
+        ThrowsMessage<ConfigError>(
+            HasSubstr("there is no tracker 'wandb'; got log_with = {noted}")));
+  });
+  EXPECT_THAT(mine->calls, ElementsAre("loss 3 at 1"));
 }
 
 TEST(OwnTrackers, ThatAreNullAreRefusedOnEveryProcess) {

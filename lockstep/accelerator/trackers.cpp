@@ -1,12 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/trackers.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/accelerator/tracked_values.h"
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/registry.h"
 
 namespace lockstep {
+namespace {
+
+/// Stands for a tracker on processes that do not log: does nothing.
+class BlankTracker final : public tracking::Tracker {
+ public:
+  explicit BlankTracker(std::string name) : name_(std::move(name)) {}
+  std::string name() const override { return name_; }
+  bool stores(tracking::MediaKind /*kind*/) const override { return true; }
+
+ private:
+  void do_store_config(const nlohmann::json& /*config*/) override {}
+  void do_log(const tracking::Values& /*values*/, int64_t /*step*/) override {}
+  void do_log_images(const tracking::ImageBatches& /*images*/, int64_t /*step*/) override {}
+  void do_log_histograms(const tracking::Histograms& /*histograms*/, int64_t /*step*/) override {}
+  void do_log_text(const tracking::Texts& /*texts*/, int64_t /*step*/) override {}
+  void do_flush() override {}
+  void do_finish(tracking::RunStatus /*status*/) override {}
+
+  std::string name_;
+};
+
+std::string name_of(const tracking::TrackerChoice& choice) {
+  return choice.is_own() ? choice.tracker()->name() : choice.name();
+}
+
+}  // namespace
 
 void Trackers::init(const nlohmann::json& config) {
   if (open_) {
@@ -24,30 +53,103 @@ void Trackers::init(const nlohmann::json& config) {
     }
   }
   open_ = true;
-  for (const tracking::TrackerChoice& choice : options.log_with) {
+  choices_ = tracking::with_all_replaced(options.log_with);
+  for (const tracking::TrackerChoice& choice : choices_) {
     const bool main_only = !choice.is_own() || choice.tracker()->main_process_only();
     if (main_only && context_.rank() != 0) {
       continue;
     }
-    if (choice.is_own()) {
-      trackers_.push_back(choice.tracker());
-    } else {
-      trackers_.push_back(tracking::make_tracker(
-          choice.name(), {options.project_config.logging_dir, options.project_name}));
-    }
+    trackers_.push_back(
+        tracking::make_tracker(choice, {options.project_config.logging_dir, options.project_name}));
     if (!config.empty()) {
       trackers_.back()->store_config(config);
     }
   }
 }
 
-void Trackers::log(const std::map<std::string, double>& values, int64_t step) {
+void Trackers::open_if_necessary() {
   if (!open_) {
     init(nlohmann::json::object());
   }
+}
+
+void Trackers::log(const std::map<std::string, double>& values, int64_t step) {
+  open_if_necessary();
   for (const auto& tracker : trackers_) {
     tracker->log(values, step);
   }
+}
+
+std::vector<tracking::Tracker*> Trackers::that_store(tracking::MediaKind kind) {
+  open_if_necessary();
+  std::vector<tracking::Tracker*> found;
+  std::vector<std::string> names;
+  for (const auto& tracker : trackers_) {
+    names.push_back(tracker->name());
+    if (tracker->stores(kind)) {
+      found.push_back(tracker.get());
+    }
+  }
+  if (found.empty() && !trackers_.empty()) {
+    throw ConfigError(
+        "log",
+        fmt::format(
+            "no tracker stores {0}; got {1}, expected one that stores {0}; add \"tensorboard\" to "
+            "log_with",
+            tracking::name_of(kind),
+            fmt::join(names, ", ")));
+  }
+  return found;
+}
+
+void Trackers::log_images(const std::map<std::string, at::Tensor>& images, int64_t step) {
+  const auto trackers = that_store(tracking::MediaKind::kImages);
+  if (!trackers.empty()) {
+    const tracking::ImageBatches batches = image_batches(images);
+    for (tracking::Tracker* tracker : trackers) {
+      tracker->log_images(batches, step);
+    }
+  }
+}
+
+void Trackers::log_histograms(const std::map<std::string, at::Tensor>& values, int64_t step) {
+  const auto trackers = that_store(tracking::MediaKind::kHistograms);
+  if (!trackers.empty()) {
+    const tracking::Histograms counted = histograms(values);
+    for (tracking::Tracker* tracker : trackers) {
+      tracker->log_histograms(counted, step);
+    }
+  }
+}
+
+void Trackers::log_text(const std::map<std::string, std::string>& texts, int64_t step) {
+  for (tracking::Tracker* tracker : that_store(tracking::MediaKind::kText)) {
+    tracker->log_text(texts, step);
+  }
+}
+
+std::shared_ptr<tracking::Tracker> Trackers::get(const std::string& name) const {
+  if (!open_) {
+    throw ConfigError("get_tracker", "the trackers are not open yet; call init_trackers() first");
+  }
+  for (const auto& tracker : trackers_) {
+    if (tracker->name() == name) {
+      return tracker;
+    }
+  }
+  std::vector<std::string> names;
+  for (const tracking::TrackerChoice& choice : choices_) {
+    names.push_back(name_of(choice));
+    if (names.back() == name) {
+      return std::make_shared<BlankTracker>(name);
+    }
+  }
+  throw ConfigError(
+      "get_tracker",
+      fmt::format(
+          "there is no tracker '{}'; got log_with = {{{}}}, expected one of them",
+          name,
+          fmt::join(names, ", ")));
 }
 
 void Trackers::finish() {

@@ -9,8 +9,11 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <ATen/core/Tensor.h>
+
 #include "lockstep/accelerator/setup/run_context.h"
 #include "lockstep/tracking/tracker.h"
+#include "lockstep/tracking/tracker_choice.h"
 
 namespace lockstep {
 
@@ -23,11 +26,22 @@ class Trackers {
   void init(const nlohmann::json& config);
   /// Logs to all trackers, which it opens if necessary.
   void log(const std::map<std::string, double>& values, int64_t step);
+  /// These three log to the trackers that store such values. Throw ConfigError if none does.
+  void log_images(const std::map<std::string, at::Tensor>& images, int64_t step);
+  void log_histograms(const std::map<std::string, at::Tensor>& values, int64_t step);
+  void log_text(const std::map<std::string, std::string>& texts, int64_t step);
+  /// See Accelerator::get_tracker.
+  std::shared_ptr<tracking::Tracker> get(const std::string& name) const;
   /// Closes the trackers as finished.
   void finish();
 
  private:
+  void open_if_necessary();
+  /// Returns the open trackers that store such values.
+  std::vector<tracking::Tracker*> that_store(tracking::MediaKind kind);
+
   const RunContext& context_;
+  std::vector<tracking::TrackerChoice> choices_;  ///< Of all processes; without "all".
   std::vector<std::shared_ptr<tracking::Tracker>> trackers_;
   bool open_ = false;
 };

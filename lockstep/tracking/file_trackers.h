@@ -20,7 +20,7 @@ namespace lockstep::tracking {
 ///     8,0.001
 ///
 /// as DeepSpeed's csv_monitor. Numbers read back as exactly the same double; non-finite ones are
-/// NaN, Infinity and -Infinity. Settings and the run's end are not stored. Existing files are
+/// NaN, Infinity and -Infinity. Only numbers are stored. Existing files are
 /// appended to, so a resumed run continues them. One write(2) a line.
 class CsvTracker final : public Tracker {
  public:
@@ -43,10 +43,13 @@ class CsvTracker final : public Tracker {
 ///
 ///     {"config": {"lr": 0.1}, "time": 1732190000.001}
 ///     {"step": 10, "time": 1732190000.123, "loss": 0.5}
+///     {"step": 10, "time": 1732190000.124, "text": {"note": "..."}}
+///     {"step": 10, "time": 1732190000.125, "histograms": {"weights": {"counts": [1, 2], ...}}}
 ///     {"status": "finished", "time": 1732190060.456}
 ///
-/// A line of values has "step". "time" is in seconds since 1970. Numbers read back as exactly the
-/// same double; non-finite ones are the strings "NaN", "Infinity" and "-Infinity".
+/// A line of values has "step". A histogram has the members of Histogram. Images are not stored.
+/// "time" is in seconds since 1970. Numbers read back as exactly the same double; non-finite ones
+/// are the strings "NaN", "Infinity" and "-Infinity".
 ///
 /// An existing file is appended to, so a resumed run continues it. The later line of a repeated
 /// step counts. An incomplete last line of a crash is ended first. One write(2) a line.
@@ -57,12 +60,15 @@ class JsonlTracker final : public Tracker {
   explicit JsonlTracker(const std::filesystem::path& path);
 
   std::string name() const override { return "jsonl"; }
+  bool stores(MediaKind kind) const override { return kind != MediaKind::kImages; }
   const std::filesystem::path& path() const { return file_.path(); }
 
  private:
   void do_store_config(const nlohmann::json& config) override;
   /// Throws ConfigError for values named "step" or "time".
   void do_log(const Values& values, int64_t step) override;
+  void do_log_histograms(const Histograms& histograms, int64_t step) override;
+  void do_log_text(const Texts& texts, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;
   void append_line(std::string line);
@@ -76,7 +82,9 @@ class JsonlTracker final : public Tracker {
 ///
 /// log() is one write(2) of a complete record, without buffering. The config appears in the Text
 /// tab as "config" and in the HParams tab, nested settings as "optimizer.lr". Scalars have single
-/// precision there. Costs about 1 kB of memory, and about 40 bytes of file a value.
+/// precision there. Images appear as samples of one tag. A histogram of numbers that are not all
+/// finite adds the scalar <name>/non_finite, their count. Costs about 1 kB of memory, and about 40
+/// bytes of file a value.
 class TensorBoardTracker final : public Tracker {
  public:
   /// Creates the folder and the file events.out.tfevents.<unix time>.<host>.<pid>.<n>. Throws
@@ -84,11 +92,15 @@ class TensorBoardTracker final : public Tracker {
   explicit TensorBoardTracker(const std::filesystem::path& folder);
 
   std::string name() const override { return "tensorboard"; }
+  bool stores(MediaKind /*kind*/) const override { return true; }
   const std::filesystem::path& path() const { return file_.path(); }
 
  private:
   void do_store_config(const nlohmann::json& config) override;
   void do_log(const Values& values, int64_t step) override;
+  void do_log_images(const ImageBatches& images, int64_t step) override;
+  void do_log_histograms(const Histograms& histograms, int64_t step) override;
+  void do_log_text(const Texts& texts, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;
 

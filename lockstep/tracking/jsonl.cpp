@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
 #include <utility>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/error.h"
 #include "lockstep/tracking/file_trackers.h"
+#include "lockstep/tracking/json_lines.h"
 
 namespace lockstep::tracking {
-namespace {
-
-using Line = nlohmann::ordered_json;
-
-double time_in_milliseconds() {
-  return std::round(wall_time_s() * 1000) / 1000;
-}
-
-}  // namespace
 
 JsonlTracker::JsonlTracker(const std::filesystem::path& path) {
   if (path.has_parent_path()) {
@@ -33,25 +22,19 @@ void JsonlTracker::append_line(std::string line) {
 }
 
 void JsonlTracker::do_store_config(const nlohmann::json& config) {
-  append_line(Line{{"config", config}, {"time", time_in_milliseconds()}}.dump());
+  append_line(json_lines::config(config));
 }
 
 void JsonlTracker::do_log(const Values& values, int64_t step) {
-  Line line = {{"step", step}, {"time", time_in_milliseconds()}};
-  for (const auto& [tag, value] : values) {
-    if (tag == "step" || tag == "time") {
-      throw ConfigError(
-          "tracking",
-          fmt::format(
-              "'{}' is a reserved name in {}; try 'train/{}'", tag, file_.path().string(), tag));
-    }
-    if (std::isfinite(value)) {
-      line[tag] = value;
-    } else {
-      line[tag] = name_of_non_finite(value);
-    }
-  }
-  append_line(line.dump());
+  append_line(json_lines::values(values, step, file_.path().string()));
+}
+
+void JsonlTracker::do_log_histograms(const Histograms& histograms, int64_t step) {
+  append_line(json_lines::histograms(histograms, step));
+}
+
+void JsonlTracker::do_log_text(const Texts& texts, int64_t step) {
+  append_line(json_lines::text(texts, step));
 }
 
 void JsonlTracker::do_flush() {
@@ -59,7 +42,7 @@ void JsonlTracker::do_flush() {
 }
 
 void JsonlTracker::do_finish(RunStatus status) {
-  append_line(Line{{"status", name_of(status)}, {"time", time_in_milliseconds()}}.dump());
+  append_line(json_lines::status(status));
   file_.close();
 }
 

@@ -13,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/file_trackers.h"
+#include "lockstep/tracking/histogram.h"
 #include "lockstep/tracking/test_folder.h"
 
 namespace lockstep::tracking {
@@ -94,6 +95,27 @@ TEST_F(Jsonl, NamesNumbersThatAreNotFinite) {
   EXPECT_EQ(line.at("down"), "-Infinity");
   EXPECT_EQ(line.at("ok"), 1.5);
   EXPECT_EQ(json::parse(lines().at(1)).at("ok"), 2.5);
+}
+
+TEST_F(Jsonl, StoresTextAndHistograms) {
+  JsonlTracker tracker(path());
+  tracker.log_text({{"note", "a \"b\""}}, 1);
+  tracker.log_histograms({{"w", histogram_of(std::vector<double>{0, 1, 2, std::nan("")}, 2)}}, 2);
+  const json text = json::parse(lines().at(0));
+  EXPECT_EQ(text.at("step"), 1);
+  EXPECT_EQ(text.at("text"), (json{{"note", "a \"b\""}}));
+  const json histogram = json::parse(lines().at(1)).at("histograms").at("w");
+  EXPECT_EQ(
+      histogram,
+      (json{
+          {"count", 3},
+          {"min", 0.0},
+          {"max", 2.0},
+          {"sum", 3.0},
+          {"sum_of_squares", 5.0},
+          {"non_finite", 1},
+          {"edges", {0.0, 1.0, 2.0}},
+          {"counts", {1, 2}}}));
 }
 
 TEST_F(Jsonl, RefusesTheNamesEveryLineHas) {

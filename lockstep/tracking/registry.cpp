@@ -7,9 +7,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/suggest.h"
+#include "lockstep/tracking/exec_tracker.h"
 #include "lockstep/tracking/file_trackers.h"
+#include "lockstep/tracking/mlflow_tracker.h"
+#include "lockstep/tracking/wandb_tracker.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -19,18 +23,62 @@ using Folder = std::filesystem::path;
 /// Describes a built-in tracker.
 struct Entry {
   const char* name;
-  std::function<std::unique_ptr<Tracker>(const Folder& folder)> make;
+  std::function<std::shared_ptr<Tracker>(
+      const Folder& folder, const TrackerChoice& choice, const std::string& project_name)>
+      make;
+  bool (*is_usable)();  ///< Whether "all" includes it here.
 };
+
+bool always() {
+  return true;
+}
+
+bool never() {
+  return false;
+}
+
+std::shared_ptr<Tracker> make_mlflow(
+    const Folder& folder, const TrackerChoice& choice, const std::string& project_name) {
+  auto options = choice.options_or_defaults<MlflowOptions>();
+  if (options.experiment_name.empty()) {
+    options.experiment_name = project_name;
+  }
+  return std::make_shared<MlflowTracker>(folder, std::move(options));
+}
+
+std::shared_ptr<Tracker> make_wandb(
+    const Folder& folder, const TrackerChoice& choice, const std::string& project_name) {
+  auto options = choice.options_or_defaults<WandbOptions>();
+  if (options.project.empty()) {
+    options.project = Environment::process().text("WANDB_PROJECT").value_or(project_name);
+  }
+  return std::make_shared<WandbTracker>(folder, std::move(options));
+}
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = {
-      {"csv", [](const Folder& folder) { return std::make_unique<CsvTracker>(folder); }},
+      {"csv",
+       [](const Folder& folder, const auto&, const auto&) {
+         return std::make_shared<CsvTracker>(folder);
+       },
+       &always},
+      {"exec",
+       [](const Folder& folder, const TrackerChoice& choice, const auto&) {
+         return std::make_shared<ExecTracker>(folder, choice.options_or_defaults<ExecOptions>());
+       },
+       &never},
       {"jsonl",
-       [](const Folder& folder) {
-         return std::make_unique<JsonlTracker>(folder / "metrics.jsonl");
-       }},
+       [](const Folder& folder, const auto&, const auto&) {
+         return std::make_shared<JsonlTracker>(folder / "metrics.jsonl");
+       },
+       &always},
+      {"mlflow", &make_mlflow, &mlflow_is_usable},
       {"tensorboard",
-       [](const Folder& folder) { return std::make_unique<TensorBoardTracker>(folder); }},
+       [](const Folder& folder, const auto&, const auto&) {
+         return std::make_shared<TensorBoardTracker>(folder);
+       },
+       &always},
+      {"wandb", &make_wandb, &always},
   };
   return all;
 }
@@ -66,10 +114,33 @@ std::vector<std::string> tracker_names() {
   return names;
 }
 
-std::unique_ptr<Tracker> make_tracker(const std::string& name, const MakeOptions& options) {
+std::vector<TrackerChoice> with_all_replaced(const std::vector<TrackerChoice>& choices) {
+  std::vector<TrackerChoice> result;
+  const auto has = [](const std::vector<TrackerChoice>& list, const std::string& name) {
+    return std::ranges::any_of(
+        list, [&](const TrackerChoice& one) { return !one.is_own() && one.name() == name; });
+  };
+  for (const TrackerChoice& choice : choices) {
+    if (choice.is_own() || choice.name() != "all") {
+      result.push_back(choice);
+      continue;
+    }
+    for (const Entry& entry : entries()) {
+      if (entry.is_usable() && !has(choices, entry.name) && !has(result, entry.name)) {
+        result.emplace_back(entry.name);
+      }
+    }
+  }
+  return result;
+}
+
+std::shared_ptr<Tracker> make_tracker(const TrackerChoice& choice, const MakeOptions& options) {
+  if (choice.is_own()) {
+    return choice.tracker();
+  }
   for (const Entry& entry : entries()) {
-    if (name == entry.name) {
-      return entry.make(run_folder(options));
+    if (choice.name() == entry.name) {
+      return entry.make(run_folder(options), choice, options.project_name);
     }
   }
   const std::vector<std::string> names = tracker_names();
@@ -77,9 +148,9 @@ std::unique_ptr<Tracker> make_tracker(const std::string& name, const MakeOptions
       "tracking",
       fmt::format(
           "unknown tracker; got '{}', expected one of {}{}",
-          name,
+          choice.name(),
           fmt::join(names, ", "),
-          did_you_mean(name, names)));
+          did_you_mean(choice.name(), names)));
 }
 
 }  // namespace lockstep::tracking

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/tracking/registry.h"
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -20,11 +21,13 @@ using testing::ThrowsMessage;
 
 TEST(MakeTracker, MakesEveryOneItNames) {
   const TestFolder folder;
-  EXPECT_THAT(tracker_names(), testing::ElementsAre("csv", "jsonl", "tensorboard"));
-  for (const std::string& name : tracker_names()) {
+  EXPECT_THAT(
+      tracker_names(),
+      testing::ElementsAre("csv", "exec", "jsonl", "mlflow", "tensorboard", "wandb"));
+  for (const char* name : {"csv", "exec:cat > /dev/null", "jsonl", "tensorboard", "wandb"}) {
     const auto tracker = make_tracker(
         name, {.project_dir = folder.path() / "deep" / "runs", .project_name = "mnist"});
-    EXPECT_EQ(tracker->name(), name);
+    EXPECT_EQ(tracker->name(), std::string(name).substr(0, std::string(name).find(':')));
     tracker->log({{"loss", 0.5}}, 1);
   }
   const auto run = folder.path() / "deep" / "runs" / "mnist";
@@ -43,12 +46,12 @@ TEST(MakeTracker, AnUnknownNameIsRefusedWithTheKnownOnes) {
       [&] { make_tracker("tensorbord", options); },
       ThrowsMessage<ConfigError>(AllOf(
           HasSubstr("'tensorbord'"),
-          HasSubstr("jsonl, tensorboard"),
+          HasSubstr("jsonl, mlflow, tensorboard"),
           HasSubstr("did you mean 'tensorboard'?"))));
   EXPECT_THAT(
-      [&] { make_tracker("wandb", options); },
+      [&] { make_tracker("comet_ml", options); },
       ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("jsonl, tensorboard"), Not(HasSubstr("did you mean")))));
+          AllOf(HasSubstr("jsonl, mlflow, tensorboard"), Not(HasSubstr("did you mean")))));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
@@ -70,7 +73,7 @@ TEST(MakeTracker, ANameMayHaveFoldersButNotLeadOut) {
 TEST(MakeTracker, AFolderThatCannotBeIsRefusedAtConstruction) {
   const TestFolder folder;
   std::ofstream(folder.path() / "file") << "no folder";
-  for (const std::string& name : tracker_names()) {
+  for (const char* name : {"csv", "exec:cat", "jsonl", "tensorboard", "wandb"}) {
     EXPECT_THAT(
         [&] { make_tracker(name, {.project_dir = folder.path() / "file", .project_name = "p"}); },
         ThrowsMessage<ConfigError>(HasSubstr((folder.path() / "file" / "p").string())))
@@ -80,6 +83,37 @@ TEST(MakeTracker, AFolderThatCannotBeIsRefusedAtConstruction) {
   EXPECT_THAT(
       [&] { make_tracker("jsonl", {.project_dir = folder.path(), .project_name = "run"}); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("metrics.jsonl"), HasSubstr("Is a directory"))));
+}
+
+TEST(MakeTracker, TakesOptionsAndObjects) {
+  const TestFolder folder;
+  const MakeOptions options{.project_dir = folder.path(), .project_name = "p"};
+  const auto tracker = make_tracker(WandbOptions{.id = "abc"}, options);
+  EXPECT_EQ(tracker->name(), "wandb");
+  EXPECT_EQ(make_tracker(tracker, options), tracker);
+  EXPECT_THAT(
+      [&] { make_tracker("exec", options); },
+      ThrowsMessage<ConfigError>(HasSubstr("the command is empty")));
+  ::unsetenv("MLFLOW_TRACKING_URI");
+  EXPECT_THAT(
+      [&] { make_tracker("mlflow", options); },
+      ThrowsMessage<ConfigError>(HasSubstr("MLFLOW_TRACKING_URI")));
+}
+
+TEST(WithAllReplaced, AllMeansTheTrackersThatWorkHere) {
+  const auto names = [](const std::vector<TrackerChoice>& choices) {
+    std::vector<std::string> result;
+    for (const TrackerChoice& choice : with_all_replaced(choices)) {
+      result.push_back(choice.name());
+    }
+    return result;
+  };
+  ::unsetenv("MLFLOW_TRACKING_URI");
+  EXPECT_THAT(names({"all"}), testing::ElementsAre("csv", "jsonl", "tensorboard", "wandb"));
+  EXPECT_THAT(
+      names({"all", "exec:cat", WandbOptions{.id = "a"}}),
+      testing::ElementsAre("csv", "jsonl", "tensorboard", "exec", "wandb"));
+  EXPECT_THAT(names({"csv"}), testing::ElementsAre("csv"));
 }
 
 }  // namespace

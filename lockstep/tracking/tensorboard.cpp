@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/tracking/file_trackers.h"
+#include "lockstep/tracking/histogram.h"
+#include "lockstep/tracking/images.h"
 #include "lockstep/tracking/tfevents.h"
 
 namespace lockstep::tracking {
@@ -44,7 +46,7 @@ void TensorBoardTracker::do_store_config(const nlohmann::json& config) {
   hparams_ = tfevents::flat_hparams(config);
   const std::string markdown = "```json\n" + config.dump(2) + "\n```";
   file_.append(
-      tfevents::frame_record(tfevents::text(now_s, "config", markdown)) +
+      tfevents::frame_record(tfevents::text(now_s, 0, {{"config", markdown}})) +
       tfevents::frame_record(tfevents::session_start(now_s, hparams_)));
 }
 
@@ -53,6 +55,27 @@ void TensorBoardTracker::do_log(const Values& values, int64_t step) {
   for (const auto& [tag, value] : values) {
     tags_.insert(tag);
   }
+}
+
+void TensorBoardTracker::do_log_images(const ImageBatches& images, int64_t step) {
+  file_.append(tfevents::frame_record(tfevents::images(wall_time_s(), step, images)));
+}
+
+void TensorBoardTracker::do_log_histograms(const Histograms& histograms, int64_t step) {
+  file_.append(tfevents::frame_record(tfevents::histograms(wall_time_s(), step, histograms)));
+  Values non_finite;
+  for (const auto& [tag, histogram] : histograms) {
+    if (histogram.non_finite > 0) {
+      non_finite[tag + "/non_finite"] = static_cast<double>(histogram.non_finite);
+    }
+  }
+  if (!non_finite.empty()) {
+    do_log(non_finite, step);
+  }
+}
+
+void TensorBoardTracker::do_log_text(const Texts& texts, int64_t step) {
+  file_.append(tfevents::frame_record(tfevents::text(wall_time_s(), step, texts)));
 }
 
 void TensorBoardTracker::do_flush() {

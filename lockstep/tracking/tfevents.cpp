@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/tracking/tfevents.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -8,6 +9,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
+#include "lockstep/tracking/histogram.h"
+#include "lockstep/tracking/images.h"
 #include "lockstep/tracking/protobuf_wire.h"
 
 namespace lockstep::tracking::tfevents {
@@ -23,6 +26,7 @@ constexpr uint32_t kEventSummary = 5;
 constexpr uint32_t kSummaryValue = 1;
 constexpr uint32_t kValueTag = 1;
 constexpr uint32_t kValueSimple = 2;
+constexpr uint32_t kValueHistogram = 5;
 constexpr uint32_t kValueTensor = 8;
 constexpr uint32_t kValueMetadata = 9;
 constexpr uint32_t kMetadataPluginData = 1;
@@ -34,6 +38,13 @@ constexpr uint32_t kTensorStrings = 8;
 constexpr uint32_t kShapeDim = 2;
 constexpr uint32_t kDimSize = 1;
 constexpr int64_t kDtypeString = 7;
+constexpr uint32_t kHistogramMin = 1;
+constexpr uint32_t kHistogramMax = 2;
+constexpr uint32_t kHistogramNum = 3;
+constexpr uint32_t kHistogramSum = 4;
+constexpr uint32_t kHistogramSumSquares = 5;
+constexpr uint32_t kHistogramLimits = 6;
+constexpr uint32_t kHistogramCounts = 7;
 
 // Field numbers of tensorboard/plugins/hparams/{plugin_data,api}.proto.
 constexpr uint32_t kHParamsExperiment = 2;
@@ -67,6 +78,15 @@ ProtobufWriter event(double wall_time_s) {
   return ProtobufWriter().number(kEventWallTime, wall_time_s);
 }
 
+/// Leaves out step 0, as protobuf leaves out zeros.
+ProtobufWriter event_of_step(double wall_time_s, int64_t step) {
+  ProtobufWriter result = event(wall_time_s);
+  if (step != 0) {
+    result.varint(kEventStep, step);
+  }
+  return result;
+}
+
 ProtobufWriter plugin_metadata(std::string_view plugin, std::string_view content) {
   ProtobufWriter data;
   data.bytes(kPluginName, plugin);
@@ -74,6 +94,40 @@ ProtobufWriter plugin_metadata(std::string_view plugin, std::string_view content
     data.bytes(kPluginContent, content);
   }
   return ProtobufWriter().message(kMetadataPluginData, data);
+}
+
+/// Encodes a value that is a list of strings.
+ProtobufWriter strings_value(
+    const std::string& tag, std::string_view plugin, const std::vector<std::string>& strings) {
+  const ProtobufWriter dim =
+      ProtobufWriter().varint(kDimSize, static_cast<int64_t>(strings.size()));
+  ProtobufWriter tensor;
+  tensor.varint(kTensorDtype, kDtypeString)
+      .message(kTensorShape, ProtobufWriter().message(kShapeDim, dim));
+  for (const std::string& text : strings) {
+    tensor.bytes(kTensorStrings, text);
+  }
+  return ProtobufWriter()
+      .bytes(kValueTag, tag)
+      .message(kValueTensor, tensor)
+      .message(kValueMetadata, plugin_metadata(plugin, ""));
+}
+
+ProtobufWriter histogram_message(const Histogram& histogram) {
+  std::string limits;
+  std::string counts;
+  for (size_t i = 0; i < histogram.counts.size(); ++i) {
+    append_little_endian(limits, std::bit_cast<uint64_t>(histogram.edges[i + 1]));
+    append_little_endian(counts, std::bit_cast<uint64_t>(static_cast<double>(histogram.counts[i])));
+  }
+  return ProtobufWriter()
+      .number(kHistogramMin, histogram.min)
+      .number(kHistogramMax, histogram.max)
+      .number(kHistogramNum, static_cast<double>(histogram.count))
+      .number(kHistogramSum, histogram.sum)
+      .number(kHistogramSumSquares, histogram.sum_of_squares)
+      .bytes(kHistogramLimits, limits)
+      .bytes(kHistogramCounts, counts);
 }
 
 std::string hparams_event(
@@ -156,20 +210,38 @@ std::string scalars(double wall_time_s, int64_t step, const Values& values) {
   return event(wall_time_s).varint(kEventStep, step).message(kEventSummary, summary).written();
 }
 
-std::string text(double wall_time_s, const std::string& tag, std::string_view markdown) {
-  const ProtobufWriter shape =
-      ProtobufWriter().message(kShapeDim, ProtobufWriter().varint(kDimSize, 1));
-  const ProtobufWriter tensor = ProtobufWriter()
-                                    .varint(kTensorDtype, kDtypeString)
-                                    .message(kTensorShape, shape)
-                                    .bytes(kTensorStrings, markdown);
-  const ProtobufWriter value = ProtobufWriter()
-                                   .bytes(kValueTag, tag + "/text_summary")
-                                   .message(kValueTensor, tensor)
-                                   .message(kValueMetadata, plugin_metadata("text", ""));
-  return event(wall_time_s)
-      .message(kEventSummary, ProtobufWriter().message(kSummaryValue, value))
-      .written();
+std::string text(double wall_time_s, int64_t step, const Texts& texts) {
+  ProtobufWriter summary;
+  for (const auto& [tag, markdown] : texts) {
+    summary.message(kSummaryValue, strings_value(tag + "/text_summary", "text", {markdown}));
+  }
+  return event_of_step(wall_time_s, step).message(kEventSummary, summary).written();
+}
+
+std::string images(double wall_time_s, int64_t step, const ImageBatches& images) {
+  ProtobufWriter summary;
+  for (const auto& [tag, batch] : images) {
+    std::vector<std::string> strings = {std::to_string(batch.width), std::to_string(batch.height)};
+    for (int64_t i = 0; i < batch.count; ++i) {
+      strings.push_back(png(batch, i));
+    }
+    summary.message(kSummaryValue, strings_value(tag, "images", strings));
+  }
+  return event_of_step(wall_time_s, step).message(kEventSummary, summary).written();
+}
+
+std::string histograms(double wall_time_s, int64_t step, const Histograms& histograms) {
+  ProtobufWriter summary;
+  for (const auto& [tag, histogram] : histograms) {
+    if (histogram.count > 0) {
+      summary.message(
+          kSummaryValue,
+          ProtobufWriter()
+              .bytes(kValueTag, tag)
+              .message(kValueHistogram, histogram_message(histogram)));
+    }
+  }
+  return event_of_step(wall_time_s, step).message(kEventSummary, summary).written();
 }
 
 nlohmann::json flat_hparams(const nlohmann::json& config) {

@@ -26,8 +26,15 @@ std::string file_version(double wall_time_s);
 /// as 0.33333334, and larger numbers as infinity.
 std::string scalars(double wall_time_s, int64_t step, const Values& values);
 
-/// Encodes text for the Text tab under `tag`, as Markdown.
-std::string text(double wall_time_s, const std::string& tag, std::string_view markdown);
+/// Encodes texts for the Text tab, as Markdown.
+std::string text(double wall_time_s, int64_t step, const Texts& texts);
+
+/// Encodes batches of images as PNGs. TensorBoard shows one of a batch, and a slider for the
+/// others.
+std::string images(double wall_time_s, int64_t step, const ImageBatches& images);
+
+/// Encodes the histograms that have finite numbers.
+std::string histograms(double wall_time_s, int64_t step, const Histograms& histograms);
 
 /// Flattens a config for HParams: {"optimizer": {"lr": 0.1}} -> {"optimizer.lr": 0.1}. Lists and
 /// null become their JSON text.

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/tracking/histogram.h"
 #include "lockstep/tracking/test_folder.h"
 
 namespace lockstep::tracking::tfevents {
@@ -57,9 +58,25 @@ TEST(TfEvents, ScalarsThatAreNotFiniteOrTooGreat) {
 
 TEST(TfEvents, Text) {
   EXPECT_EQ(
-      hex(text(1.5, "config", "# lr")),
+      hex(text(1.5, 0, {{"config", "# lr"}})),
       "09000000000000f83f2a310a2f0a13636f6e6669672f746578745f73756d6d617279420e08071204"
       "12020801420423206c724a080a060a0474657874");
+}
+
+TEST(TfEvents, TextOfAStep) {
+  EXPECT_EQ(
+      hex(text(1.5, 7, {{"note", "hello"}})),
+      "09000000000000f83f10072a300a2e0a116e6f74652f746578745f73756d6d617279420f08071204"
+      "12020801420568656c6c6f4a080a060a0474657874");
+}
+
+TEST(TfEvents, Histograms) {
+  const Histogram histogram{3, 1, 3, 6, 14, 0, {1, 2, 3}, {1, 2}};
+  EXPECT_EQ(
+      hex(histograms(1.5, 2, {{"w", histogram}})),
+      "09000000000000f83f10022a580a560a01772a5109000000000000f03f1100000000000008401900"
+      "00000000000840210000000000001840290000000000002c40321000000000000000400000000000"
+      "0008403a10000000000000f03f0000000000000040");
 }
 
 const json kHParams = {{"amp", true}, {"lr", 0.1}, {"model", "cnn"}};

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/tracking/histogram.h"
+#include "lockstep/tracking/images.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -38,6 +40,30 @@ json with_named_numbers(const json& value) {
   return result;
 }
 
+void check_step(int64_t step) {
+  if (step < 0) {
+    throw ConfigError(
+        "tracking", fmt::format("the step is negative; got {}, expected 0 or more", step));
+  }
+}
+
+/// `description` tells the value of an empty name from others.
+void check_name(const std::string& name, const std::string& description, int64_t step) {
+  if (name.empty()) {
+    throw ConfigError(
+        "tracking",
+        fmt::format(
+            "the name of a value is empty; got {} at step {}, expected a name", description, step));
+  }
+  if (!is_utf8(name)) {
+    throw ConfigError(
+        "tracking",
+        fmt::format(
+            "the name of a value is not valid UTF-8; got {}, expected UTF-8",
+            json(name).dump(-1, ' ', true, json::error_handler_t::replace)));
+  }
+}
+
 }  // namespace
 
 const char* name_of(RunStatus status) {
@@ -50,6 +76,18 @@ const char* name_of(RunStatus status) {
       return "killed";
   }
   return "failed";
+}
+
+const char* name_of(MediaKind kind) {
+  switch (kind) {
+    case MediaKind::kImages:
+      return "images";
+    case MediaKind::kHistograms:
+      return "histograms";
+    case MediaKind::kText:
+      return "text";
+  }
+  return "text";
 }
 
 void Tracker::refuse_if_finished(const char* call) const {
@@ -78,30 +116,77 @@ void Tracker::store_config(const nlohmann::json& config) {
 
 void Tracker::log(const Values& values, int64_t step) {
   refuse_if_finished("log");
-  if (step < 0) {
-    throw ConfigError(
-        "tracking", fmt::format("the step is negative; got {}, expected 0 or more", step));
-  }
-  for (const auto& [tag, value] : values) {
-    if (tag.empty()) {
-      throw ConfigError(
-          "tracking",
-          fmt::format(
-              "the name of a value is empty; got value {} at step {}, expected a name",
-              value,
-              step));
-    }
-    if (!is_utf8(tag)) {
-      throw ConfigError(
-          "tracking",
-          fmt::format(
-              "the name of a value is not valid UTF-8; got {}, expected UTF-8",
-              json(tag).dump(-1, ' ', true, json::error_handler_t::replace)));
-    }
+  check_step(step);
+  for (const auto& [name, value] : values) {
+    check_name(name, fmt::format("value {}", value), step);
   }
   if (!values.empty()) {
     do_log(values, step);
   }
+}
+
+void Tracker::refuse_unless_stored(MediaKind kind) const {
+  if (!stores(kind)) {
+    throw ConfigError(
+        "tracking",
+        fmt::format(
+            "tracker '{}' stores no {}; log them to a tracker that does, such as tensorboard",
+            name(),
+            name_of(kind)));
+  }
+}
+
+template <class Items>
+void Tracker::check_media(MediaKind kind, const Items& items, int64_t step) const {
+  refuse_if_finished(name_of(kind));
+  refuse_unless_stored(kind);
+  check_step(step);
+  for (const auto& [name, item] : items) {
+    check_name(name, name_of(kind), step);
+  }
+}
+
+void Tracker::log_images(const ImageBatches& images, int64_t step) {
+  check_media(MediaKind::kImages, images, step);
+  for (const auto& [name, batch] : images) {
+    check_images(name, batch);
+  }
+  if (!images.empty()) {
+    do_log_images(images, step);
+  }
+}
+
+void Tracker::log_histograms(const Histograms& histograms, int64_t step) {
+  check_media(MediaKind::kHistograms, histograms, step);
+  if (!histograms.empty()) {
+    do_log_histograms(histograms, step);
+  }
+}
+
+void Tracker::log_text(const Texts& texts, int64_t step) {
+  check_media(MediaKind::kText, texts, step);
+  for (const auto& [name, text] : texts) {
+    if (!is_utf8(text)) {
+      throw ConfigError(
+          "tracking",
+          fmt::format("text '{}' is not valid UTF-8 at step {}; expected UTF-8", name, step));
+    }
+  }
+  if (!texts.empty()) {
+    do_log_text(texts, step);
+  }
+}
+
+void Tracker::do_log_images(const ImageBatches& /*images*/, int64_t /*step*/) {
+  LOCKSTEP_ASSERT(false, "a tracker that stores images overrides do_log_images");
+}
+
+void Tracker::do_log_histograms(const Histograms& /*histograms*/, int64_t /*step*/) {
+  LOCKSTEP_ASSERT(false, "a tracker that stores histograms overrides do_log_histograms");
+}
+
+void Tracker::do_log_text(const Texts& /*texts*/, int64_t /*step*/) {
+  LOCKSTEP_ASSERT(false, "a tracker that stores text overrides do_log_text");
 }
 
 void Tracker::flush() {

@@ -12,6 +12,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/file_trackers.h"
+#include "lockstep/tracking/histogram.h"
+#include "lockstep/tracking/images.h"
 #include "lockstep/tracking/test_folder.h"
 
 namespace lockstep::tracking {
@@ -107,6 +109,59 @@ TEST(Tracker, ConfigsAreStoredInTheTypesOfEachFormat) {
           {"nested", {{"floor", "-Infinity"}, {"list", {1, "NaN"}}}},
           {"path", "bad \xef\xbf\xbd"},
           {"seed", 7}}));
+}
+
+TEST(Tracker, RefusesMediaThatItDoesNotStore) {
+  const TestFolder folder;
+  CsvTracker csv(folder.path());
+  EXPECT_THAT(
+      [&] { csv.log_images({}, 1); },
+      ThrowsMessage<ConfigError>(HasSubstr("tracker 'csv' stores no images; log them to")));
+  EXPECT_THAT(
+      [&] { csv.log_histograms({}, 1); },
+      ThrowsMessage<ConfigError>(HasSubstr("tracker 'csv' stores no histograms")));
+  EXPECT_THAT(
+      [&] {
+        csv.log_text({{"note", "a"}}, 1);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("tracker 'csv' stores no text")));
+  JsonlTracker jsonl(folder.path() / "m.jsonl");
+  EXPECT_THAT(
+      [&] { jsonl.log_images({}, 1); },
+      ThrowsMessage<ConfigError>(HasSubstr("tracker 'jsonl' stores no images")));
+}
+
+TEST(Tracker, ChecksMediaLikeNumbers) {
+  const TestFolder folder;
+  TensorBoardTracker tracker(folder.path());
+  const Images images{1, 1, 1, 1, {0}};
+  EXPECT_THAT(
+      [&] {
+        tracker.log_images({{"a", images}}, -1);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("the step is negative")));
+  EXPECT_THAT(
+      [&] {
+        tracker.log_images({{"", images}}, 1);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("the name of a value is empty; got images")));
+  EXPECT_THAT(
+      [&] {
+        tracker.log_images({{"a", Images{}}}, 1);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("'a' is no batch of images")));
+  EXPECT_THAT(
+      [&] {
+        tracker.log_text({{"note", "bad \xff"}}, 1);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("text 'note' is not valid UTF-8 at step 1")));
+  EXPECT_EQ(records_of(contents(tracker.path())).size(), 1U);
+  tracker.finish();
+  EXPECT_THAT(
+      [&] {
+        tracker.log_text({{"note", "a"}}, 1);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("after finish")));
 }
 
 TEST(Tracker, DestructionWithoutFinishKeepsLoggedValues) {

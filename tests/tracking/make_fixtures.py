@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the byte fixtures of lockstep/tracking/tfevents_test.cpp, made by TensorBoard's classes.
+"""Prints the byte fixtures of lockstep/tracking/tfevents_test.cpp, made by TensorBoard's classes, and of
+wandb_file_test.cpp, made by wandb's if this Python has wandb 0.25.
 
     make_fixtures.py > /tmp/fixtures     # "NAME hex", one a line
 """
 import io
+import pathlib
+import sys
+import tempfile
 
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
@@ -43,11 +47,16 @@ def hparams(tag, **data):
         tag="_hparams_/" + tag, metadata=metadata("hparams", content)))
 
 
-def text(tag, markdown):
+def text(tag, markdown, step=0):
     tensor = tensor_pb2.TensorProto(dtype=7, string_val=[markdown.encode()])
     tensor.tensor_shape.dim.add(size=1)
     return event(summary_pb2.Summary.Value(
-        tag=tag + "/text_summary", metadata=metadata("text"), tensor=tensor))
+        tag=tag + "/text_summary", metadata=metadata("text"), tensor=tensor), step=step)
+
+
+def histogram():
+    return event(summary_pb2.Summary.Value(tag="w", histo=summary_pb2.HistogramProto(
+        min=1, max=3, num=3, sum=6, sum_squares=14, bucket_limit=[2, 3], bucket=[1, 2])), step=2)
 
 
 def session_start():
@@ -74,6 +83,23 @@ def session_end(status):
         status=status, end_time_secs=1.5))
 
 
+def wandb_file():
+    """A .wandb file with two records."""
+    import wandb
+    from wandb.proto import wandb_internal_pb2 as proto
+    from wandb.sdk.internal.datastore import DataStore
+
+    wandb._assert_is_internal_process = True
+    store = DataStore()
+    with tempfile.TemporaryDirectory() as folder:
+        store.open_for_write(folder + "/run.wandb")
+        item = proto.HistoryItem(key="loss", value_json="0.5")
+        store.write(proto.Record(num=1, history=proto.HistoryRecord(item=[item], step=proto.HistoryStep(num=7))))
+        store.write(proto.Record(num=2, exit=proto.RunExitRecord(exit_code=1, runtime=5)))
+        store.close()
+        return pathlib.Path(folder, "run.wandb").read_bytes()
+
+
 def main():
     infinity = float("inf")
     fixtures = {
@@ -85,11 +111,17 @@ def main():
             scalar("a", infinity), scalar("b", -infinity), scalar("c", infinity),
             scalar("d", -infinity), step=1),
         "TEXT": text("config", "# lr"),
+        "TEXT_STEP": text("note", "hello", step=7),
+        "HISTOGRAM": histogram(),
         "START": session_start(),
         "EXPERIMENT": experiment(),
         "END_SUCCESS": session_end(api_pb2.STATUS_SUCCESS),
         "END_FAILURE": session_end(api_pb2.STATUS_FAILURE),
     }
+    try:
+        fixtures["WANDB"] = wandb_file()
+    except ImportError as error:
+        print(f"no fixture of wandb: {error}", file=sys.stderr)
     for name, fixture in fixtures.items():
         if not isinstance(fixture, bytes):
             fixture = fixture.SerializeToString(deterministic=True)

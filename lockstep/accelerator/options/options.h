@@ -175,8 +175,9 @@ struct AcceleratorOptions {
   /// Loader orders do not need them: they are functions of seed and epoch.
   std::vector<data::RngType> rng_types = {};
 
-  /// Trackers: names ("tensorboard", "csv", "jsonl"), and objects of the program's own classes,
-  /// std::make_shared<MyTracker>(), which derive from tracking::Tracker.
+  /// Trackers: names ("tensorboard", "csv", "jsonl", "exec:COMMAND", "mlflow", "wandb", or "all"),
+  /// their options (tracking::MlflowOptions), and objects of the program's own classes,
+  /// std::make_shared<MyTracker>(), which derive from tracking::Tracker. See docs/trackers.md.
   std::vector<tracking::TrackerChoice> log_with = {};
   /// The folder of named trackers' files and automatic checkpoints; required for either.
   std::filesystem::path project_dir = {};

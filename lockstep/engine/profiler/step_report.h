@@ -79,7 +79,7 @@ class StepReport {
   bool breakdown_ = false;
   bool checkpoints_ = false;
   bool throughput_ = false;
-  std::vector<std::unique_ptr<tracking::Tracker>> trackers_;
+  std::vector<std::shared_ptr<tracking::Tracker>> trackers_;
   std::chrono::steady_clock::time_point last_print_ = std::chrono::steady_clock::now();
   int64_t samples_at_print_ = 0;
 };
