@@ -14,6 +14,7 @@
 #include "cli/estimate_memory/estimate_memory_command.h"
 #include "cli/flight/flight_command.h"
 #include "cli/launch/launch_command.h"
+#include "cli/report/report_command.h"
 #include "cli/test/test_command.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -91,6 +92,7 @@ int dispatch(const std::vector<std::string>& words) {
   const lockstep::cli::DsConfigCommand ds_config(app);
   const lockstep::cli::ScheduleCommand schedule(app);
   const lockstep::cli::FlightCommand flight(app);
+  const lockstep::cli::ReportCommand report(app);
   const lockstep::cli::TestCommand test(app);
   const lockstep::cli::ShellCommands shell(app);
   Arguments arguments = lockstep::cli::split_arguments(app, words);
@@ -128,6 +130,9 @@ int dispatch(const std::vector<std::string>& words) {
   }
   if (flight.was_given()) {
     return flight.run(arguments.words);
+  }
+  if (report.was_given()) {
+    return report.run(arguments.words);
   }
   if (test.was_given()) {
     return test.run(arguments.words);

@@ -58,6 +58,7 @@ int train(const Options& options) {
       {.gradient_accumulation_steps = options.common.accumulation_steps,
        .log_with = {"tensorboard", "jsonl"},
        .project_dir = output,
+       .record_steps = true,
        .zero = options.common.zero > 0
                    ? std::optional(lockstep::ZeroPlugin{.stage = options.common.zero})
                    : std::nullopt});

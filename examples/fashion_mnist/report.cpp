@@ -99,6 +99,7 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       "  {}/mistakes.png    wrongly classified pictures, one row for each predicted class\n"
       "  {}/logs/metrics.jsonl    all logged numbers, one JSON object for each line\n"
       "  {}    the curves: tensorboard --logdir {}\n"
+      "  {}/logs/steps_<rank>.jsonl    the times of all steps; as a page: lockstep report {}\n"
       "  {}/checkpoints    weights (model.safetensors) and training state: continue with --resume "
       "--epochs {}",
       grouped(summary.parameters),
@@ -114,6 +115,8 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       output,
       output,
       event_file(summary.output / "logs"),
+      output,
+      output,
       output,
       output,
       summary.epochs + 1);

@@ -14,11 +14,13 @@
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/accelerator/offload_states/state_offloader.h"
 #include "lockstep/accelerator/prepare/gathered_parameters.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/setup/one_process.h"
 #include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/accelerator/step_recording.h"
 #include "lockstep/accelerator/trackers.h"
 #include "lockstep/accelerator/zero_setup/zero_init.h"
 #include "lockstep/watch/flight_recorder.h"
@@ -39,13 +41,20 @@ struct Accelerator::State {
         uneven_inputs(objects, *loop, backward.gradients, local_sgds),
         collectives(context.group, context.debug, *active),
         trackers(context),
-        checkpointer(objects, *loop, *active, local_sgds, backward.gradients, end_training) {
+        checkpointer(objects, *loop, *active, local_sgds, backward.gradients, end_training),
+        recording(context) {
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
   }
 
   /// Returns `step`, or the updates of the first prepared optimizer.
   int64_t step_or_updates(std::optional<int64_t> step) const;
+
+  void start_recording() {
+    recording.start();
+    loop->recorder = recording.recorder();
+    active->set_recorder(loop->recorder);
+  }
 
   RunContext context;
   std::shared_ptr<LoopState> loop;
@@ -60,6 +69,7 @@ struct Accelerator::State {
   Collectives collectives;
   Trackers trackers;
   Checkpointer checkpointer;
+  StepRecording recording;
   bool triggered = false;
 };
 
@@ -76,6 +86,7 @@ Accelerator::~Accelerator() {
   // Loaders may outlive this.
   state_->active->set_before_pass(nullptr);
   state_->active->set_between_batches(nullptr);
+  state_->active->set_recorder(nullptr);
   if (std::uncaught_exceptions() == 0) {
     // Otherwise it has failed, and the other ranks must not take it for a rank that has left.
     watch::FlightRecorder::process().leave();
@@ -138,6 +149,7 @@ Preparer& Accelerator::preparer() {
 }
 
 void Accelerator::end_prepare() {
+  state_->start_recording();
   state_->backward.watch_prepared();
 }
 
@@ -221,6 +233,7 @@ void Accelerator::unscale_gradients(const Optimizer& optimizer) {
 
 at::Tensor Accelerator::clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  const StepPartScope scope(state_->loop->recorder, tracking::StepPart::kOptimizer);
   return state_->backward.gradients.clip_norm(parameters, max_norm, norm_type);
 }
 
@@ -317,6 +330,10 @@ EpochRange Accelerator::epochs(int64_t count) {
 
 void Accelerator::init_trackers(const nlohmann::json& config) {
   state_->trackers.init(config);
+  state_->start_recording();
+  if (state_->loop->recorder) {
+    state_->loop->recorder->write_config(config);
+  }
 }
 
 int64_t Accelerator::State::step_or_updates(std::optional<int64_t> step) const {
@@ -352,6 +369,9 @@ void Accelerator::end_training() {
   wait_for_everyone();
   state_->loop->losses.warn_at_end(state_->context.group);
   state_->trackers.finish();
+  if (state_->loop->recorder) {
+    state_->loop->recorder->finish();
+  }
 }
 
 std::unique_ptr<Profile> Accelerator::profile(ProfileOptions options) const {
@@ -423,6 +443,7 @@ void Accelerator::save_model_tensors(
     const checkpoint::SaveModelOptions& options) {
   checkpoint::SaveModelOptions rest = options;
   rest.exclude_frozen_parameters = false;  // `tensors` has none.
+  const StepPartScope scope(state_->loop->recorder, tracking::StepPart::kCheckpoint);
   state_->checkpointer.saver().save_model(tensors, folder, rest);
 }
 

@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group_checks.h"
+#include "lockstep/comm/wait_observer.h"
 
 namespace lockstep {
 namespace {
@@ -67,6 +68,7 @@ at::Tensor Pending::wait() {
 
 at::Tensor Pending::wait(comm::Milliseconds timeout) {
   if (work_) {
+    const comm::WaitScope busy;
     work_->wait(timeout);
     work_.reset();
   }
@@ -97,6 +99,7 @@ const char* Group::transport_name() const {
 }
 
 Pending Group::start(Collective collective, at::Tensor result) {
+  const comm::WaitScope busy;  // Some transports do the work, or a part of it, here.
   return {std::move(result), transport_->start(std::move(collective), timeout_), timeout_};
 }
 

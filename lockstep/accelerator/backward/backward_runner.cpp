@@ -17,6 +17,7 @@
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/accelerator/offload_states/state_offloader.h"
 #include "lockstep/accelerator/prepare/equal_optimizers.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
@@ -74,14 +75,26 @@ double BackwardRunner::accumulation_factor() const {
   return 1.0 / static_cast<double>(parts);
 }
 
+void BackwardRunner::note_loss(const at::Tensor& loss, double factor) {
+  if (parts_.loop.recorder) {
+    parts_.loop.recorder->note_loss(loss, factor);
+  }
+}
+
 void BackwardRunner::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
   require_one_number(loss);
+  note_loss(loss);
   run(loss, accumulation_factor(), options);
 }
 
 void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
+  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
   require_one_number(loss_sum);
   note_count(parts_.loop, count);
+  if (count > 0) {
+    note_loss(loss_sum, 1 / count);
+  }
   AccumulationState& accumulation = parts_.loop.accumulation;
   const bool is_first_count = !accumulation.counted;
   accumulation.counted = accumulation.counted.value_or(0) + count;
@@ -182,11 +195,19 @@ void BackwardRunner::abandon() noexcept {
 /// Drops an unfinished backward of the program: it has thrown, which only the program has caught.
 void BackwardRunner::abandon_program_backward() noexcept {
   if (caller_ == Caller::kProgram) {
+    leave_program_backward();
     abandon();
   }
 }
 
+void BackwardRunner::leave_program_backward() noexcept {
+  if (parts_.loop.recorder) {
+    parts_.loop.recorder->leave();
+  }
+}
+
 void BackwardRunner::average_gradients() {
+  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
   if (parts_.loop.accumulation.no_sync_depth > 0) {
     throw ConfigError(
         "average_gradients",
@@ -216,6 +237,7 @@ at::Tensor BackwardRunner::scale_loss(const at::Tensor& loss, BackwardCallbacks 
         "the loss depends on no tensor that requires a gradient, so .backward() cannot be called "
         "on it; call backward(loss), which averages zeros for this process");
   }
+  note_loss(loss);
   // A separate tensor, since it keeps the hook.
   const at::Tensor root = scaled(at::mul(loss, accumulation_factor()), 1);
   root.register_hook([this,
@@ -246,6 +268,9 @@ void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callback
   }
   caller_ = Caller::kProgram;
   program_backward_ = backward;
+  if (parts_.loop.recorder) {
+    parts_.loop.recorder->enter(tracking::StepPart::kBackward);
+  }
   if (parts_.objects.models.size() == 1) {
     parts_.objects.models[0].sync->begin_backward();
   }
@@ -257,6 +282,8 @@ void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callback
 }
 
 void BackwardRunner::on_program_backward_end(const BackwardCallbacks& callbacks) {
+  leave_program_backward();
+  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
   try {
     if (callbacks.computed) {
       callbacks.computed();

@@ -89,6 +89,8 @@ class BackwardRunner {
   void run(const at::Tensor& loss, double factor, const BackwardOptions& options = {});
   void abandon() noexcept;
   void abandon_program_backward() noexcept;
+  void leave_program_backward() noexcept;
+  void note_loss(const at::Tensor& loss, double factor = 1);
   void on_program_backward_begin(const BackwardCallbacks& callbacks);
   void on_program_backward_end(const BackwardCallbacks& callbacks);
   void set_hooks(std::function<void()> check);

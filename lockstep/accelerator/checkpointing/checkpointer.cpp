@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/background_save.h"
@@ -43,6 +44,7 @@ Checkpointer::Checkpointer(
       resume_pending_(objects.context.resume) {}
 
 void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options) {
+  const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
   checkpoint::save_despite_failure(
       [this] { saver_.wait(); },
       [&] {
@@ -52,6 +54,7 @@ void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options)
 }
 
 fs::path Checkpointer::save(const SaveStateOptions& options) {
+  const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
   project_.checkpoints();  // Throws without a project_dir.
   if (!objects_.context.options.project_config.automatic_checkpoint_naming) {
     throw ConfigError(
@@ -71,6 +74,7 @@ fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
 }
 
 void Checkpointer::load(const fs::path& folder, const LoadStateOptions& options) {
+  const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
   loop_.refuse_offloaded("load_state");
   saver_.wait();
   if (resume_pending_) {

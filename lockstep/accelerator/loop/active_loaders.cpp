@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/accelerator/loop/step_recorder.h"
+
 namespace lockstep {
 
 ActiveLoaders::ActiveLoaders(Group group, std::vector<data::RngType> rng_types)
@@ -13,6 +15,9 @@ void ActiveLoaders::pass_requested(const void* /*loader*/) {
   if (before_pass_) {
     before_pass_();
   }
+  if (recorder_) {
+    recorder_->begin_data();
+  }
 }
 
 void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
@@ -21,6 +26,9 @@ void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
     data::synchronize_rng_states(group_, rng_types_);
   }
   stack_.push_back({.loader = loader});
+  if (recorder_) {
+    stack_.back().times_at_begin = recorder_->begin_pass(stack_.size() == 1);
+  }
 }
 
 void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& info) {
@@ -29,11 +37,29 @@ void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& inf
       pass.batch = info;
     }
   }
+  if (recorder_) {
+    recorder_->end_data();
+    recorder_->add_samples(is_outermost(loader) ? info.rows : 0);
+  }
 }
 
 void ActiveLoaders::batch_ended(const void* loader) {
+  call_between_batches(loader);
+  if (recorder_) {
+    if (is_outermost(loader)) {
+      recorder_->end_body();
+    }
+    recorder_->begin_data();
+  }
+}
+
+bool ActiveLoaders::is_outermost(const void* loader) const {
+  return !stack_.empty() && stack_[0].loader == loader;
+}
+
+void ActiveLoaders::call_between_batches(const void* loader) {
   // With two loops at once, the outer one asks for its next batch first.
-  if (!between_batches_ || stack_.empty() || stack_[0].loader != loader || !stack_[0].trains) {
+  if (!between_batches_ || !is_outermost(loader) || !stack_[0].trains) {
     return;
   }
   const bool all_had_one = std::all_of(stack_.begin(), stack_.end(), [](const Pass& pass) {
@@ -55,6 +81,11 @@ void ActiveLoaders::mark_trained() {
 }
 
 void ActiveLoaders::pass_ended(const void* loader) {
+  const auto ended = std::find_if(
+      stack_.begin(), stack_.end(), [&](const Pass& item) { return item.loader == loader; });
+  if (recorder_ && ended != stack_.end()) {
+    recorder_->end_pass(ended == stack_.begin(), ended->trains, ended->times_at_begin);
+  }
   stack_.erase(
       std::remove_if(
           stack_.begin(), stack_.end(), [&](const Pass& pass) { return pass.loader == loader; }),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -10,8 +11,11 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/sample/random.h"
+#include "lockstep/tracking/step_times.h"
 
 namespace lockstep {
+
+class StepRecorder;
 
 /// Tracks the running loops over prepared loaders, innermost last, and the current batch of each.
 /// gather_for_metrics uses it to tell real samples from repeated ones. Not thread-safe.
@@ -30,6 +34,8 @@ class ActiveLoaders final : public data::LoaderObserver {
   /// Sets a function to call when the outermost training loop over a prepared loader has finished a
   /// batch that every rank had: a saved state is complete at that moment.
   void set_between_batches(std::function<void()> call) { between_batches_ = std::move(call); }
+  /// Sets the recorder of waits for batches; null: none.
+  void set_recorder(std::shared_ptr<StepRecorder> recorder) { recorder_ = std::move(recorder); }
   /// Marks the running loops as training loops: a backward belongs to them.
   void mark_trained();
   /// Returns whether a loop over this loader was ever marked as training.
@@ -42,6 +48,9 @@ class ActiveLoaders final : public data::LoaderObserver {
   bool at_last_global_batch() const;
 
  private:
+  bool is_outermost(const void* loader) const;
+  void call_between_batches(const void* loader);
+
   Group group_;
   std::vector<data::RngType> rng_types_;
   std::function<void()> before_pass_;
@@ -50,9 +59,11 @@ class ActiveLoaders final : public data::LoaderObserver {
     const void* loader;
     std::optional<data::BatchInfo> batch = std::nullopt;
     bool trains = false;
+    tracking::PartTimes times_at_begin = {};  ///< With a recorder.
   };
   std::vector<Pass> stack_;
   std::set<const void*> trained_;
+  std::shared_ptr<StepRecorder> recorder_;
 };
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/loop/loop_state.h"
 
+#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -9,6 +10,9 @@ void LoopState::forget_prepared(const Group& group) {
   finite = std::make_shared<FiniteGuard>(finite->policy(), group);
   reset_accumulation();
   optimizers = 0;
+  if (recorder) {
+    recorder->forget_optimizer();
+  }
   gradients_used = gradients_expected = false;
   scaling.update_due = false;
   if (scaling.scaler) {

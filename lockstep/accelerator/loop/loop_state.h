@@ -16,6 +16,8 @@
 
 namespace lockstep {
 
+class StepRecorder;
+
 /// The position of this process in an accumulation group.
 struct AccumulationState {
   GradientAccumulationPlugin plugin;
@@ -78,7 +80,8 @@ struct LoopState {
   AccumulationState accumulation;
   LossScaling scaling;
   std::shared_ptr<FiniteGuard> finite;
-  LossWatch losses;  ///< Used if `finite` ignores losses.
+  LossWatch losses;                        ///< Used if `finite` ignores losses.
+  std::shared_ptr<StepRecorder> recorder;  ///< Null without AcceleratorOptions::record_steps.
 
   /// Backward passes in this process; an optimizer stores the number of the last one it used.
   int64_t backward_passes = 0;

@@ -10,6 +10,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/optim/flat_optimizer.h"
@@ -72,6 +73,8 @@ struct Optimizer::State {
   void refuse_direct_call(std::string_view call) const;
   void expect_gradients();
   void expect_agreement();
+  /// Reports an update, or a skipped one, to the recorder, if there is one.
+  void note_update() const;
   /// Marks the gradients as used, also if the update was skipped.
   void mark_used() const {
     if (sharding) {
@@ -189,12 +192,26 @@ void Optimizer::State::expect_agreement() {
   }
 }
 
+void Optimizer::State::note_update() const {
+  if (loop->recorder) {
+    const auto& groups = inner->param_groups();
+    loop->recorder->note_update(
+        inner.get(), steps, skipped, groups.empty() ? 0 : groups.front().options().get_lr());
+  }
+}
+
 void Optimizer::step() {
-  State& state = *state_;
-  LoopState& loop = *state.loop;
-  if (!loop.accumulation.sync_gradients) {
+  if (!state_->loop->accumulation.sync_gradients) {
     return;
   }
+  const StepPartScope scope(state_->loop->recorder, tracking::StepPart::kOptimizer);
+  perform_step();
+  state_->note_update();
+}
+
+void Optimizer::perform_step() {
+  State& state = *state_;
+  LoopState& loop = *state.loop;
   loop.refuse_offloaded("optimizer");
   state.expect_agreement();
   state.expect_gradients();
@@ -241,6 +258,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   if (!state.loop->accumulation.sync_gradients) {
     return {};
   }
+  const StepPartScope scope(state.loop->recorder, tracking::StepPart::kOptimizer);
   state.loop->refuse_offloaded("optimizer");
   state.loop->clipped.clear();
   state.skipped = false;
@@ -252,6 +270,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.mark_used();
   ++state.steps;
   watch::FlightRecorder::process().set_step(state.steps);
+  state.note_update();
   return loss;
 }
 

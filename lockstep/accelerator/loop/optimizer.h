@@ -67,6 +67,7 @@ class Optimizer {
 
  private:
   struct State;
+  void perform_step();
   std::shared_ptr<State> state_;
 };
 

@@ -183,6 +183,10 @@ struct AcceleratorOptions {
   std::filesystem::path project_dir = {};
   /// The folder of this run's logs within project_dir.
   std::string project_name = "logs";
+  /// Each process records the times of its steps, losses, learning rates and memory in
+  /// `<project_dir>/<project_name>/steps_<rank>.jsonl`, for `lockstep report`. Requires a
+  /// project_dir. Not set: LOCKSTEP_RECORD_STEPS, else no.
+  std::optional<bool> record_steps = std::nullopt;
   /// The number of checkpoints to keep, the interval of automatic saves, and the folders.
   ProjectConfiguration project_config = {};
   /// With a project_dir: after SIGTERM or SIGUSR1 to any process (or to `lockstep launch`, which

@@ -145,6 +145,22 @@ void resolve_folders(AcceleratorOptions& options) {
   }
 }
 
+/// Resolves record_steps. Throws ConfigError for records without a folder.
+void resolve_record_steps(AcceleratorOptions& options, const Environment& environment) {
+  const bool is_requested = options.record_steps.value_or(false);
+  options.record_steps = options.record_steps
+                             ? is_requested
+                             : environment.boolean("LOCKSTEP_RECORD_STEPS").value_or(false);
+  if (*options.record_steps &&
+      (options.project_config.logging_dir.empty() || options.project_name.empty())) {
+    throw ConfigError(
+        "accelerator",
+        fmt::format(
+            "{} needs a folder for its files; set AcceleratorOptions::project_dir and project_name",
+            is_requested ? "record_steps" : "LOCKSTEP_RECORD_STEPS"));
+  }
+}
+
 void check_project_numbers(const ProjectConfiguration& project) {
   const auto refuse = [](const char* what, int64_t got, const char* expected) {
     throw ConfigError(
@@ -206,6 +222,7 @@ void configure(RunContext& context) {
   }
   options.zero = configured_zero(context, environment);
   resolve_folders(options);
+  resolve_record_steps(options, environment);
   check_project_numbers(options.project_config);
   context.resume = resolve_resume(options, context.world, environment);
 }

@@ -11,6 +11,9 @@
 #include <ATen/ops/add.h>
 #include <c10/core/GradMode.h>
 
+#include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/base/log.h"
 #include "lockstep/engine/profiler/memory_report.h"
 
@@ -100,6 +103,9 @@ void StepMonitor::add_gradient_averaging(Time began) {
 }
 
 void StepMonitor::add_loss(const at::Tensor& part) {
+  if (const auto& recorder = AcceleratorInternals::loop(*context_.accelerator).recorder) {
+    recorder->note_loss_part(part);
+  }
   if (report_.needs_loss()) {
     const c10::AutoGradMode no_grad(false);
     loss_sum_ = loss_sum_.defined() ? at::add(loss_sum_, part) : part;
