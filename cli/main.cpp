@@ -7,6 +7,7 @@
 #include "cli/checkpoint/checkpoint_command.h"
 #include "cli/common/arguments.h"
 #include "cli/common/report.h"
+#include "cli/common/usage_formatter.h"
 #include "cli/completion/completion.h"
 #include "cli/config/config_command.h"
 #include "cli/ds_config/ds_config_command.h"
@@ -36,8 +37,20 @@ std::string invalid_value(const std::string& option, const std::string& message)
          ";" + message.substr(expected + 1);
 }
 
+/// Returns "-n (--num-processes)" for the long name of an option that also has a short one.
+std::string with_short_name(const CLI::App& app, const std::string& name) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+  }
+  const CLI::Option* const option = command->get_option_no_throw(name);
+  return option == nullptr || option->get_snames().empty()
+             ? name
+             : "-" + option->get_snames().front() + " (" + name + ")";
+}
+
 /// Formats an error of CLI11 like our own messages.
-std::string parse_fault(const CLI::ParseError& error) {
+std::string parse_fault(const CLI::App& app, const CLI::ParseError& error) {
   std::string text = error.what();
   const size_t colon = text.find(": ");
   if (colon == std::string::npos) {
@@ -45,7 +58,7 @@ std::string parse_fault(const CLI::ParseError& error) {
   }
   const std::string option = text.substr(0, colon);
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
-    return option + " was given more than once; expected it once";
+    return with_short_name(app, option) + " was given more than once; expected it once";
   }
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ValidationError)) {
     return invalid_value(option, text.substr(colon + 2));
@@ -74,15 +87,15 @@ bool parse(CLI::App& app, const Arguments& arguments) {
       lockstep::cli::flush_stdout();
       return false;
     }
-    throw lockstep::ConfigError(title_of(arguments), parse_fault(error));
+    throw lockstep::ConfigError(title_of(arguments), parse_fault(app, error));
   }
 }
 
 int dispatch(const std::vector<std::string>& words) {
   CLI::App app("Lockstep trains a model on many processes.", "lockstep");
-  app.set_help_flag("-h,--help", "Print this help and exit");
-  app.set_version_flag("-V,--version", "lockstep " LOCKSTEP_VERSION);
-  app.footer("lockstep COMMAND --help describes one command.");
+  lockstep::cli::set_help(
+      app, "lockstep COMMAND [OPTIONS]", "lockstep COMMAND --help describes one command.");
+  app.set_version_flag("-V,--version", "lockstep " LOCKSTEP_VERSION, "Print the version and exit");
   const lockstep::cli::LaunchCommand launch(app);
   const lockstep::cli::CheckpointCommand checkpoint(app);
   const lockstep::cli::MergeWeightsCommand merge_weights(app);

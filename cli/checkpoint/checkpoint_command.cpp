@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "cli/checkpoint/checkpoint_reports.h"
+#include "cli/common/arguments.h"
 #include "cli/common/choices.h"
 #include "cli/common/usage_formatter.h"
 #include "lockstep/storage/safetensors/byte_size.h"
@@ -92,31 +93,9 @@ std::string check_number(const std::string& text) {
     return "";
   }
   return fmt::format(
-      "got {}, expected a whole number from 0 to {}",
+      "got '{}', expected a whole number from 0 to {}",
       printable(text),
       std::numeric_limits<int>::max());
-}
-
-void check_words(
-    const std::string& command,
-    const std::vector<std::string>& words,
-    size_t least,
-    size_t most,
-    const char* expected) {
-  if (words.size() < least || words.size() > most) {
-    throw ConfigError(
-        command,
-        fmt::format(
-            "got {}, expected {}; try {} --help",
-            words.empty() ? "no path" : counted(words.size(), "path"),
-            expected,
-            command));
-  }
-  for (const std::string& word : words) {
-    if (word.empty()) {
-      throw ConfigError(command, fmt::format("got an empty path, expected {}", expected));
-    }
-  }
 }
 
 /// Returns "runs/a" for "runs/a/", which has no file name.
@@ -138,8 +117,10 @@ std::vector<std::filesystem::path> paths_of(const std::vector<std::string>& word
 CheckpointCommand::CheckpointCommand(CLI::App& app)
     : command_(
           app.add_subcommand("checkpoint", "List, show, verify, compare and prune checkpoints")) {
-  command_->set_help_flag("-h,--help", "Print this help and exit");
-  command_->footer("lockstep checkpoint COMMAND --help describes one command.");
+  set_help(
+      *command_,
+      "lockstep checkpoint ls|show|verify|diff|prune [OPTIONS]",
+      "lockstep checkpoint COMMAND --help describes one command.");
   list_ = add("ls", "List the checkpoints in a folder", "ls FOLDER [--json]");
   list_->footer(kListFooter);
   show_ = add("show", "Show the content of a checkpoint", "show CHECKPOINT [--json]");
@@ -172,22 +153,22 @@ Report CheckpointCommand::make_report(const std::vector<std::string>& words) con
   constexpr size_t kAny = std::numeric_limits<size_t>::max();
   const std::vector<std::filesystem::path> paths = paths_of(words);
   if (list_->parsed()) {
-    check_words("lockstep checkpoint ls", words, 1, 1, "one folder of checkpoints");
+    expect_words("lockstep checkpoint ls", words, 1, 1, "one folder of checkpoints");
     return list_report(paths[0]);
   }
   if (show_->parsed()) {
-    check_words("lockstep checkpoint show", words, 1, 1, "one checkpoint");
+    expect_words("lockstep checkpoint show", words, 1, 1, "one checkpoint");
     return show_report(paths[0]);
   }
   if (verify_->parsed()) {
-    check_words("lockstep checkpoint verify", words, 1, kAny, "one or more checkpoints");
+    expect_words("lockstep checkpoint verify", words, 1, kAny, "one or more checkpoints");
     return verify_report(paths);
   }
   if (diff_->parsed()) {
-    check_words("lockstep checkpoint diff", words, 2, 2, "two checkpoints");
+    expect_words("lockstep checkpoint diff", words, 2, 2, "two checkpoints");
     return diff_report(paths[0], paths[1]);
   }
-  check_words("lockstep checkpoint prune", words, 1, 1, "one folder of checkpoints");
+  expect_words("lockstep checkpoint prune", words, 1, 1, "one folder of checkpoints");
   if (keep_option_->empty()) {
     throw ConfigError(
         "lockstep checkpoint prune",
@@ -237,7 +218,7 @@ MergeWeightsCommand::MergeWeightsCommand(CLI::App& app)
 
 int MergeWeightsCommand::run(const std::vector<std::string>& words) const {
   return print_report("lockstep.merge-weights", json_, [&] {
-    check_words("lockstep merge-weights", words, 2, 2, "a checkpoint and a folder to write to");
+    expect_words("lockstep merge-weights", words, 2, 2, "a checkpoint and a folder to write to");
     MergeOptions options = options_;
     options.dtype = parse_merge_dtype(dtype_);
     if (!shard_option_->empty()) {

@@ -212,13 +212,21 @@ Report diff_report(const fs::path& one_path, const fs::path& other_path) {
   }
   Report report;
   report.exit_code = rows.empty() ? kExitOk : kExitFailure;
-  report.text = render_table(rows, {false, false, false, false}, terminal_columns());
-  report.text += fmt::format(
-      "{}{} {}, {} equal\n",
-      rows.empty() ? "no difference; " : "",
-      counted(tensors, "tensor"),
-      tensors == 1 ? "differs" : "differ",
-      with_commas(differences.same()));
+  if (rows.empty()) {
+    report.text = fmt::format(
+        "no difference; {} {} equal\n",
+        counted(static_cast<size_t>(differences.same()), "tensor"),
+        differences.same() == 1 ? "is" : "are");
+  } else {
+    std::vector<std::vector<std::string>> table = {{"CHANGE", "SET", "NAME", "DETAILS"}};
+    table.insert(table.end(), rows.begin(), rows.end());
+    report.text = render_table(table, {false, false, false, false}, terminal_columns());
+    report.text += fmt::format(
+        "{} {}, {} equal\n",
+        counted(tensors, "tensor"),
+        tensors == 1 ? "differs" : "differ",
+        with_commas(differences.same()));
+  }
   report.json = {
       {"from", one_path.native()},
       {"to", other_path.native()},

@@ -151,7 +151,7 @@ Report list_report(const fs::path& folder) {
   Report report;
   Json entries = Json::array();
   std::vector<std::vector<std::string>> rows = {
-      {"  NAME", "SEQUENCE", "STEP", "WORLD", "FILES", "SIZE", "STATE"}};
+      {"  NAME", "SEQUENCE", "STEP", "RANKS", "FILES", "SIZE", "STATE"}};
   for (size_t i = 0; i < listed.size(); ++i) {
     entries.push_back(to_json(listed[i], i == newest));
     rows.push_back(to_row(listed[i], i == newest));

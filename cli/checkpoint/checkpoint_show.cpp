@@ -47,7 +47,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
   const std::string noun = noun_of(stem);
   Json tensors = Json::array();
   std::vector<std::vector<std::string>> rows = {
-      {"NAME", "DTYPE", "SHAPE", noun == "value" ? "VALUES" : "ELEMENTS", "SIZE", "IN"}};
+      {"NAME", "DTYPE", "SHAPE", noun == "value" ? "VALUES" : "ELEMENTS", "SIZE", "SLICES"}};
   int64_t elements = 0;
   uint64_t bytes = 0;
   for (const SetTensor& tensor : set.tensors()) {
@@ -60,7 +60,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
          fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
          with_commas(tensor.elements()),
          storage::format_bytes(bytes_of(tensor)),
-         counted(std::max<size_t>(tensor.slices.size(), 1), "slice")});
+         std::to_string(std::max<size_t>(tensor.slices.size(), 1))});
   }
   text += fmt::format(
       "\n{}: {}, {} {}{}, {}, in {}\n",
@@ -72,7 +72,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
       storage::format_bytes(bytes),
       counted(files.size(), "file"));
   if (!set.tensors().empty()) {
-    text += render_table(rows, {false, false, false, true, true, false}, terminal_columns());
+    text += render_table(rows, {false, false, false, true, true, true}, terminal_columns());
   }
   sets.push_back(
       {{"stem", stem},

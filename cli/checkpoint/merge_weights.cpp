@@ -176,17 +176,34 @@ std::vector<std::string> absent_parameters(const StoredCheckpoint& stored, int m
   return names;
 }
 
+/// Returns the name of a model's files without their ending.
+std::string stem_of(int model) {
+  return model == 0 ? "model" : fmt::format("model_{}", model);
+}
+
+/// Counts the models of a checkpoint.
+int models_of(const StoredCheckpoint& stored) {
+  int models = 0;
+  while (TensorSet::exists(stored, stem_of(models))) {
+    ++models;
+  }
+  return models;
+}
+
 }  // namespace
 
 TensorSet open_model(const StoredCheckpoint& stored, int model) {
-  const std::string stem = model == 0 ? "model" : fmt::format("model_{}", model);
+  const std::string stem = stem_of(model);
   if (!TensorSet::exists(stored, stem)) {
+    if (models_of(stored) == 0) {
+      throw ConfigError(stored.path(), "has no model; expected a checkpoint with a prepared model");
+    }
     throw ConfigError(
         stored.path(),
         fmt::format(
-            "has no tensors named {}; expected one of {}",
-            stem,
-            printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
+            "has no model {}; expected a value of --model from 0 to {}",
+            model,
+            models_of(stored) - 1));
   }
   return TensorSet(stored, stem);
 }

@@ -5,6 +5,7 @@
 #include <array>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/common/report.h"
 #include "lockstep/base/error.h"
@@ -85,13 +86,12 @@ const CLI::App& known_command(const CLI::App& app, const std::string& name) {
     }
     names.push_back(command->get_name());
   }
+  const std::string expected = app.get_parent() == nullptr
+                                   ? title(app) + " --help lists the commands"
+                                   : fmt::format("expected one of {}", fmt::join(names, ", "));
   throw ConfigError(
       title(app),
-      fmt::format(
-          "unknown command '{}'; {} --help lists the commands{}",
-          name,
-          title(app),
-          did_you_mean(name, names)));
+      fmt::format("unknown command '{}'; {}{}", name, expected, did_you_mean(name, names)));
 }
 
 /// Reads one option and its value, and appends them in a form that is unambiguous for CLI11.
@@ -223,13 +223,29 @@ Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& w
   return arguments;
 }
 
-void expect_no_words(const std::string& command, const std::vector<std::string>& words) {
-  if (!words.empty()) {
+void expect_words(
+    const std::string& command,
+    const std::vector<std::string>& words,
+    size_t least,
+    size_t most,
+    const std::string& expected) {
+  const auto refuse = [&](const std::string& what) {
     throw ConfigError(
-        command,
-        fmt::format(
-            "got '{}', expected no arguments; try {} --help", printable(words.front()), command));
+        command, fmt::format("{}; expected {}; try {} --help", what, expected, command));
+  };
+  if (words.size() > most) {
+    refuse(fmt::format("unexpected argument '{}'", printable(words[most])));
   }
+  if (words.size() < least) {
+    refuse("an argument is missing");
+  }
+  if (std::find(words.begin(), words.end(), "") != words.end()) {
+    refuse("an argument is empty");
+  }
+}
+
+void expect_no_words(const std::string& command, const std::vector<std::string>& words) {
+  expect_words(command, words, 0, 0, "no arguments");
 }
 
 }  // namespace lockstep::cli

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,14 @@ struct Arguments {
 /// closest name, for an unknown command or option, and for an option without its value.
 Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& words);
 
+/// Throws ConfigError unless `command`, like "lockstep checkpoint diff", got `least` to `most`
+/// arguments, none of them empty. `expected` describes them: "two checkpoints".
+void expect_words(
+    const std::string& command,
+    const std::vector<std::string>& words,
+    size_t least,
+    size_t most,
+    const std::string& expected);
 /// Throws ConfigError if a command without arguments, like "lockstep env", got some.
 void expect_no_words(const std::string& command, const std::vector<std::string>& words);
 

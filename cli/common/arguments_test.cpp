@@ -133,5 +133,19 @@ TEST_F(SplitArguments, AMissingOrNeedlessValueIsRefused) {
       ThrowsMessage<ConfigError>(HasSubstr("takes no value")));
 }
 
+TEST(ExpectWords, NamesTheNeedlessOrMissingArgument) {
+  const auto refused = [](const std::vector<std::string>& words, const std::string& text) {
+    EXPECT_THAT(
+        [&] { expect_words("tool show", words, 1, 2, "one or two files"); },
+        ThrowsMessage<ConfigError>("[tool show] " + text));
+  };
+  expect_words("tool show", {"a"}, 1, 2, "one or two files");
+  refused({}, "an argument is missing; expected one or two files; try tool show --help");
+  refused(
+      {"a", "b", "c\n"},
+      "unexpected argument 'c\\x0a'; expected one or two files; try tool show --help");
+  refused({"a", ""}, "an argument is empty; expected one or two files; try tool show --help");
+}
+
 }  // namespace
 }  // namespace lockstep::cli

@@ -17,7 +17,10 @@ CLI::Validator one_of(const std::vector<std::string>& words) {
           return "";
         }
         return fmt::format(
-            "got '{}', expected {}{}", text, fmt::join(words, ", "), did_you_mean(text, words));
+            "got '{}', expected one of {}{}",
+            text,
+            fmt::join(words, ", "),
+            did_you_mean(text, words));
       },
       fmt::format("{{{}}}", fmt::join(words, ","))};
 }

@@ -29,8 +29,9 @@ TEST(OptionChecks, SuggestNoNumberThatIsRefusedToo) {
 TEST(OptionChecks, NameTheLikeliestWord) {
   const CLI::Validator check = one_of({"no", "fp16", "bf16"});
   EXPECT_EQ(fault(check, "bf16"), "");
-  EXPECT_EQ(fault(check, "bf61"), "got 'bf61', expected no, fp16, bf16; did you mean 'bf16'?");
-  EXPECT_EQ(fault(check, "float"), "got 'float', expected no, fp16, bf16");
+  EXPECT_EQ(
+      fault(check, "bf61"), "got 'bf61', expected one of no, fp16, bf16; did you mean 'bf16'?");
+  EXPECT_EQ(fault(check, "float"), "got 'float', expected one of no, fp16, bf16");
   EXPECT_EQ(check.get_description(), "{no,fp16,bf16}");
 }
 

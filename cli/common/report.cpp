@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/program/terminal.h"
+#include "lockstep/base/text/split.h"
 
 namespace lockstep::cli {
 namespace {
@@ -130,6 +131,24 @@ std::string shortened(const std::string& text, size_t most) {
     }
   }
   return kept;
+}
+
+std::string wrapped(const std::string& text, size_t columns, const std::string& indent) {
+  std::string lines;
+  size_t used = 0;
+  for (const std::string& word : split(text, ' ')) {
+    const size_t width = width_of(word);
+    if (used > 0 && used + 1 + width > columns) {
+      lines += "\n" + indent;
+      used = 0;
+    } else if (!lines.empty()) {
+      lines += ' ';
+      ++used;
+    }
+    lines += word;
+    used += width;
+  }
+  return lines;
 }
 
 void flush_stdout() {

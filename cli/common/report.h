@@ -40,6 +40,10 @@ size_t terminal_columns();
 /// Shortens a text to `most` characters, with an ellipsis for its middle.
 std::string shortened(const std::string& text, size_t most);
 
+/// Breaks a text between words into lines of at most `columns` characters, joined by a newline and
+/// `indent`. A longer word has a line of its own.
+std::string wrapped(const std::string& text, size_t columns, const std::string& indent = "");
+
 /// Flushes stdout. Throws Error if any write to it has failed.
 void flush_stdout();
 

@@ -43,6 +43,13 @@ TEST(Shortened, LosesItsMiddle) {
   EXPECT_EQ(shortened("abc", 1), "…");
 }
 
+TEST(Wrapped, BreaksBetweenWords) {
+  EXPECT_EQ(wrapped("one größe three", 9), "one größe\nthree");
+  EXPECT_EQ(wrapped("one two", 3, "  "), "one\n  two");
+  EXPECT_EQ(wrapped("a longword b", 4), "a\nlongword\nb");
+  EXPECT_EQ(wrapped("", 4), "");
+}
+
 TEST(PrintReport, FailsIfStdoutCannotBeWritten) {
   for (const bool json : {false, true}) {
     EXPECT_EXIT(

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/common/arguments.h"
 #include "cli/common/usage_formatter.h"
 #include "cli/config/menu.h"
 #include "cli/config/questionnaire.h"
@@ -80,22 +81,6 @@ not have is an error with the reason.
 
 Exit code: 0; 1 if the file cannot be written; 2 for a usage error, for a file that cannot be
 imported, or if the target exists.)";
-
-void check_count(
-    const std::string& command,
-    const std::vector<std::string>& words,
-    size_t most,
-    const char* expected) {
-  if (words.size() > most) {
-    throw ConfigError(
-        command,
-        fmt::format(
-            "got {}, expected {}; try {} --help",
-            counted(words.size(), "path"),
-            expected,
-            command));
-  }
-}
 
 /// Writes the file. Throws ConfigError if it exists and `force` is not set.
 void write(const ConfigLocation& location, const ConfigValues& values, bool force) {
@@ -229,8 +214,8 @@ Report ConfigCommand::validate(const std::vector<std::string>& words) const {
     report.json["files"].push_back({{"path", path}, {"faults", faults}});
     report.text +=
         faults.empty()
-            ? fmt::format("{}: {}, valid\n", printable(path), counted(settings, "setting"))
-            : fmt::format("{}: {}\n", printable(path), counted(faults.size(), "fault"));
+            ? fmt::format("{}: valid, {}\n", printable(path), counted(settings, "setting"))
+            : fmt::format("{}: {}\n", printable(path), counted(faults.size(), "error"));
     for (const std::string& fault : faults) {
       report.text += "  " + printable(fault) + "\n";
     }
@@ -240,10 +225,18 @@ Report ConfigCommand::validate(const std::vector<std::string>& words) const {
 }
 
 Report ConfigCommand::import_file(const std::vector<std::string>& words) const {
-  check_count("lockstep config import", words, 1, "at most one file of Accelerate");
+  expect_words("lockstep config import", words, 0, 1, "at most one file of Accelerate");
   const Environment environment = Environment::process();
   const std::filesystem::path source =
       words.empty() ? config::accelerate_config_path(environment) : std::filesystem::path(words[0]);
+  if (words.empty() && !std::filesystem::exists(source)) {
+    throw ConfigError(
+        "lockstep config import",
+        fmt::format(
+            "Accelerate's file does not exist; expected {}; give its path, or create it with "
+            "accelerate config",
+            source.native()));
+  }
   const config::Import import =
       config::import_accelerate(config::read_document(source), environment);
   const ConfigLocation target = location();
@@ -278,8 +271,7 @@ Report ConfigCommand::make_report(const std::vector<std::string>& words) const {
   if (import_->parsed()) {
     return import_file(words);
   }
-  check_count(
-      default_->parsed() ? "lockstep config default" : "lockstep config show", words, 0, "none");
+  expect_no_words(default_->parsed() ? "lockstep config default" : "lockstep config show", words);
   return default_->parsed() ? write_default() : own_settings_report(chosen_file());
 }
 

@@ -256,7 +256,9 @@ size_t Menu::choose_by_number(
       }
     }
     say(fmt::format(
-        "  got '{}', expected a number from 1 to {}\n", printable(line), choices.size()));
+        "  invalid answer '{}'; expected a number from 1 to {}\n",
+        printable(line),
+        choices.size()));
   }
 }
 

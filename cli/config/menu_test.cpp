@@ -10,9 +10,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/common/test_pty.h"
 #include "cli/config/questionnaire.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/program/test_pty.h"
 
 namespace lockstep::cli {
 namespace {
@@ -233,7 +233,7 @@ TEST_F(MenuOnAPipe, TakesNumbersAndNamesAndAsksAgain) {
       printed(),
       AllOf(
           HasSubstr("Which?\n  1) red: warm\n  2) green\n  3) blue: cold\n[2]: 7\n"),
-          HasSubstr("  got '7', expected a number from 1 to 3\n[2]: blue\n"),
+          HasSubstr("  invalid answer '7'; expected a number from 1 to 3\n[2]: blue\n"),
           Not(HasSubstr("\x1b"))));
 }
 

@@ -83,7 +83,10 @@ class Questionnaire {
         const int64_t machines = config::integer_value(value("num_machines")).value_or(1);
         const bool is_valid = config::integer_value(answer).value_or(0) < machines;
         return is_valid ? std::string()
-                        : fmt::format("got {}, expected less than {}", answer, machines);
+                        : fmt::format(
+                              "invalid value '{}' for machine_rank; expected 0 to {}",
+                              answer,
+                              machines - 1);
       });
       ask_text("main_process_ip");
       if (value("main_process_port").empty()) {
@@ -107,7 +110,7 @@ class Questionnaire {
       preset = present == choice.value ? choices.size() : preset;
       choices.push_back({choice.value, choice.description});
     }
-    choices.push_back({"a number", "the number of processes on all machines together"});
+    choices.push_back({"a number", "you give the number for all machines together"});
     const size_t chosen = menu_.choose(spec.question, choices, preset);
     if (chosen < spec.choices.size()) {
       values_.settings[spec.name] = spec.choices[chosen].value;
@@ -116,7 +119,7 @@ class Questionnaire {
     if (preset != chosen) {
       values_.settings[spec.name] = "2";
     }
-    ask_text(spec.name, {}, "Which number?");
+    ask_text(spec.name, {}, "How many processes on all machines together?");
   }
 
   /// Returns the present value, or the default; empty if it is not set.

@@ -39,7 +39,7 @@ Json json_of(const SettingSpec& spec, const std::string& text) {
 }  // namespace
 
 Report settings_report(const config::Settings& settings, const std::optional<std::string>& file) {
-  std::vector<std::vector<std::string>> rows = {{"SETTING", "VALUE", "SET BY"}};
+  std::vector<std::vector<std::string>> rows = {{"SETTING", "VALUE", "SOURCE"}};
   Json list = Json::array();
   for (const SettingSpec& spec : config::all_settings()) {
     if (spec.type == SettingType::kVariables) {

@@ -37,6 +37,7 @@ Exit code: 0; 2 for a file with errors, or a usage error.)";
 constexpr const char* kKeysFooter = R"(Examples:
   lockstep ds-config keys
   lockstep ds-config keys | grep zero_quantized
+  lockstep ds-config keys --markdown           the tables of docs/ds_config.md
 
 Prints the status of each key: it works, it is ignored (with the reason), or it is refused (with
 an alternative); then the optimizers and schedules with their parameters.
@@ -55,12 +56,7 @@ some of the steps, always those where a phase begins or ends; --json has all.
 Exit code: 0; 2 for a file with errors or without a scheduler, or a usage error.)";
 
 std::string file_among(const std::string& command, const std::vector<std::string>& words) {
-  if (words.size() != 1 || words[0].empty()) {
-    throw ConfigError(
-        command,
-        fmt::format(
-            "got {}, expected one file; try {} --help", counted(words.size(), "word"), command));
-  }
+  expect_words(command, words, 1, 1, "one file, like ds_config.json");
   return words[0];
 }
 
@@ -76,16 +72,18 @@ DsConfigCommand::DsConfigCommand(CLI::App& app)
       ->check(integer_between(1, kMostWorldSize));
   check_->add_flag("--json", json_, "Print one JSON object, also for errors");
   keys_ = command_->add_subcommand("keys", "Show the status of each key");
-  set_help(*keys_, "lockstep ds-config keys", kKeysFooter);
+  set_help(*keys_, "lockstep ds-config keys [--markdown]", kKeysFooter);
+  keys_->add_flag("--markdown", markdown_, "Print Markdown, for a page");
 }
 
 int DsConfigCommand::run(const std::vector<std::string>& words) const {
   if (keys_->parsed()) {
     expect_no_words("lockstep ds-config keys", words);
-    return print_report("lockstep.ds-config.keys", false, ds_config_keys_report);
+    return print_report(
+        "lockstep.ds-config.keys", false, [&] { return ds_config_keys_report(markdown_); });
   }
   if (!check_->parsed()) {
-    throw ConfigError("lockstep ds-config", "the command is missing; expected one of check, keys");
+    throw ConfigError("lockstep ds-config", "the command is missing; expected check or keys");
   }
   const std::string name = "lockstep ds-config check";
   return print_report("lockstep.ds-config.check", json_, [&] {

@@ -27,6 +27,7 @@ class DsConfigCommand {
   CLI::App* keys_;     // [not null]
   std::optional<int64_t> world_size_;
   bool json_ = false;
+  bool markdown_ = false;
 };
 
 /// The command `lockstep schedule`: prints the learning rates of a ds_config.json.

@@ -22,7 +22,8 @@ std::optional<Report> refusal_of(const ds_config::Reading& reading, bool log_err
 /// "exit_code"}.
 Report ds_config_report(const std::filesystem::path& file, int64_t world_size, bool log_errors);
 
-/// Returns the tables of docs/ds_config.md, with the status of each key.
-Report ds_config_keys_report();
+/// Returns the tables of docs/ds_config.md, with the status of each key: for people, or as
+/// Markdown.
+Report ds_config_keys_report(bool markdown);
 
 }  // namespace lockstep::cli

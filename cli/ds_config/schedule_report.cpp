@@ -119,7 +119,7 @@ std::string table_of(
     head.push_back(name_of("MOMENTUM", groups, group));
   }
   std::vector<bool> right(head.size(), true);
-  head.emplace_back("");
+  head.emplace_back("EVENT");
   right.push_back(false);
   std::vector<std::vector<std::string>> rows = {head};
   for (const auto& [step, mark] : shown) {

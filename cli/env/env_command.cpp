@@ -205,7 +205,7 @@ void add_programs(const EnvFacts& facts, Block& block, Json& json) {
   block.add(
       "python",
       facts.python.empty()
-          ? "none found"
+          ? "not found"
           : fmt::format(
                 "{} ({}), {}",
                 or_unknown(facts.python_version),
@@ -215,7 +215,7 @@ void add_programs(const EnvFacts& facts, Block& block, Json& json) {
   for (const ProgramFound& program : facts.programs) {
     block.add(
         program.name,
-        program.path.empty() ? "none found"
+        program.path.empty() ? "not found"
                              : fmt::format("{} ({})", or_unknown(program.version), program.path));
     json["programs"].push_back(
         {{"name", program.name}, {"path", program.path}, {"version", program.version}});

@@ -108,7 +108,7 @@ TEST(EnvReport, SaysAllOfItInLines) {
           HasSubstr("nofile 1024 (hard unlimited)\n"),
           HasSubstr("eth0 up 10.0.0.1 fe80::1\n"),
           HasSubstr("gpu:          NVIDIA H100\n"),
-          HasSubstr("python:       none found\n"),
+          HasSubstr("python:       not found\n"),
           HasSubstr("ssh:          OpenSSH_9\\x1b[31m (/usr/bin/ssh)\n"),
           HasSubstr("environment:  RANK=1\n"),
           HasSubstr("config file:  /a/config.yaml\n"),

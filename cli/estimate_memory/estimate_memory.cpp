@@ -194,9 +194,11 @@ std::vector<std::string> estimate_optimizers() {
   return names;
 }
 
-int64_t parse_count(const std::string& where, const std::string& text) {
+int64_t parse_count(const std::string& option, const std::string& text) {
   const auto refuse = [&](const std::string& expected) -> ConfigError {
-    return {where, fmt::format("got {}, expected {}", printable(text), expected)};
+    return {
+        "lockstep estimate-memory",
+        fmt::format("invalid value '{}' for {}; expected {}", printable(text), option, expected)};
   };
   std::string digits;
   std::copy_if(

@@ -97,8 +97,8 @@ std::optional<int64_t> state_numbers_of(const std::string& optimizer);
 std::vector<std::string> estimate_optimizers();
 
 /// Parses a number of parameters, with the decimal units K, M, B (or G) and T in any case: "7b",
-/// "350M", "1.3e9", "1_000". Throws ConfigError, with `where`, for other texts, fractions, and
+/// "350M", "1.3e9", "1_000". Throws ConfigError that names `option` for other texts, fractions, and
 /// numbers outside 1 to kMostParameters.
-int64_t parse_count(const std::string& where, const std::string& text);
+int64_t parse_count(const std::string& option, const std::string& text);
 
 }  // namespace lockstep::cli

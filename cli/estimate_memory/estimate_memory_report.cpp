@@ -124,14 +124,14 @@ void add_zero_row(
 
 void add_zero_table(const Layout& layout, const std::string& title, Report& report) {
   std::vector<std::vector<std::string>> rows = {
-      {"ZERO",
+      {"STAGE",
        "OFFLOADED",
-       "DEVICE, EACH RANK",
-       "MEMORY, EACH HOST",
-       "ZERO'S PAPERS: DEVICE",
-       "HOST",
-       "DEEPSPEED: DEVICE",
-       "DEEPSPEED: HOST"}};
+       "DEVICE (LOCKSTEP)",
+       "HOST (LOCKSTEP)",
+       "DEVICE (PAPERS)",
+       "HOST (PAPERS)",
+       "DEVICE (DEEPSPEED)",
+       "HOST (DEEPSPEED)"}};
   for (int stage = 0; stage <= 3; ++stage) {
     for (const Offload offload :
          {Offload::kNone, Offload::kOptimizer, Offload::kOptimizerAndParameters}) {
@@ -224,7 +224,7 @@ std::optional<double> largest_layer_bytes(const EstimateRequest& request) {
 
 std::string zero_title(const EstimateRequest& request, int64_t ranks) {
   return fmt::format(
-      "{} on {}, {} with {}",
+      "ZeRO with {} on {}, {} with {}",
       counted(static_cast<size_t>(ranks), "rank"),
       counted(static_cast<size_t>(request.hosts), "host"),
       request.mixed_precision == "no" ? "float32" : request.mixed_precision,
@@ -254,12 +254,13 @@ Report estimate_report(const EstimateRequest& request) {
   report.text += '\n';
   if (const auto& layer = layout.largest_layer_parameters) {
     report.text += fmt::format(
-        "Stage 3 also gathers one layer at a time: {}. DeepSpeed's columns include it.\n",
+        "Stage 3 also gathers one layer at a time: {}. The columns DEEPSPEED include it.\n",
         memory_text(4 * *layer));
   }
   report.text +=
-      "The columns DEVICE and MEMORY are Lockstep's, for a float32 model: no 16-bit copy, no "
-      "master copy, no gradients on the host.\n";
+      "DEVICE is the memory of each rank's device, HOST the main memory of each host. LOCKSTEP is "
+      "for a float32 model: no\n16-bit copy, no master copy, no gradients on the host. PAPERS are "
+      "those of ZeRO and ZeRO-Offload.\n";
   report.text += std::string(kNotCounted) + "\n";
   return report;
 }

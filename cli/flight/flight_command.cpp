@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/common/arguments.h"
 #include "cli/common/numbers.h"
 #include "cli/common/usage_formatter.h"
 #include "lockstep/base/env.h"
@@ -50,7 +51,14 @@ std::vector<Operation> latest(const RankView& view, size_t last) {
 
 std::string operations_table(const std::vector<Operation>& operations, int64_t now) {
   std::vector<std::vector<std::string>> rows = {
-      {"operation", "step", "group", "in group", "state", "seconds", "ago s", "what"}};
+      {"NUMBER",
+       "STEP",
+       "GROUP",
+       "NUMBER IN GROUP",
+       "STATE",
+       "DURATION (s)",
+       "AGE (s)",
+       "OPERATION"}};
   for (const Operation& operation : operations) {
     rows.push_back(
         {std::to_string(operation.number),
@@ -73,7 +81,8 @@ fs::path newest_dump() {
     throw ConfigError(
         "lockstep flight",
         fmt::format(
-            "no flight dump was found{}; a job writes one if it fails or stalls; expected a path",
+            "no flight dump was found{}; a job writes one if it fails or stalls; try lockstep "
+            "flight PATH",
             folder ? " in " + folder->string() : ""));
   }
   return std::move(dumps.back());
@@ -138,9 +147,7 @@ FlightCommand::FlightCommand(CLI::App& app)
 
 int FlightCommand::run(const std::vector<std::string>& words) const {
   return print_report("lockstep.flight", json_, [&] {
-    if (words.size() > 1) {
-      throw ConfigError("lockstep flight", "got a second dump, " + words[1] + "; expected one");
-    }
+    expect_words("lockstep flight", words, 0, 1, "at most one dump");
     const fs::path path = words.empty() ? newest_dump() : fs::path(words[0]);
     return show_flight(watch::read_dump(path), path.string(), options_);
   });

@@ -39,7 +39,7 @@ TEST(ShowFlight, ShowsTheLastOperationOfEachRank) {
       HasSubstr("  rank 0  step 0, in all_reduce(sum) of float32[10] (operation 2) for 30.0 s\n"));
   EXPECT_THAT(report.text, HasSubstr("rank 0, the last 2 of 2 operations\n"));
   EXPECT_THAT(
-      report.text, HasSubstr("running  30.000000  30.000  all_reduce(sum) of float32[10]\n"));
+      report.text, HasSubstr("running     30.000000   30.000  all_reduce(sum) of float32[10]\n"));
   ASSERT_EQ(report.json.at("ranks").size(), 2U);
   EXPECT_EQ(report.json.at("ranks")[0].at("operations")[1].at("stage"), "running");
   EXPECT_THAT(

@@ -60,7 +60,7 @@ void prepare_starter(
       names.push_back(name);
     }
     refuse_launch(fmt::format(
-        "invalid value '{}' for --launcher; expected local, ssh, openmpi or slurm{}",
+        "invalid value '{}' for --launcher; expected one of local, ssh, openmpi, slurm{}",
         flags.launcher,
         did_you_mean(flags.launcher, names)));
   }

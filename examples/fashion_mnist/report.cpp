@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "examples/common/png.h"
+#include "examples/common/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/fashion_mnist.h"
 
@@ -28,6 +29,19 @@ constexpr std::array<const char*, 10> kClasses = {
     "sneaker",
     "bag",
     "ankle boot"};
+
+// The layout of the picture, in pixels.
+constexpr int kScale = 3;  // Of a test picture's pixels.
+constexpr int kImage = 28 * kScale;
+constexpr int kCell = 132;  // Width of a column: "ankle boot" fits.
+constexpr int kRow = kImage + 60;
+constexpr int kMargin = 150;  // Left of the columns, for the names of the rows.
+constexpr int kTitle = 92;
+constexpr int kColumns = 10;
+constexpr uint8_t kBackground = 24;
+constexpr Colour kWhite{240, 240, 240};
+constexpr Colour kGrey{150, 150, 150};
+constexpr Colour kOrange{255, 176, 96};
 
 /// Formats 12345678 as "12,345,678".
 std::string grouped(int64_t number) {
@@ -73,6 +87,25 @@ std::string weakest_classes(const Evaluation& result, int count) {
   return text;
 }
 
+/// Draws an image of 28 x 28 values into the middle of a column.
+void draw_sample(Picture& picture, int left, int top, const at::Tensor& image) {
+  const at::Tensor grey =
+      ((image - image.min()) / (image.max() - image.min()) * 255).to(at::kInt).contiguous();
+  const int* const values = grey.const_data_ptr<int>();
+  for (int i = 0; i < 28 * 28; ++i) {
+    const auto value = static_cast<uint8_t>(values[i]);
+    const int x = left + (kCell - kImage) / 2 + i % 28 * kScale;
+    picture.fill(x, top + i / 28 * kScale, kScale, kScale, value, value, value);
+  }
+}
+
+/// Draws a text into the middle of a column.
+void draw_centred(Picture& picture, int left, int top, const std::string& text, Colour colour) {
+  constexpr int kTextScale = 2;
+  const int x = left + (kCell - text_width(text, kTextScale)) / 2;
+  draw_text(picture, x, top, text, kTextScale, colour);
+}
+
 }  // namespace
 
 double Evaluation::accuracy() const {
@@ -96,12 +129,14 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       "Weakest   {}\n"
       "\n"
       "Files\n"
-      "  {}/mistakes.png    wrongly classified pictures, one row for each predicted class\n"
+      "  {}/mistakes.png    wrongly classified pictures by class, and what they were taken for\n"
       "  {}/logs/metrics.jsonl    all logged numbers, one JSON object for each line\n"
       "  {}    the curves: tensorboard --logdir {}\n"
-      "  {}/logs/steps_<rank>.jsonl    the times of all steps; as a page: lockstep report {}\n"
+      "  {}/logs/steps_<rank>.jsonl    the times of all steps\n"
       "  {}/checkpoints    weights (model.safetensors) and training state: continue with --resume "
-      "--epochs {}",
+      "--epochs {}\n"
+      "\n"
+      "Next      lockstep report {}    writes a page with curves, times and memory of this run",
       grouped(summary.parameters),
       grouped(summary.steps),
       summary.processes,
@@ -118,42 +153,45 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       output,
       output,
       output,
-      output,
-      summary.epochs + 1);
+      summary.epochs + 1,
+      output);
 }
 
 void write_mistakes(
     const std::filesystem::path& path, const Evaluation& result, const std::string& data_root) {
-  constexpr int kScale = 2;
-  constexpr int kCell = 28 * kScale + 12;
-  constexpr int kColumns = 12;
   const auto test =
       lockstep::data::fashion_mnist(lockstep::data::FashionMnistSplit::kTest, data_root);
   const auto [surest, answers] = result.probabilities.max(1);
   const at::Tensor mistaken = answers != result.targets;
-  Picture picture(kColumns * kCell, 10 * kCell, 30);
-  for (int answer = 0; answer < 10; ++answer) {
-    const at::Tensor wrong = mistaken.logical_and(answers == answer);
+  Picture picture(kMargin + kColumns * kCell + 12, kTitle + 10 * kRow, kBackground);
+  const int64_t mistakes = mistaken.sum().item<int64_t>();
+  draw_text(picture, 12, 14, "Mistakes on Fashion-MNIST", 3, kWhite);
+  draw_text(
+      picture,
+      12,
+      50,
+      fmt::format(
+          "{} of {} test pictures. Row: the true class. Below each picture: what it was taken for, "
+          "and how surely",
+          grouped(mistakes),
+          grouped(mistaken.numel())),
+      2,
+      kGrey);
+  for (int target = 0; target < 10; ++target) {
+    const at::Tensor wrong = mistaken.logical_and(result.targets == target);
     const at::Tensor order = (surest * wrong).argsort(/*dim=*/0, /*descending=*/true);
-    const int count = static_cast<int>(std::min<int64_t>(wrong.sum().item<int64_t>(), kColumns));
-    for (int column = 0; column < count; ++column) {
-      const std::array<int64_t, 1> index = {order[column].item<int64_t>()};
-      const at::Tensor image = test.get_batch(index).data[0][0];
-      const at::Tensor grey =
-          ((image - image.min()) / (image.max() - image.min()) * 255).to(at::kInt).contiguous();
-      for (int y = 0; y < 28; ++y) {
-        for (int x = 0; x < 28; ++x) {
-          const auto value = static_cast<uint8_t>(grey.const_data_ptr<int>()[y * 28 + x]);
-          picture.fill(
-              column * kCell + 6 + x * kScale,
-              answer * kCell + 6 + y * kScale,
-              kScale,
-              kScale,
-              value,
-              value,
-              value);
-        }
-      }
+    const auto count = wrong.sum().item<int64_t>();
+    const int top = kTitle + target * kRow;
+    draw_text(picture, 12, top + 30, kClasses.at(target), 2, kWhite);
+    draw_text(picture, 12, top + 54, fmt::format("{} wrong", count), 2, kGrey);
+    for (int column = 0; column < std::min<int64_t>(count, kColumns); ++column) {
+      const auto sample = order[column].item<int64_t>();
+      const int left = kMargin + column * kCell;
+      draw_sample(picture, left, top, test.get_batch(std::array<int64_t, 1>{sample}).data[0][0]);
+      const std::string taken_for = kClasses.at(answers[sample].item<int64_t>());
+      const std::string sureness = fmt::format("{:.0f} %", 100 * surest[sample].item<double>());
+      draw_centred(picture, left, top + kImage + 6, taken_for, kOrange);
+      draw_centred(picture, left, top + kImage + 26, sureness, kGrey);
     }
   }
   write_png(path.string(), picture);

@@ -29,11 +29,12 @@ struct Summary {
   std::filesystem::path output;
 };
 
-/// Formats the summary of a run: model, speed, accuracy and files.
+/// Formats the summary of a run: model, speed, accuracy, files, and the command for its report.
 std::string summary_text(const Summary& summary, const Evaluation& result);
 
-/// Writes a picture of wrongly classified test pictures. It has one row for each predicted class,
-/// the most confident picture first. `data_root` has the test pictures.
+/// Writes a picture of wrongly classified test pictures. Each row has those of one class, the most
+/// confident first; below each is the class that it was taken for. `data_root` has the test
+/// pictures.
 void write_mistakes(
     const std::filesystem::path& path, const Evaluation& result, const std::string& data_root);
 

@@ -152,7 +152,11 @@ FlightDump read_dump(const std::filesystem::path& path) {
   const uintmax_t bytes = std::filesystem::file_size(path, error);
   std::ifstream file(path, std::ios::binary);
   if (error || !file) {
-    throw ConfigError(path.string(), "cannot be read; expected a flight dump of `lockstep launch`");
+    throw ConfigError(
+        path.string(),
+        fmt::format(
+            "cannot be read: {}; expected a flight dump of `lockstep launch`",
+            error ? error.message() : "no permission"));
   }
   if (bytes > kMaxBytes) {
     throw ConfigError(

@@ -44,7 +44,8 @@ std::string did_you_mean(const std::string& got, const std::vector<std::string>&
   size_t best_edits = std::max<size_t>(1, got.size() / 3) + 1;
   for (const std::string& name : known) {
     const size_t distance = edits(lower(got), lower(name));
-    if (distance < best_edits) {
+    // A name that shares nothing with `got` is no suggestion.
+    if (distance < best_edits && distance < got.size()) {
       best_edits = distance;
       best = &name;
     }

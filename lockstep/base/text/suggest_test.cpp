@@ -21,6 +21,7 @@ TEST(DidYouMean, CountsASwapOfNeighboursAsOneEdit) {
 
 TEST(DidYouMean, SaysNothingWhenNoNameIsClose) {
   EXPECT_EQ(did_you_mean("wandb", kNames), "");
+  EXPECT_EQ(did_you_mean("7", {"0", "1"}), "");
   EXPECT_EQ(did_you_mean("", kNames), "");
   EXPECT_EQ(did_you_mean("json", {}), "");
   EXPECT_EQ(did_you_mean(std::string(100000, 'x'), kNames), "");

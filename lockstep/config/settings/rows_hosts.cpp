@@ -15,7 +15,8 @@ constexpr int kMostHosts = 1 << 16;
 
 std::string check_host(const std::string& text) {
   const bool is_valid =
-      !text.starts_with('-') && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+      !text.empty() && !text.starts_with('-') &&
+      std::all_of(text.begin(), text.end(), [](unsigned char c) {
         return std::isalnum(c) != 0 ||
                std::string_view("._:%-[]").find(static_cast<char>(c)) != std::string::npos;
       });
@@ -40,7 +41,7 @@ std::vector<SettingSpec> job_rows() {
        .flags = "--num-processes",
        .placeholder = "N",
        .variables = {"LOCKSTEP_NUM_PROCESSES"},
-       .unset = "required, unless -n or a hostfile is given",
+       .unset = "the slots of the hostfile; without one, give -n",
        .min = 1,
        .max = kMostRanks,
        .choices =
@@ -176,7 +177,7 @@ std::vector<SettingSpec> host_rows() {
        .member = &JobOptions::node_rank,
        .overriding_flags = {"--standalone", "--hostfile"},
        .is_sent_to_hosts = false,
-       .question = "Which machine is this one? The first is 0."},
+       .question = "What is the number of this machine, from 0?"},
       {.name = "main_process_ip",
        .description = "Address of the host of rank 0, where all ranks connect",
        .flags = "--master-addr,--main-process-ip",
@@ -186,7 +187,7 @@ std::vector<SettingSpec> host_rows() {
        .check = check_host,
        .member = &JobOptions::master_addr,
        .overriding_flags = {"--rdzv-endpoint", "--standalone"},
-       .question = "At which address do the others find the first machine?"},
+       .question = "What is the host name or IP address of machine 0?"},
       {.name = "main_process_port",
        .type = Type::kInteger,
        .description = "Port of rank 0; 0: any free one",
@@ -198,7 +199,7 @@ std::vector<SettingSpec> host_rows() {
        .max = kLastPort,
        .member = &JobOptions::master_port,
        .overriding_flags = {"--rdzv-endpoint", "--standalone"},
-       .question = "At which port?"},
+       .question = "Which port of machine 0 should the job use?"},
       {.description = "--master-addr and --master-port together, as for torchrun",
        .flags = "--rdzv-endpoint",
        .placeholder = "HOST:P",

@@ -65,7 +65,7 @@ std::vector<SettingSpec> monitoring_rows() {
        .max = kMostRestarts,
        .flag_max = kMostCount,
        .member = &JobOptions::max_restarts,
-       .question = "How often should a job that failed be started again?"},
+       .question = "How many times should a failed job be restarted?"},
       {.name = "restart_backoff_seconds",
        .type = Type::kSeconds,
        .description = "Seconds before the first restart; they double with each restart, up to 30",
@@ -145,7 +145,7 @@ std::vector<SettingSpec> output_rows() {
        .variables = {"LOCKSTEP_LOG_DIR"},
        .unset = "no files",
        .member = &JobOptions::log_dir,
-       .question = "Which folder should get a file for each process's output?"},
+       .question = "In which folder should the output of each process be logged?"},
       {.name = "redirects",
        .description = "Streams that go to these files only: 0 none, 1 stdout, 2 stderr, 3 both, or "
                       "by local rank, 0:1,1:3",
@@ -250,10 +250,10 @@ std::vector<SettingSpec> environment_rows() {
        .choices =
            {{"no", "float32 throughout"},
             {"fp16", "half precision, with loss scaling"},
-            {"bf16", "bfloat16"}},
+            {"bf16", "bfloat16, without loss scaling"}},
        .member = &JobOptions::mixed_precision,
        .rank_variables = {{"ACCELERATE_MIXED_PRECISION"}, {"LOCKSTEP_MIXED_PRECISION"}},
-       .question = "Which dtype should autocast use?"},
+       .question = "Which mixed precision should programs use?"},
       {.name = "gradient_accumulation_steps",
        .type = Type::kInteger,
        .description = "Micro-steps in each update; overrides the program",
@@ -278,10 +278,10 @@ std::vector<SettingSpec> environment_rows() {
        .min = 0,
        .max = 3,
        .choices =
-           {{"0", "data parallel", "nothing"},
+           {{"0", "nothing (data parallel)", "stage 0"},
             {"1", "the optimizer's state", "stage 1"},
-            {"2", "gradients, too", "stage 2"},
-            {"3", "parameters, too", "stage 3"}},
+            {"2", "the optimizer's state and gradients", "stage 2"},
+            {"3", "the optimizer's state, gradients and parameters", "stage 3"}},
        .member = &JobOptions::zero_stage,
        .rank_variables = {{"LOCKSTEP_ZERO_STAGE"}},
        .question = "What should ZeRO shard across the processes?"},
@@ -294,7 +294,7 @@ std::vector<SettingSpec> environment_rows() {
        .unset = kByProgram,
        .text = &LaunchFlags::deepspeed_config_file,
        .rank_variables = {{"LOCKSTEP_DEEPSPEED_CONFIG_FILE"}},
-       .question = "Which DeepSpeed JSON should programs get?"},
+       .question = "Which ds_config.json should programs use?"},
       {.name = "debug",
        .type = Type::kBoolean,
        .description = "Compare the arguments of collectives, and show those of all ranks if they "
@@ -304,8 +304,7 @@ std::vector<SettingSpec> environment_rows() {
        .member = &JobOptions::debug,
        .rank_variables = {{"LOCKSTEP_DEBUG_MODE"}},
        .question =
-           "Should the error of a mismatched collective show the arguments of each process? It "
-           "costs some speed."},
+           "Should errors of mismatched collectives show the arguments of every process (slower)?"},
   };
 }
 

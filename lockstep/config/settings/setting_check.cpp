@@ -74,10 +74,10 @@ void check_value(
     const auto seconds = decimal_number(text);
     is_valid = seconds && is_in_range(spec, *seconds);
     hint = seconds ? "" : number_hint(text, spec.min, spec.max);
-  } else if (is_valid && spec.check != nullptr) {
+  } else if (spec.check != nullptr) {
     const std::string wanted = spec.check(text);
-    is_valid = wanted.empty();
-    expected = is_valid ? expected : wanted;
+    is_valid = is_valid && wanted.empty();
+    expected = wanted.empty() ? expected : wanted;
   }
   if (is_valid) {
     return;

@@ -83,9 +83,9 @@ std::vector<std::string> keys_of(const std::string& section) {
   return names;
 }
 
-std::string render_key_table() {
+TableRows key_rows() {
   const std::map<std::string, std::string> texts = defaults();
-  std::string table = "| key | default | status | |\n|---|---|---|---|\n";
+  TableRows rows = {{"key", "default", "status", "description"}};
   for (const KeySpec& spec : all_keys()) {
     if (spec.kind == KeyKind::kSection && spec.description.empty()) {
       continue;  // Only its keys have rows.
@@ -95,12 +95,25 @@ std::string render_key_table() {
     if (!spec.choices.empty() && spec.status == KeyStatus::kWorks) {
       description += fmt::format(": {}", fmt::join(spec.choices, ", "));
     }
-    table += fmt::format(
-        "| `{}` | {} | {} | {} |\n",
-        spec.path,
-        text == texts.end() ? "" : text->second,
-        status_text(spec),
-        description);
+    rows.push_back(
+        {fmt::format("`{}`", spec.path),
+         text == texts.end() ? "" : text->second,
+         status_text(spec),
+         description});
+  }
+  return rows;
+}
+
+std::string render_markdown(const TableRows& rows) {
+  std::string table;
+  for (const std::vector<std::string>& row : rows) {
+    table += fmt::format("| {} |\n", fmt::join(row, " | "));
+    if (&row == &rows.front()) {
+      for (size_t i = 0; i < row.size(); ++i) {
+        table += "|---";
+      }
+      table += "|\n";
+    }
   }
   return table;
 }

@@ -107,7 +107,13 @@ const KeySpec* find_key(const std::string& path);
 /// Returns the key names of a section; "" is the file itself.
 std::vector<std::string> keys_of(const std::string& section);
 
-/// Renders the table of docs/ds_config.md, with the defaults of DsConfig.
-std::string render_key_table();
+/// Holds a table in Markdown, row by row. The first row has the headings.
+using TableRows = std::vector<std::vector<std::string>>;
+
+/// Returns the table of docs/ds_config.md, with the defaults of DsConfig.
+TableRows key_rows();
+
+/// Formats a table as Markdown.
+std::string render_markdown(const TableRows& rows);
 
 }  // namespace lockstep::ds_config

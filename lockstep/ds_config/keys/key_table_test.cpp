@@ -72,15 +72,15 @@ TEST(KeyTable, RefusedAndIgnoredKeysSayWhy) {
   }
 }
 
-/// Where they part, paste what `lockstep ds-config keys` prints into the page.
+/// Where they part, paste what `lockstep ds-config keys --markdown` prints into the page.
 TEST(KeyTable, IsThatOfThePage) {
   const std::string page = text_of_file("docs/ds_config.md");
   const auto is_there = [&](const std::string& table) {
     return page.find(table) != std::string::npos;
   };
-  EXPECT_TRUE(is_there(render_key_table()));
-  EXPECT_TRUE(is_there(render_type_table(optimizer_types())));
-  EXPECT_TRUE(is_there(render_type_table(schedule_types())));
+  EXPECT_TRUE(is_there(render_markdown(key_rows())));
+  EXPECT_TRUE(is_there(render_markdown(type_rows(optimizer_types()))));
+  EXPECT_TRUE(is_there(render_markdown(type_rows(schedule_types()))));
 }
 
 /// Those of tests/golden/make_ds_config.py.

@@ -38,20 +38,19 @@ const TypeSpec* find_type(
   return found == types.end() ? nullptr : &*found;
 }
 
-std::string render_type_table(const std::vector<TypeSpec>& types) {
-  std::string table = "| type | | parameters and their defaults |\n|---|---|---|\n";
+TableRows type_rows(const std::vector<TypeSpec>& types) {
+  TableRows rows = {{"type", "description", "parameters and defaults"}};
   for (const TypeSpec& type : types) {
     std::string parameters;
     for (const ParameterSpec& spec : type.parameters) {
       parameters += (parameters.empty() ? "" : ", ") + text_of_parameter(spec);
     }
-    table += fmt::format(
-        "| `{}` | {} | {} |\n",
-        type.name,
-        type.refused ? "refused: " + type.description : type.description,
-        parameters);
+    rows.push_back(
+        {fmt::format("`{}`", type.name),
+         type.refused ? "refused: " + type.description : type.description,
+         parameters});
   }
-  return table;
+  return rows;
 }
 
 }  // namespace lockstep::ds_config

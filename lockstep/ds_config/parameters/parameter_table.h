@@ -33,7 +33,7 @@ const std::vector<TypeSpec>& schedule_types();
 const TypeSpec* find_type(
     const std::vector<TypeSpec>& types, const std::string& name, bool any_case);
 
-/// Renders a table of docs/ds_config.md.
-std::string render_type_table(const std::vector<TypeSpec>& types);
+/// Returns a table of docs/ds_config.md.
+TableRows type_rows(const std::vector<TypeSpec>& types);
 
 }  // namespace lockstep::ds_config

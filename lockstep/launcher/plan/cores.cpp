@@ -109,7 +109,11 @@ ThreadPlan plan_threads(
   return {
       std::to_string(threads),
       fmt::format(
-          "{} x {} on {}", world, counted(static_cast<size_t>(threads), "thread"), machine)};
+          "{} with {}{} on {}",
+          world,
+          counted(static_cast<size_t>(threads), "thread"),
+          ranks == 1 ? "" : " each",
+          machine)};
 }
 
 }  // namespace lockstep::launcher

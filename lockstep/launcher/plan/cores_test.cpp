@@ -79,8 +79,8 @@ TEST(VisibleGpus, AreThoseWithADeviceFileThatCudaMaySee) {
 TEST(PlanThreads, SharesTheCoresEvenlyAndLeavesEachRankOne) {
   EXPECT_EQ(plan_threads(0, std::nullopt, 8, 3).omp_num_threads, "2");
   EXPECT_EQ(plan_threads(0, std::nullopt, 2, 5).omp_num_threads, "1");
-  EXPECT_EQ(plan_threads(0, std::nullopt, 2, 2).summary, "2 ranks x 1 thread on 2 cores");
-  EXPECT_EQ(plan_threads(0, std::nullopt, 1, 1).summary, "1 rank x 1 thread on 1 core");
+  EXPECT_EQ(plan_threads(0, std::nullopt, 2, 2).summary, "2 ranks with 1 thread each on 2 cores");
+  EXPECT_EQ(plan_threads(0, std::nullopt, 1, 1).summary, "1 rank with 1 thread on 1 core");
 }
 
 TEST(PlanThreads, AskedForBeatsTheEnvironmentWhichBeatsTheShare) {

@@ -67,7 +67,7 @@ CpuBind parse_cpu_bind(const std::string& text, const std::string& flag) {
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "invalid value '{}' for {}; expected {}{}",
+            "invalid value '{}' for {}; expected one of {}{}",
             text,
             flag,
             fmt::join(names, ", "),

@@ -212,9 +212,10 @@ TEST_F(CheckpointCommands, PruneRemovesTheOldest) {
 
 TEST_F(CheckpointCommands, AWrongCallEndsWithTwo) {
   for (const char* command : {"ls", "show", "verify", "prune"}) {
-    refuses({"checkpoint", command}, 2, "got no path");
+    refuses({"checkpoint", command}, 2, "an argument is missing");
   }
-  refuses({"checkpoint", "diff", path("first")}, 2, "got 1 path, expected two checkpoints");
+  refuses(
+      {"checkpoint", "diff", path("first")}, 2, "an argument is missing; expected two checkpoints");
   refuses({"checkpoint", "ls", path("absent")}, 2, "is not a folder");
   refuses({"merge-weights", path("first")}, 2, "expected a checkpoint and a folder to write to");
   refuses({"checkpoint"}, 2, "[lockstep checkpoint]");

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/common/test_pty.h"
+#include "lockstep/base/program/test_pty.h"
 #include "lockstep/base/test_folder.h"
 #include "tests/e2e/harness/lockstep_run.h"
 
@@ -21,7 +21,6 @@ namespace lockstep::e2e {
 namespace {
 
 namespace fs = std::filesystem;
-using cli::TestPty;
 using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
@@ -113,7 +112,7 @@ TEST_F(ConfigCommands, ValidateNamesEveryFault) {
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(
       outcome.out,
-      good + ": 2 settings, valid\n" + bad + ": 2 faults\n  [" + bad +
+      good + ": valid, 2 settings\n" + bad + ": 2 errors\n  [" + bad +
           ":1:1] unknown key 'num_procesess'; did you mean 'num_processes'?\n  [" + bad +
           ":2:15] invalid value '1e3' for max_restarts; expected a whole number from 0 to 1000; "
           "write 1000\n");
@@ -162,6 +161,16 @@ TEST_F(ConfigCommands, ImportFindsAcceleratesDefaultFile) {
   const Outcome outcome = config({"import"}, {"HF_HOME=" + (folder_ / "hf").native()});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(contents(default_path()), HasSubstr("\nmixed_precision: \"no\"\n"));
+}
+
+TEST_F(ConfigCommands, ImportNamesTheDefaultFileThatDoesNotExist) {
+  const Outcome outcome = config({"import"}, {"HF_HOME=" + (folder_ / "hf").native()});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(
+      outcome.err,
+      HasSubstr(
+          "Accelerate's file does not exist; expected " +
+          (folder_ / "hf/accelerate/default_config.yaml").native()));
 }
 
 TEST_F(ConfigCommands, QuestionsThroughAPipe) {
@@ -217,15 +226,15 @@ TEST_F(ConfigOnATerminal, AnswersWithArrowKeys) {
   pty.type("\x1b[A\r");
   pty.await("  stage 3");
   pty.type("\r");
-  pty.await("started again? [0]: ");
+  pty.await("restarted? [0]: ");
   pty.type(
       "9\x7f"
       "1\r");
-  pty.await("output? [none]: ");
+  pty.await("logged? [none]: ");
   pty.type("\r");
   pty.await("  yes");
   pty.type("\r");
-  pty.await("programs get? [none]: ");
+  pty.await("ds_config.json should programs use? [none]: ");
   pty.type("\r");
   pty.await("wrote ");
   EXPECT_EQ(pty.wait(), 0);

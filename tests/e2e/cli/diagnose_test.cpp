@@ -128,7 +128,9 @@ TEST(EnvCommand, ShowsTheOriginOfEachSetting) {
 
 TEST(EnvCommand, RefusesArguments) {
   const Json json = json_of({"env", "x"}, 2, "lockstep.env/1");
-  EXPECT_THAT(json["error"].get<std::string>(), HasSubstr("got 'x', expected no arguments"));
+  EXPECT_THAT(
+      json["error"].get<std::string>(),
+      HasSubstr("unexpected argument 'x'; expected no arguments"));
 }
 
 TEST(EstimateMemoryCommand, ReadsAFileAndSaysItInTablesAndJson) {

@@ -16,6 +16,7 @@ namespace lockstep::e2e {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
@@ -110,7 +111,7 @@ TEST_F(DsConfigCommands, CheckRefusesACallThatSaysTooLittle) {
       {{"ds-config", "check", path, "--world", "0"}, "expected a whole number from 1"},
       {{"ds-config", "check", "--world", "1"}, "expected one file"},
       {{"ds-config", "check", "/no/such/file", "--world", "1"}, "cannot be read"},
-      {{"ds-config"}, "expected one of check, keys"},
+      {{"ds-config"}, "expected check or keys"},
       {{"ds-config", "keys", "x"}, "expected no arguments"},
       {{"ds-config", "check", file("{\"a\": 1, \"a\": 2}"), "--world", "1"}, "is given twice"}};
   for (const auto& [words, why] : calls) {
@@ -121,13 +122,26 @@ TEST_F(DsConfigCommands, CheckRefusesACallThatSaysTooLittle) {
 }
 
 TEST_F(DsConfigCommands, KeysAreThoseOfThePage) {
-  const Outcome outcome = run_lockstep({"ds-config", "keys"});
+  const Outcome outcome = run_lockstep({"ds-config", "keys", "--markdown"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(
       outcome.out,
       AllOf(
           HasSubstr("| `zero_optimization.overlap_comm` |  | ignored | "),
           HasSubstr("| `WarmupDecayLR` | DeepSpeed's | `total_num_steps` (required), ")));
+}
+
+TEST_F(DsConfigCommands, KeysAreATableWithoutMarkdown) {
+  const Outcome outcome = run_lockstep({"ds-config", "keys"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          ContainsRegex("^  KEY +DEFAULT +STATUS +DESCRIPTION\n  train_batch_size +works +samples"),
+          HasSubstr("its name, in any case; see below\n"),
+          ContainsRegex("\n  TYPE +DESCRIPTION +PARAMETERS AND DEFAULTS\n"),
+          ContainsRegex("\n  WarmupDecayLR +DeepSpeed's +total_num_steps \\(required\\), "),
+          Not(AnyOf(HasSubstr("|--"), HasSubstr("`"), HasSubstr("](#")))));
 }
 
 const std::string kWarmup = R"({
@@ -148,7 +162,7 @@ TEST_F(DsConfigCommands, ScheduleShowsRatesFromConstructionOn) {
       outcome.out,
       AllOf(
           HasSubstr(".json: OneCycle\n"),
-          HasSubstr("\n  STEP  LEARNING RATE  MOMENTUM\n"
+          HasSubstr("\n  STEP  LEARNING RATE  MOMENTUM  EVENT\n"
                     "     0       0.100000  0.800000  at construction\n"
                     "     1       0.280000  0.880000\n"),
           HasSubstr("     5        1.00000  0.800000  top of the cycle\n     6       0.820000"),
@@ -196,8 +210,8 @@ TEST_F(DsConfigCommands, SeveralParameterGroupsHaveAColumnEach) {
     "lr_range_test_min_lr": [0.1, 0.2], "lr_range_test_step_size": 1}}})");
   EXPECT_THAT(
       run_lockstep({"schedule", path, "--steps", "1"}).out,
-      HasSubstr(
-          "  STEP  LEARNING RATE 0  LEARNING RATE 1\n     0         0.100000         0.200000"));
+      HasSubstr("  STEP  LEARNING RATE 0  LEARNING RATE 1  EVENT\n     0         0.100000         "
+                "0.200000"));
   const Json json = json_of({"schedule", path, "--steps", "1"}, 0, "lockstep.schedule/1");
   EXPECT_EQ(json["lr"], Json({{0.1, 0.2}, {0.2, 0.4}}));
 }
@@ -213,7 +227,7 @@ TEST_F(DsConfigCommands, MuonsTwoGroupsHaveTheirOwnRates) {
       run_lockstep({"schedule", path, "--steps", "9"}).out,
       AllOf(
           HasSubstr(": WarmupLR\ngroup 0: matrices; group 1: others\n\n"),
-          HasSubstr("  STEP  LEARNING RATE 0  LEARNING RATE 1\n"),
+          HasSubstr("  STEP  LEARNING RATE 0  LEARNING RATE 1  EVENT\n"),
           ContainsRegex("\n     9 +0.0500000 +0.00100000 *\n")));
   const Json json = json_of({"schedule", path, "--steps", "9"}, 0, "lockstep.schedule/1");
   EXPECT_EQ(json["base_lr"], Json({0.05, 0.001}));

@@ -76,7 +76,8 @@ TEST(LaunchEnvironment, EachRankFindsTorchrunsVariables) {
 TEST(LaunchEnvironment, ThreadsAreDistributedAndReportedOnce) {
   const Outcome shared =
       run_lockstep(launch("2", {"--threads-per-rank", "3", kFixture, "environment"}));
-  EXPECT_THAT(shared.err, ContainsRegex("^lockstep: 2 ranks x 3 threads on [0-9]+ cores?\n$"));
+  EXPECT_THAT(
+      shared.err, ContainsRegex("^lockstep: 2 ranks with 3 threads each on [0-9]+ cores?\n$"));
   EXPECT_EQ(environments(shared.out)[1]["OMP_NUM_THREADS"], "3");
   const Outcome given = run_lockstep(launch("2", {kFixture, "environment"}), {"OMP_NUM_THREADS=5"});
   EXPECT_THAT(given.err, HasSubstr("OMP_NUM_THREADS=5 from the environment"));

@@ -2,6 +2,8 @@
 // The options of `lockstep launch`, with a job on this machine.
 #include <csignal>
 #include <filesystem>
+#include <regex>
+#include <sstream>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -265,14 +267,15 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
       {{"--numa-binding", "exclusive"}, "expected node"},
       {{"--cpu-bind", "core"}, "did you mean 'cores'?"},
       {{"--mixed-precision", "bf61"},
-       "[lockstep launch] invalid value 'bf61' for --mixed-precision; expected no, fp16, bf16; "
-       "did you mean 'bf16'?\n"},
-      {{"--zero-stage", "4"}, "invalid value '4' for --zero-stage; expected 0, 1, 2, 3"},
+       "[lockstep launch] invalid value 'bf61' for --mixed-precision; expected one of no, fp16, "
+       "bf16; did you mean 'bf16'?\n"},
+      {{"--zero-stage", "4"}, "invalid value '4' for --zero-stage; expected one of 0, 1, 2, 3\n"},
       {{"--timeout", "-1"},
        "[lockstep launch] invalid value '-1' for --timeout; expected seconds from 0.001 to "
        "31622400\n"},
       {{"--timeout", "1", "--timeout", "2"},
        "--timeout was given more than once; expected it once"},
+      {{"-n", "3"}, "-n (--nproc-per-node) was given more than once; expected it once"},
       {{"-np", "2"},
        "unknown option -np; lockstep launch --help lists the options; did you mean '-n'?"},
       {{"-hostfile", "hosts"}, "unknown option -hostfile; did you mean '--hostfile'?"},
@@ -319,6 +322,18 @@ TEST(LaunchFlags, TheHelpIsInGroups) {
     EXPECT_THAT(help, HasSubstr(group));
   }
   EXPECT_THAT(help, Not(HasSubstr("fsdp")));
+}
+
+TEST(LaunchFlags, TheHelpFitsIntoATerminal) {
+  const std::string help = run_lockstep({"launch", "--help"}).out;
+  EXPECT_THAT(help, HasSubstr("  -H, --hostfile, --deepspeed-hostfile FILE\n"));
+  EXPECT_THAT(
+      std::regex_replace(help, std::regex("\n {30}"), " "),
+      HasSubstr("(default: the program decides) [one of no, fp16, bf16]\n"));
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 100U) << line;
+  }
 }
 
 TEST(LaunchSignals, ThoseNotAskedForAreNotPassedOn) {

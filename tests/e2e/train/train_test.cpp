@@ -164,12 +164,18 @@ TEST_F(TrainTest, OneBinaryRunsAloneAndUnderEveryLauncher) {
   }
 }
 
-TEST_F(TrainTest, TensorboardReadsTheDemosEvents) {
+TEST_F(TrainTest, TheDemoWritesAPictureAndEventsThatTensorboardReads) {
   ASSERT_FALSE(kPython.empty()) << "configure with -DLOCKSTEP_PYTHON=<python with tensorboard>";
   const Outcome demo = run_lockstep(
       {"launch", "-n", "2", kDemo, "--steps", "50", "--output", folder_.string() + "/demo"},
       {kOneThread});
   ASSERT_EQ(demo.code, 0) << demo.err;
+  EXPECT_THAT(demo.out, HasSubstr("lockstep report " + folder_.string() + "/demo "));
+  const std::string picture = contents(folder_ / "demo" / "mistakes.png");
+  // Width and height follow the beginning of the first chunk.
+  EXPECT_EQ(
+      picture.substr(0, 24),
+      std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x05\xca\0\0\x05\xfc", 24));
   const Outcome read = run_command(
       {kPython,
        std::string(LOCKSTEP_SOURCE_DIR) + "/tests/tracking/read_tensorboard.py",

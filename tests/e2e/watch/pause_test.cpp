@@ -16,7 +16,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/common/test_pty.h"
+#include "lockstep/base/program/test_pty.h"
 #include "lockstep/base/test_folder.h"
 #include "tests/e2e/harness/lockstep_run.h"
 
@@ -86,7 +86,7 @@ class Ticks {
 
 TEST(Pause, CtrlZPausesTheRanksAndFgContinuesThem) {
   const Ticks ticks;
-  cli::TestPty shell(run_shell, 200);
+  TestPty shell(run_shell, 200);
   shell.type(
       LOCKSTEP_BIN_DIR "/lockstep launch -n 2 --stall-timeout 1 sh -c '" + ticks.script() + "'\n");
   ticks.expect_more(2);
@@ -109,7 +109,7 @@ TEST(Pause, CtrlZPausesTheRanksAndFgContinuesThem) {
 
 TEST(Pause, KillOfAPausedJobEndsIt) {
   const Ticks ticks;
-  cli::TestPty shell(run_shell, 200);
+  TestPty shell(run_shell, 200);
   // `wait -f %1` can return bash's status of the stop, 148, for a job that ends while bash looks.
   shell.type(
       "(trap : TERM; " LOCKSTEP_BIN_DIR "/lockstep launch -n 2 sh -c '" + ticks.script() +
@@ -127,7 +127,7 @@ TEST(Pause, KillOfAPausedJobEndsIt) {
 /// All limits of the job are shorter than the pause.
 TEST(Pause, DoesNotCountTowardsTheTimeOfACollective) {
   const TestFolder folder;
-  cli::TestPty shell(run_shell, 200);
+  TestPty shell(run_shell, 200);
   shell.type(
       "XDG_STATE_HOME=" + folder.path().string() +
       " LOCKSTEP_TIMEOUT_MS=4000 " LOCKSTEP_BIN_DIR

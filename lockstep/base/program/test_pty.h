@@ -15,7 +15,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::cli {
+namespace lockstep {
 
 /// A child process with its own pseudo-terminal, for tests. Functions that wait fail the test after
 /// half a minute.
@@ -104,4 +104,4 @@ class TestPty {
   size_t seen_ = 0;
 };
 
-}  // namespace lockstep::cli
+}  // namespace lockstep
