@@ -254,7 +254,8 @@ class Accelerator {
   // --- progress and logs
   /// Wraps `range` in a progress bar on stderr of the main process; without a terminal a line every
   /// few seconds, see ProgressTerminal. For a loader or epochs() the bar shows the position and the
-  /// total. It shows the last loss (on a device: set_value("loss", ...)) and the memory in use.
+  /// total. It shows the memory in use, and the last loss; of a device, or with a NonFinitePolicy,
+  /// the program shows it by set_value("loss", ...).
   template <typename Range>
   auto progress(Range range, std::string label = "") {
     return with_progress(std::move(range), std::move(label), live_progress());
