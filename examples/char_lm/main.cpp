@@ -172,7 +172,7 @@ int train(const Options& options) {
             {{"train/loss", mean},
              {"train/gradient_norm", norm.item<double>()},
              {"train/lr", scheduler.get_last_lr().front()}});
-        progress.set_note("loss " + std::to_string(mean).substr(0, 5));
+        progress.set_value("loss", mean);
       }
       const bool last = optimizer.steps() == options.common.steps;
       if (last || optimizer.steps() % options.evaluate_every == 0) {

@@ -106,7 +106,7 @@ int train(const Options& options) {
       if (optimizer.steps() % 50 == 0) {
         const double mean_loss = accelerator.reduce(loss, lockstep::ReduceOp::kAvg).item<double>();
         accelerator.log({{"train/loss", mean_loss}});
-        progress.set_note("loss " + std::to_string(mean_loss).substr(0, 5));
+        progress.set_value("loss", mean_loss);
       }
       if (options.common.steps > 0 && optimizer.steps() >= options.common.steps) {
         break;

@@ -14,6 +14,7 @@
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/loop/progress_values.h"
 #include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/accelerator/offload_states/state_offloader.h"
 #include "lockstep/accelerator/prepare/gathered_parameters.h"
@@ -326,6 +327,13 @@ EpochRange Accelerator::epochs(int64_t count) {
   state_->checkpointer.resume_if_requested(/*in_epochs=*/true);
   const auto& loaders = state_->objects.loaders;
   return {loaders.empty() ? 0 : loaders.front()->epoch(), count};
+}
+
+std::function<ProgressValues()> Accelerator::live_progress() const {
+  return [loop = std::weak_ptr<const LoopState>(state_->loop), device = state_->context.device] {
+    const std::shared_ptr<const LoopState> held = loop.lock();
+    return held ? progress_values(*held, device) : ProgressValues();
+  };
 }
 
 void Accelerator::init_trackers(const nlohmann::json& config) {

@@ -252,11 +252,13 @@ class Accelerator {
   nlohmann::json broadcast_object(const nlohmann::json& value, int from_process = 0);
 
   // --- progress and logs
-  /// Wraps `range` in a progress bar on stderr, shown on the main process if stderr is a terminal.
-  /// For a loader the bar shows the total.
+  /// Wraps `range` in a progress bar on stderr of the main process; without a terminal a line every
+  /// few seconds, see ProgressTerminal. For a loader or epochs() the bar shows the position and the
+  /// total. It shows the memory in use, and the last loss; of a device, or with a NonFinitePolicy,
+  /// the program shows it by set_value("loss", ...).
   template <typename Range>
   auto progress(Range range, std::string label = "") {
-    return with_progress(std::move(range), std::move(label));
+    return with_progress(std::move(range), std::move(label), live_progress());
   }
   /// Returns the remaining epochs of `count`, from the first prepared loader's epoch on, so that a
   /// resumed program continues. Without a loader, 0 to count. Resumes first if requested, see
@@ -415,6 +417,7 @@ class Accelerator {
       const checkpoint::SaveModelOptions& options);
   void add_checkpointable(AnyCheckpointable object);
   void forget_prepared();
+  std::function<ProgressValues()> live_progress() const;
 
   std::unique_ptr<State> state_;
 };

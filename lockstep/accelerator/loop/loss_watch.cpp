@@ -24,12 +24,15 @@ void LossWatch::note(const at::Tensor& loss) {
   ++noted_;
   if (!loss.is_cpu()) {
     last_on_device_ = loss.detach();
+    has_last_on_cpu_ = false;
     return;
   }
   last_ = loss.item<double>();
-  if (first_not_finite_ == 0 && !std::isfinite(last_)) {
+  has_last_on_cpu_ = true;
+  if (first_not_finite_ == 0 && !std::isfinite(last_.load())) {
     first_not_finite_ = noted_;
-    log_warning(fmt::format("the loss of backward {} is {}; {}", noted_, last_, kLossRemedy));
+    log_warning(
+        fmt::format("the loss of backward {} is {}; {}", noted_, last_.load(), kLossRemedy));
   }
 }
 
@@ -37,7 +40,7 @@ void LossWatch::warn_at_end(Group& group) {
   if (last_on_device_.defined()) {
     last_ = std::exchange(last_on_device_, {}).item<double>();
   }
-  double not_finite = std::isfinite(last_) ? 0 : 1;
+  double not_finite = std::isfinite(last_.load()) ? 0 : 1;
   if (group.size() > 1) {
     not_finite = group.all_reduce(at::full({1}, not_finite, at::kDouble), ReduceOp::kMax)
                      .wait()

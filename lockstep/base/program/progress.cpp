@@ -3,17 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <chrono>
+#include <atomic>
 #include <cmath>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
-
-#include "lockstep/base/program/terminal.h"
-#include "lockstep/base/rank.h"
-#include "lockstep/base/text/words.h"
 
 namespace lockstep {
 namespace {
@@ -22,28 +16,7 @@ constexpr double kRedrawSeconds = 0.1;
 constexpr double kRateMemorySeconds = 10;
 constexpr int kWidestBar = 30;
 constexpr int kNarrowestBar = 5;
-constexpr int kColumnsIfUnknown = 80;
 constexpr const char* kClearToEnd = "\x1b[K";
-
-bool locale_is_utf8(const Environment& environment) {
-  std::string locale;
-  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    if (const auto value = environment.text(name)) {
-      locale = *value;
-      break;
-    }
-  }
-  locale = lower(locale);
-  return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
-}
-
-void write_all_to_stderr(const std::string& text) {
-  // A failed write is ignored: the bar is only decoration.
-  ssize_t written = -1;
-  do {
-    written = ::write(STDERR_FILENO, text.data(), text.size());
-  } while (written < 0 && errno == EINTR);
-}
 
 bool continues_character(char c) {
   return (static_cast<unsigned char>(c) & 0xc0U) == 0x80U;
@@ -125,42 +98,46 @@ void append_part(std::string& text, const std::string& part) {
 
 }  // namespace
 
-ProgressTerminal ProgressTerminal::standard_error() {
-  return from(Environment::process(), ::isatty(STDERR_FILENO) == 1, current_rank().is_main());
-}
+/// The count of a bar, which bars inside of it show.
+struct ProgressBar::Count {
+  Count(std::string text, int64_t total_count, int64_t initial)
+      : label(std::move(text)), total(total_count), done(initial) {}
+  std::string label;
+  int64_t total;
+  std::atomic<int64_t> done;
+  std::atomic<bool> is_open = true;
 
-ProgressTerminal ProgressTerminal::from(
-    const Environment& environment, bool stderr_is_terminal, bool is_main) {
-  constexpr int64_t kMostColumns = 10000;
-  const bool wanted = environment.boolean("LOCKSTEP_PROGRESS").value_or(true);
-  const auto forwarded = environment.integer("LOCKSTEP_TERMINAL", 1, kMostColumns);
-  const bool dumb = environment.text("TERM").value_or("") == "dumb";
-  const bool no_colour = environment.text("NO_COLOR").has_value();
-  ProgressTerminal terminal;
-  terminal.on = wanted && !dumb && is_main && (stderr_is_terminal || forwarded);
-  terminal.colour = !no_colour;
-  terminal.utf8 = locale_is_utf8(environment);
-  terminal.blocks = terminal.utf8 && !no_colour;
-  const int fallback = static_cast<int>(forwarded.value_or(kColumnsIfUnknown));
-  terminal.columns = [fallback, stderr_is_terminal]() -> int {
-    return stderr_is_terminal ? terminal_columns(STDERR_FILENO).value_or(fallback) : fallback;
-  };
-  terminal.write = write_all_to_stderr;
-  terminal.now_s = [] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  };
-  return terminal;
-}
+  /// Adds a count to those of the process's open bars; returns the others.
+  static std::vector<std::shared_ptr<const Count>> enter(const std::shared_ptr<Count>& count) {
+    static std::mutex mutex;
+    static std::vector<std::weak_ptr<const Count>> all;
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::vector<std::shared_ptr<const Count>> others;
+    for (const std::weak_ptr<const Count>& each : all) {
+      if (auto other = each.lock(); other && other->is_open) {
+        others.push_back(std::move(other));
+      }
+    }
+    all.assign(others.begin(), others.end());
+    all.emplace_back(count);
+    return others;
+  }
+};
 
 ProgressBar::ProgressBar(ProgressOptions options, ProgressTerminal terminal)
-    : options_(std::move(options)), terminal_(std::move(terminal)), done_(options_.initial) {
-  if (!terminal_.on) {
+    : options_(std::move(options)),
+      terminal_(std::move(terminal)),
+      count_(std::make_shared<Count>(options_.label, options_.total, options_.initial)),
+      outer_(Count::enter(count_)) {
+  if (!terminal_.on && terminal_.line_s <= 0) {
     return;
   }
   begin_s_ = terminal_.now_s();
   drawn_s_ = begin_s_;
-  drawn_done_ = done_;
+  drawn_done_ = options_.initial;
+  if (!terminal_.on) {
+    return;
+  }
   add_status_line(*this);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!hidden_) {
@@ -169,6 +146,7 @@ ProgressBar::ProgressBar(ProgressOptions options, ProgressTerminal terminal)
 }
 
 ProgressBar::~ProgressBar() {
+  count_->is_open = false;
   if (!terminal_.on || finished_) {
     return;
   }
@@ -183,44 +161,57 @@ ProgressBar::~ProgressBar() {
 }
 
 void ProgressBar::advance(int64_t by) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (finished_) {
-    return;
-  }
-  done_ += by;
-  draw_if_due();
+  update([&] { count_->done += by; });
+}
+
+void ProgressBar::set_value(const std::string& name, double value) {
+  update([&] {
+    const std::string text = fmt::format("{:.4g}", value);
+    const auto found = std::find_if(
+        values_.begin(), values_.end(), [&](const auto& each) { return each.first == name; });
+    if (found == values_.end()) {
+      values_.emplace_back(name, text);
+    } else {
+      found->second = text;
+    }
+  });
 }
 
 void ProgressBar::set_note(std::string note) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  note_ = std::move(note);
-  draw_if_due();
+  update([&] { note_ = std::move(note); });
 }
 
 void ProgressBar::finish() {
+  std::string plain;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (finished_) {
       return;
     }
     finished_ = true;
-    if (!terminal_.on) {
-      return;
+    count_->is_open = false;
+    if (!terminal_.on && logged_) {
+      plain = final_line(terminal_.now_s());
     }
+  }
+  if (!terminal_.on) {
+    if (!plain.empty()) {
+      log_info(plain);
+    }
+    return;
   }
   // Another bar may be shown: the final line is written like any other line.
   around_status_line([this] {
     const std::lock_guard<std::mutex> lock(mutex_);
     const double now_s = terminal_.now_s();
-    write(final_line(now_s) + "\n");
+    write(cut_to(final_line(now_s), std::max(1, terminal_.columns() - 1)) + "\n");
     drawn_ = false;
   });
   remove_status_line(*this);
 }
 
 int64_t ProgressBar::done() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return done_;
+  return count_->done;
 }
 
 void ProgressBar::hide() noexcept {
@@ -241,32 +232,55 @@ void ProgressBar::show() noexcept {
   try {
     draw(terminal_.now_s());
   } catch (...) {
-    // Out of memory: the loop continues without the bar.
-    drawn_ = false;
+    drawn_ = false;  // Out of memory: the loop continues without the bar.
   }
 }
 
-void ProgressBar::draw_if_due() {
-  if (!terminal_.on || hidden_ || finished_) {
-    return;
+void ProgressBar::update(const std::function<void()>& change) {
+  std::string plain;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (finished_) {
+      return;
+    }
+    change();
+    const double interval_s = terminal_.on ? kRedrawSeconds : terminal_.line_s;
+    if (hidden_ || interval_s <= 0) {
+      return;
+    }
+    const double now_s = terminal_.now_s();
+    if (now_s - drawn_s_ < interval_s) {
+      return;
+    }
+    if (terminal_.on) {
+      draw(now_s);
+      return;
+    }
+    measure(now_s);
+    plain = plain_line();
+    logged_ = true;
   }
-  const double now_s = terminal_.now_s();
-  if (now_s - drawn_s_ >= kRedrawSeconds) {
-    draw(now_s);
-  }
+  // The log's lock is taken before the bar's.
+  log_info(plain);
 }
 
 void ProgressBar::draw(double now_s) {
-  const double passed_s = now_s - drawn_s_;
-  if (passed_s > 0) {
-    const double keep = std::exp(-passed_s / kRateMemorySeconds);
-    recent_done_ = recent_done_ * keep + static_cast<double>(done_ - drawn_done_);
-    recent_s_ = recent_s_ * keep + passed_s;
-    drawn_s_ = now_s;
-    drawn_done_ = done_;
-  }
+  measure(now_s);
   write(line(terminal_.columns()) + kClearToEnd + "\r");
   drawn_ = true;
+}
+
+/// Counts the progress since the last drawing towards the rate.
+void ProgressBar::measure(double now_s) {
+  const double passed_s = now_s - drawn_s_;
+  if (passed_s > 0) {
+    const int64_t done = count_->done;
+    const double keep = std::exp(-passed_s / kRateMemorySeconds);
+    recent_done_ = recent_done_ * keep + static_cast<double>(done - drawn_done_);
+    recent_s_ = recent_s_ * keep + passed_s;
+    drawn_s_ = now_s;
+    drawn_done_ = done;
+  }
 }
 
 void ProgressBar::write(const std::string& text) noexcept {
@@ -278,35 +292,93 @@ void ProgressBar::write(const std::string& text) noexcept {
   }
 }
 
+/// Formats the bars around this one: "epochs 1/3 > ".
+std::string ProgressBar::enclosing() const {
+  std::string text;
+  for (const auto& outer : outer_) {
+    if (outer->is_open) {
+      const std::string label = printable(outer->label, terminal_.utf8);
+      const std::string of = outer->total >= 0 ? fmt::format("/{}", outer->total) : "";
+      text += fmt::format("{}{}{}{} > ", label, label.empty() ? "" : " ", outer->done.load(), of);
+    }
+  }
+  return text;
+}
+
+/// Formats the values of the program and of `live`, and the note.
+std::string ProgressBar::values() const {
+  ProgressValues all = options_.live ? options_.live() : ProgressValues();
+  for (const auto& value : values_) {
+    const auto found = std::find_if(
+        all.begin(), all.end(), [&](const auto& each) { return each.first == value.first; });
+    if (found == all.end()) {
+      all.push_back(value);
+    } else {
+      found->second = value.second;
+    }
+  }
+  std::string text;
+  for (const auto& [name, value] : all) {
+    append_part(text, name + " " + value);
+  }
+  append_part(text, note_);
+  return printable(text, terminal_.utf8);
+}
+
+double ProgressBar::fraction() const {
+  return options_.total > 0
+             ? std::clamp(
+                   static_cast<double>(count_->done.load()) / static_cast<double>(options_.total),
+                   0.0,
+                   1.0)
+             : 1;
+}
+
+/// Formats count, rate, remaining time and values.
+std::string ProgressBar::figures() const {
+  const std::string unit = printable(options_.unit, terminal_.utf8);
+  const int64_t done = count_->done;
+  const bool known = options_.total >= 0;
+  std::string text =
+      known ? fmt::format("{:3}% {}/{}", static_cast<int>(fraction() * 100), done, options_.total)
+            : fmt::format("{} {}", done, unit);
+  if (recent_done_ > 0 && recent_s_ > 0) {
+    const double rate = recent_done_ / recent_s_;
+    append_part(text, format_rate(rate, unit));
+    if (known) {
+      const auto left = static_cast<double>(std::max<int64_t>(0, options_.total - done));
+      append_part(text, format_clock(left / rate) + " left");
+    }
+  }
+  append_part(text, values());
+  return text;
+}
+
 std::string ProgressBar::line(int columns) const {
   // A full last column would make the terminal wrap.
   const int room = std::max(1, columns - 1);
   const std::string label = printable(options_.label, terminal_.utf8);
-  const std::string unit = printable(options_.unit, terminal_.utf8);
-  const bool known = options_.total >= 0;
-  double fraction = 1;
-  if (options_.total > 0) {
-    fraction =
-        std::clamp(static_cast<double>(done_) / static_cast<double>(options_.total), 0.0, 1.0);
+  const std::string text = figures();
+  const auto bar_columns = [&](const std::string& front) {
+    return std::min(kWidestBar, room - width_of(front) - width_of(text) - 1);
+  };
+  const std::string short_front = label.empty() ? "" : label + " ";
+  std::string front = enclosing() + short_front;
+  if (bar_columns(front) < kNarrowestBar) {
+    front = short_front;  // The bars around this one are the least important.
   }
-  std::string figures =
-      known ? fmt::format("{:3}% {}/{}", static_cast<int>(fraction * 100), done_, options_.total)
-            : fmt::format("{} {}", done_, unit);
-  if (recent_done_ > 0 && recent_s_ > 0) {
-    const double rate = recent_done_ / recent_s_;
-    append_part(figures, format_rate(rate, unit));
-    if (known) {
-      const auto left = static_cast<double>(std::max<int64_t>(0, options_.total - done_));
-      append_part(figures, format_clock(left / rate) + " left");
-    }
+  const int bar = bar_columns(front);
+  if (options_.total < 0 || bar < kNarrowestBar) {
+    return cut_to(front + text, room);
   }
-  append_part(figures, printable(note_, terminal_.utf8));
-  const std::string front = label.empty() ? "" : label + " ";
-  const int bar = std::min(kWidestBar, room - width_of(front) - width_of(figures) - 1);
-  if (!known || bar < kNarrowestBar) {
-    return cut_to(front + figures, room);
-  }
-  return front + bar_of(fraction, bar, terminal_.blocks, terminal_.colour) + " " + figures;
+  return front + bar_of(fraction(), bar, terminal_.blocks, terminal_.colour) + " " + text;
+}
+
+std::string ProgressBar::plain_line() const {
+  const std::string label = printable(options_.label, terminal_.utf8);
+  const std::string text = figures();
+  return enclosing() + (label.empty() ? "" : label + ": ") +
+         text.substr(text.find_first_not_of(' '));
 }
 
 std::string ProgressBar::final_line(double now_s) const {
@@ -315,13 +387,14 @@ std::string ProgressBar::final_line(double now_s) const {
   const std::string label = printable(options_.label, terminal_.utf8);
   const std::string of = options_.total >= 0 ? fmt::format("/{}", options_.total) : "";
   const std::string took = took_s < 60 ? fmt::format("{:.1f} s", took_s) : format_clock(took_s);
+  const int64_t done = count_->done;
   std::string text =
-      fmt::format("{}{}{} {} in {}", label.empty() ? "" : label + ": ", done_, of, unit, took);
+      fmt::format("{}{}{} {} in {}", label.empty() ? "" : label + ": ", done, of, unit, took);
   if (took_s > 0) {
-    append_part(text, format_rate(static_cast<double>(done_ - options_.initial) / took_s, unit));
+    append_part(text, format_rate(static_cast<double>(done - options_.initial) / took_s, unit));
   }
-  append_part(text, printable(note_, terminal_.utf8));
-  return cut_to(text, std::max(1, terminal_.columns() - 1));
+  append_part(text, values());
+  return text;
 }
 
 }  // namespace lockstep

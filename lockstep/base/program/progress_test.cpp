@@ -2,13 +2,8 @@
 #include "lockstep/base/program/progress.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <map>
-#include <pty.h>
 #include <string>
-#include <sys/wait.h>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -271,6 +266,94 @@ TEST_F(Progress, OfTwoBarsTheNewestIsDrawnAndThenTheOlder) {
   EXPECT_THAT(screen(), ElementsAre(HasSubstr("batches: 0/10"), HasSubstr("epochs: 1/3"), ""));
 }
 
+TEST_F(Progress, AnInnerBarIsDrawnBehindThoseAroundIt) {
+  ProgressBar epochs({.label = "epochs", .total = 3, .initial = 1}, terminal_);
+  {
+    ProgressBar batches({.label = "train", .total = 10}, terminal_);
+    now_s_ += 1;
+    batches.advance(5);
+    EXPECT_THAT(screen(), ElementsAre(testing::StartsWith("epochs 1/3 > train [#########")));
+    log_info("saved");
+    EXPECT_THAT(
+        screen(), ElementsAre("saved", testing::StartsWith("epochs 1/3 > train [#########")));
+    columns_ = 50;
+    now_s_ += 1;
+    batches.advance();
+    // Too narrow for both and a bar.
+    EXPECT_THAT(screen().back(), testing::StartsWith("train [###"));
+    batches.finish();
+  }
+  now_s_ += 1;
+  epochs.advance();
+  EXPECT_THAT(screen().back(), testing::StartsWith("epochs [####"));
+  ProgressBar later({.label = "test", .total = 10}, terminal_);
+  EXPECT_THAT(screen().back(), testing::StartsWith("epochs 2/3 > test "));
+}
+
+TEST_F(Progress, ABarThatHasEndedIsNotAroundLaterOnes) {
+  ProgressBar ended({.label = "load", .total = 3}, terminal_);
+  ended.finish();
+  ProgressBar bar({.label = "train", .total = 10}, terminal_);
+  EXPECT_THAT(last(), testing::StartsWith("train ["));
+}
+
+TEST_F(Progress, ShowsValuesByNameAndTheProgramsReplaceLiveOnes) {
+  ProgressBar bar(
+      {.label = "train",
+       .total = 2,
+       .live =
+           [] {
+             return ProgressValues{{"loss", "9"}, {"memory", "1.4 GB"}};
+           }},
+      terminal_);
+  EXPECT_THAT(last(), HasSubstr("0/2  loss 9  memory 1.4 GB"));
+  bar.set_value("accuracy", 0.123456);
+  bar.set_value("loss", 0.3125);
+  bar.set_note("warm-up");
+  now_s_ += 1;
+  bar.advance();
+  columns_ = 100;
+  now_s_ += 1;
+  bar.advance();
+  EXPECT_THAT(last(), HasSubstr("loss 0.3125  memory 1.4 GB  accuracy 0.1235  warm-up"));
+  bar.finish();
+  EXPECT_THAT(last(), HasSubstr("2/2 it in 2.0 s  1.0 it/s  loss 0.3125  memory 1.4 GB"));
+}
+
+TEST_F(Progress, WithoutATerminalLogsALineEveryFewSeconds) {
+  terminal_.on = false;
+  terminal_.line_s = 30;
+  ProgressBar epochs({.label = "epochs", .total = 3}, terminal_);
+  ProgressBar bar({.label = "train", .total = 100, .unit = "batches"}, terminal_);
+  bar.set_value("loss", 0.5);
+  now_s_ += 29;
+  bar.advance(29);
+  EXPECT_TRUE(written_.empty());
+  now_s_ += 1;
+  bar.advance();
+  now_s_ += 1;
+  bar.advance();
+  now_s_ += 69;
+  bar.advance(69);
+  bar.finish();
+  EXPECT_THAT(
+      written_,
+      ElementsAre(
+          "epochs 0/3 > train: 30% 30/100  1.0 batches/s  1:10 left  loss 0.5\n",
+          "epochs 0/3 > train: 100% 100/100  1.0 batches/s  0:00 left  loss 0.5\n",
+          "train: 100/100 batches in 1:40  1.0 batches/s  loss 0.5\n"));
+}
+
+TEST_F(Progress, AShortLoopWithoutATerminalLogsNothing) {
+  terminal_.on = false;
+  terminal_.line_s = 30;
+  ProgressBar bar({.total = 2}, terminal_);
+  now_s_ += 29;
+  bar.advance(2);
+  bar.finish();
+  EXPECT_TRUE(written_.empty());
+}
+
 TEST_F(Progress, WritesNothingWhenOff) {
   terminal_.on = false;
   {
@@ -319,75 +402,6 @@ TEST_F(Progress, ThreadsMayAdvanceAndLogAtOnce) {
   for (size_t i = 0; i < 40; ++i) {
     EXPECT_EQ(lines[i], "line");
   }
-}
-
-ProgressTerminal from(
-    std::map<std::string, std::string> values, bool tty = true, bool main = true) {
-  return ProgressTerminal::from(Environment::of(std::move(values)), tty, main);
-}
-
-TEST(ProgressTerminal, IsOnOnlyInTheMainProcessOnATerminal) {
-  EXPECT_TRUE(from({}).on);
-  EXPECT_FALSE(from({}, false).on);
-  EXPECT_FALSE(from({}, true, false).on);
-  EXPECT_FALSE(from({{"LOCKSTEP_TERMINAL", "80"}}, true, false).on);
-}
-
-TEST(ProgressTerminal, BelievesTheLauncherAboutItsTerminal) {
-  const ProgressTerminal terminal = from({{"LOCKSTEP_TERMINAL", "123"}}, false);
-  EXPECT_TRUE(terminal.on);
-  EXPECT_EQ(terminal.columns(), 123);
-  EXPECT_THROW(from({{"LOCKSTEP_TERMINAL", "wide"}}), ConfigError);
-  EXPECT_THROW(from({{"LOCKSTEP_TERMINAL", "0"}}), ConfigError);
-}
-
-TEST(ProgressTerminal, ARealTerminalIsFoundAndMeasured) {
-  const winsize size{.ws_row = 24, .ws_col = 50, .ws_xpixel = 0, .ws_ypixel = 0};
-  int master = -1;
-  const pid_t child = ::forkpty(&master, nullptr, nullptr, &size);
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    ::setenv("TERM", "xterm", 1);
-    ::setenv("LC_ALL", "C", 1);
-    ::setenv("NO_COLOR", "1", 1);
-    ::unsetenv("LOCKSTEP_PROGRESS");
-    ProgressBar bar({.label = "epoch 1", .total = 2});
-    bar.advance(2);
-    bar.finish();
-    ::_exit(bar.on() ? 0 : 1);
-  }
-  std::string text;
-  char buffer[4096];
-  for (ssize_t got = 0; (got = ::read(master, buffer, sizeof(buffer))) > 0;) {
-    text.append(buffer, static_cast<size_t>(got));
-  }
-  ::close(master);
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  // 49 columns: 8 of label, 8 of figures, a space, and the rest bar, of which 30 is the most.
-  EXPECT_THAT(text, testing::StartsWith("epoch 1 [" + std::string(28, '-') + "]   0% 0/2\x1b[K\r"));
-  EXPECT_THAT(text, HasSubstr("epoch 1: 2/2 it in 0.0 s"));
-}
-
-TEST(ProgressTerminal, CanBeSwitchedOff) {
-  EXPECT_FALSE(from({{"LOCKSTEP_PROGRESS", "0"}}).on);
-  EXPECT_FALSE(from({{"LOCKSTEP_PROGRESS", "0"}, {"LOCKSTEP_TERMINAL", "80"}}, false).on);
-  EXPECT_FALSE(from({{"TERM", "dumb"}}).on);
-  EXPECT_TRUE(from({{"LOCKSTEP_PROGRESS", "1"}, {"TERM", "xterm"}}).on);
-  EXPECT_THROW(from({{"LOCKSTEP_PROGRESS", "perhaps"}}), ConfigError);
-}
-
-TEST(ProgressTerminal, TakesBlocksFromTheLocaleAndColourFromNoColor) {
-  EXPECT_FALSE(from({}).blocks);
-  EXPECT_TRUE(from({}).colour);
-  EXPECT_TRUE(from({{"LANG", "de_DE.UTF-8"}}).blocks);
-  EXPECT_TRUE(from({{"LC_CTYPE", "C.utf8"}, {"LANG", "C"}}).utf8);
-  EXPECT_FALSE(from({{"LC_ALL", "C"}, {"LANG", "de_DE.UTF-8"}}).utf8);
-  const ProgressTerminal plain = from({{"NO_COLOR", "1"}, {"LANG", "de_DE.UTF-8"}});
-  EXPECT_FALSE(plain.colour);
-  EXPECT_FALSE(plain.blocks);
-  EXPECT_TRUE(plain.utf8);
 }
 
 }  // namespace

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/loop/progress_values.h"
+
+#include <cstdint>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include <ATen/DeviceAccelerator.h>
+
+namespace lockstep {
+namespace {
+
+/// Returns the bytes of this process that are in memory.
+std::optional<double> resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t pages = 0;
+  int64_t resident = 0;
+  return file >> pages >> resident
+             ? std::optional(
+                   static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE)))
+             : std::nullopt;
+}
+
+std::optional<double> bytes_in_use(c10::Device device) {
+  if (device.is_cpu()) {
+    return resident_bytes();
+  }
+  if (!device.is_cuda()) {
+    return std::nullopt;
+  }
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return static_cast<double>(
+      at::accelerator::getDeviceStats(device.index()).allocated_bytes[kAll].current);
+}
+
+std::string size_text(double bytes) {
+  constexpr double kMega = 1e6;
+  constexpr double kGiga = 1e9;
+  return bytes < kGiga ? fmt::format("{:.0f} MB", bytes / kMega)
+                       : fmt::format("{:.1f} GB", bytes / kGiga);
+}
+
+}  // namespace
+
+ProgressValues progress_values(const LoopState& loop, c10::Device device) {
+  ProgressValues values;
+  if (const auto loss = loop.losses.last_on_cpu()) {
+    values.emplace_back("loss", fmt::format("{:.4g}", *loss));
+  }
+  if (const auto bytes = bytes_in_use(device)) {
+    values.emplace_back("memory", size_text(*bytes));
+  }
+  return values;
+}
+
+}  // namespace lockstep
