@@ -23,7 +23,7 @@ int train() {
   auto [model, optimizer, train_set, test_set] = accelerator.prepare(
       net,
       optim::AdamW(net->parameters(), {.lr = 3e-3}),
-      data::Loader(points(8192, 2), {.batch_size = 32, .shuffle = true}),
+      data::Loader(points(4096, 2), {.batch_size = 32, .shuffle = true}),
       data::Loader(points(1000, 3), {.batch_size = 256}));
 
   for (const int64_t epoch : accelerator.epochs(5)) {

@@ -21,7 +21,7 @@ def main():
     model, optimizer, train_set, test_set = accelerator.prepare(
         net,
         torch.optim.AdamW(net.parameters(), lr=3e-3),
-        DataLoader(points(8192, 2), batch_size=32, shuffle=True),
+        DataLoader(points(4096, 2), batch_size=32, shuffle=True),
         DataLoader(points(1000, 3), batch_size=256),
     )
     for epoch in range(5):
