@@ -12,10 +12,11 @@ namespace {
 
 constexpr int kColumns = 5;
 constexpr int kRows = 9;
+constexpr int kSquares = kColumns * kRows;
 constexpr int kAdvance = kColumns + 1;
 
 /// The shape of a character: a bit for each square, row by row.
-using Glyph = std::bitset<kColumns * kRows>;
+using Glyph = std::bitset<kSquares>;
 
 /// The shapes. A line with characters is followed by nine lines with their rows.
 constexpr const char* kSheet =
@@ -113,7 +114,7 @@ int text_width(const std::string& text, int scale) {
 void draw_text(Picture& picture, int x, int y, const std::string& text, int scale, Colour colour) {
   for (const char c : text) {
     const Glyph& glyph = glyph_of(c);
-    for (int square = 0; square < kColumns * kRows; ++square) {
+    for (int square = 0; square < kSquares; ++square) {
       if (glyph[static_cast<size_t>(square)]) {
         picture.fill(
             x + square % kColumns * scale,

@@ -319,7 +319,7 @@ std::string ProgressBar::values() const {
   }
   std::string text;
   for (const auto& [name, value] : all) {
-    append_part(text, name + " " + value);
+    append_part(text, fmt::format("{} {}", name, value));
   }
   append_part(text, note_);
   return printable(text, terminal_.utf8);

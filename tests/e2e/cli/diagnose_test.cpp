@@ -152,7 +152,7 @@ TEST(EstimateMemoryCommand, RefusesInvalidArguments) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
       {{}, "the model is missing"},
       {{kModel, "--parameters", "7b"}, "the model is missing"},
-      {{"--parameters", "7x"}, "[--parameters] got 7x"},
+      {{"--parameters", "7x"}, "invalid value '7x' for --parameters"},
       {{"--parameters", "7b", "--ranks", "3", "--hosts", "2"},
        "cannot be divided equally among 2 hosts"},
       {{"--parameters", "7b", "--ranks", "0"}, "invalid value '0' for --ranks"},
