@@ -408,6 +408,8 @@ void bind_logs(py::class_<Accelerator>& accelerator) {
              const std::map<std::string, double>& values,
              std::optional<int64_t> step) { self.log(values, step); },
           NoGil())
+      .def("log_text", &Accelerator::log_text, NoGil())
+      .def("get_tracker", &Accelerator::get_tracker)
       .def("end_training", &Accelerator::end_training, NoGil())
       .def("request_preemption", &Accelerator::request_preemption);
 }

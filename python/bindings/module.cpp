@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   bind_group(module);
   bind_optimizers(module);
   bind_loaders(module);
+  bind_tracking(module);
   bind_accelerator(module);
   bind_engine(module);
   bind_weights(module);

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trackers of a run's values.
 
-The Accelerator's log_with takes names and objects. "csv", "jsonl" and "tensorboard" are Lockstep's; a class derived
-from GeneralTracker is the program's own.
+The Accelerator's log_with takes names and objects. "csv", "jsonl", "tensorboard", "exec:COMMAND", "mlflow" and
+"wandb" are Lockstep's; a class derived from GeneralTracker is the program's own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy
+import torch
+
+from . import _core
 from ._core import ConfigError
 from .utils.dataclasses import LoggerType
 from .utils.operations import listify
@@ -22,16 +27,23 @@ from .utils.operations import listify
 __all__ = [
     "GeneralTracker",
     "LOGGER_TYPE_TO_CLASS",
+    "MLflowTracker",
     "NATIVE_TRACKERS",
     "TensorBoardTracker",
+    "WandBTracker",
     "filter_trackers",
     "get_available_trackers",
     "on_main_process",
     "register_tracker_class",
 ]
 
-# The trackers of the C++ library.
+# The trackers of the C++ library that the Accelerator itself opens; "exec:COMMAND" is another one.
 NATIVE_TRACKERS = ("csv", "jsonl", "tensorboard")
+
+
+def is_native(name: str) -> bool:
+    """Returns whether the Accelerator itself opens the tracker of this name."""
+    return name in NATIVE_TRACKERS or name.startswith("exec:")
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,13 +170,228 @@ class TensorBoardTracker(GeneralTracker):
             self.writer.close()
 
 
+def _batch(name: str, images: Any, dataformats: str | None) -> torch.Tensor:
+    """Returns images as a tensor of shape [N, C, H, W]: a batch, or a list of tensors (CHW), arrays or pictures (HWC)."""
+    if dataformats is not None and dataformats not in ("NCHW", "NHWC"):
+        raise ConfigError(f"[log_images] invalid value {dataformats!r} for dataformats; expected NCHW or NHWC")
+    if isinstance(images, torch.Tensor):
+        return images.permute(0, 3, 1, 2) if dataformats == "NHWC" else images
+    tensors = []
+    for image in images:
+        tensor = image if isinstance(image, torch.Tensor) else torch.as_tensor(numpy.array(image))
+        if tensor.dim() == 2:
+            tensor = tensor[None]
+        elif dataformats == "NHWC" or (dataformats is None and not isinstance(image, torch.Tensor)):
+            tensor = tensor.permute(2, 0, 1)
+        tensors.append(tensor)
+    if not tensors or any(tensor.shape != tensors[0].shape for tensor in tensors):
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise ConfigError(
+            f"[log_images] the images {name!r} have the shapes {shapes}; expected one or more, of one shape"
+        )
+    return torch.stack(tensors)
+
+
+class NativeTracker(GeneralTracker):
+    """Base of the classes over a tracker of the C++ library; `tracker` is that object.
+
+    Values that such a tracker does not store are a ConfigError.
+    """
+
+    name = "native"
+    requires_logging_directory = False
+
+    def __init__(self, native: _core.Tracker | None = None) -> None:
+        super().__init__()
+        self.native: Any = native
+        self._next_step = 0
+        if native is not None:
+            self.name = native.name
+
+    @property
+    def tracker(self) -> Any:
+        """The tracker of the C++ library; None before start, and on processes that do not log."""
+        return self.native
+
+    def _opened(self) -> Any:
+        if self.native is None:
+            raise ConfigError(
+                f"[{self.name}] the tracker is not open; call start() or Accelerator.init_trackers() first"
+            )
+        return self.native
+
+    def _step(self, step: int | None) -> int:
+        number = self._next_step if step is None else int(step)
+        self._next_step = number + 1
+        return number
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Stores the run's settings."""
+        self._opened().store_config(values)
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Stores numbers, texts, and dicts of numbers as `name/key`. Without a step, the last one plus 1."""
+        if kwargs:
+            raise ConfigError(f"[log] the tracker {self.name!r} takes no options; got {sorted(kwargs)}")
+        numbers: dict[str, float] = {}
+        texts: dict[str, str] = {}
+        for key, value in listify(values).items():
+            if isinstance(value, str):
+                texts[key] = value
+                continue
+            items = (
+                {f"{key}/{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+            )
+            for name, item in items.items():
+                if not hasattr(item, "__float__"):
+                    raise ConfigError(
+                        f"[log] the value of {name!r} is of type {type(item).__name__}; expected a number, text or a "
+                        "dict of numbers"
+                    )
+                numbers[name] = float(item)
+        number = self._step(step)
+        self._opened().log(numbers, number)
+        if texts:
+            self._opened().log_text(texts, number)
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, dataformats: str | None = None) -> None:
+        """Stores images: a tensor [N, C, H, W], or a list of arrays [H, W, C], pictures of PIL or tensors [C, H, W].
+
+        They are bytes, or numbers from 0 to 1. `dataformats`: NCHW or NHWC.
+        """
+        images = {name: _batch(name, batch, dataformats) for name, batch in values.items()}
+        self._opened().log_images(images, self._step(step))
+
+    @on_main_process
+    def log_histograms(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Stores the distributions of the elements of tensors or arrays."""
+        tensors = {name: torch.as_tensor(value) for name, value in values.items()}
+        self._opened().log_histograms(tensors, self._step(step))
+
+    @on_main_process
+    def finish(self) -> None:
+        """Closes the run."""
+        if self.native is not None:
+            self.native.finish()
+
+
+class WandBTracker(NativeTracker):
+    """Writes an offline run of Weights & Biases; `wandb sync` uploads it. It does not need the package wandb.
+
+    `kwargs` are those of wandb.init: name, entity, group, job_type, notes, tags, id, dir, config, and mode="offline".
+    """
+
+    name = "wandb"
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        if kwargs.pop("mode", None) not in (None, "offline"):
+            raise ConfigError(
+                "[wandb] Lockstep writes offline runs; expected mode='offline'; upload them by `wandb sync`"
+            )
+        known = {"project", "entity", "name", "group", "job_type", "notes", "tags", "id", "dir", "config"}
+        if set(kwargs) - known:
+            raise ConfigError(
+                f"[wandb] unknown options {sorted(set(kwargs) - known)}; expected some of {sorted(known)}"
+            )
+        self.init_kwargs = kwargs
+
+    @on_main_process
+    def start(self) -> None:
+        """Creates the run's folder, in `dir`, WANDB_DIR or ./wandb."""
+        options = {"project": self.run_name, **self.init_kwargs}
+        config = options.pop("config", None)
+        values = {
+            key: list(value) if key == "tags" else str(value) for key, value in options.items() if value is not None
+        }
+        self.native = _core.WandbTracker(".", values)
+        if config:
+            self.native.store_config(config)
+
+    @property
+    def run(self) -> Any:
+        """The tracker of the C++ library, with `id` and `dir`."""
+        return self.native
+
+
+class MLflowTracker(NativeTracker):
+    """Sends a run to the server of MLflow in MLFLOW_TRACKING_URI. It does not need the package mlflow.
+
+    `logging_dir` is for the spool, ./mlflow-spool if None. MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID and MLFLOW_TAGS
+    override the arguments.
+    """
+
+    name = "mlflow"
+
+    def __init__(
+        self,
+        experiment_name: str | None = None,
+        logging_dir: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
+        tags: dict[str, Any] | str | None = None,
+        nested_run: bool | None = False,
+        run_name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        super().__init__()
+        if nested_run:
+            raise ConfigError("[mlflow] nested_run is not supported; expected False; set the tag mlflow.parentRunId")
+        self.experiment_name = experiment_name
+        self.folder = os.fspath(logging_dir) if logging_dir is not None else "mlflow-spool"
+        self.options = {
+            "experiment_name": experiment_name or "",
+            "run_id": run_id or "",
+            "run_name": run_name or "",
+            "description": description or "",
+        }
+        parsed = json.loads(tags) if isinstance(tags, str) else tags or {}
+        self.tags = {str(key): str(value) for key, value in parsed.items()}
+
+    @on_main_process
+    def start(self) -> None:
+        """Opens the spool. The run is created as soon as the server answers."""
+        self.native = _core.MlflowTracker(self.folder, tags=self.tags, **self.options)
+
+    @on_main_process
+    def log_artifact(self, local_path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Stores a file as artifact of the run, in the folder `artifact_path`."""
+        name = os.path.basename(local_path)
+        self._opened().log_artifact(os.fspath(local_path), f"{artifact_path}/{name}" if artifact_path else name)
+
+    @on_main_process
+    def log_artifacts(self, local_dir: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Stores all files of a folder."""
+        for folder, _, names in os.walk(local_dir):
+            inner = os.path.relpath(folder, local_dir)
+            path = "/".join(part for part in (artifact_path or "", "" if inner == "." else inner) if part)
+            for name in sorted(names):
+                self.log_artifact(os.path.join(folder, name), path or None)
+
+    @on_main_process
+    def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
+        """Stores a figure of matplotlib as artifact `artifact_file`."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, os.path.basename(artifact_file))
+            figure.savefig(path, **save_kwargs)
+            self._opened().log_artifact(path, artifact_file)
+
+
 # The classes that names of log_with stand for.
-LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {"tensorboard": TensorBoardTracker}
+LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "mlflow": MLflowTracker,
+    "wandb": WandBTracker,
+}
 
 
 def get_available_trackers() -> list[str]:
-    """Returns the names that log_with accepts."""
-    return [*NATIVE_TRACKERS, *(name for name in LOGGER_TYPE_TO_CLASS if name not in NATIVE_TRACKERS)]
+    """Returns the names that "all" stands for: those that need nothing that is missing here."""
+    classes = [name for name in LOGGER_TYPE_TO_CLASS if name not in NATIVE_TRACKERS]
+    return [*NATIVE_TRACKERS, *(name for name in classes if name != "mlflow" or _core.mlflow_is_usable())]
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
@@ -194,7 +421,7 @@ def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[str | Genera
         if isinstance(choice, GeneralTracker):
             trackers.append(choice)
             continue
-        name = str(choice).lower()
+        name = str(choice) if str(choice).startswith("exec:") else str(choice).lower()
         for one in get_available_trackers() if name == "all" else [name]:
             _check_name(one, logging_dir)
             if one not in trackers:
@@ -203,23 +430,21 @@ def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[str | Genera
 
 
 def _check_name(name: str, logging_dir: Any) -> None:
-    available = get_available_trackers()
-    if name not in available:
-        known = ", ".join(available)
+    available = [*NATIVE_TRACKERS, *(name for name in LOGGER_TYPE_TO_CLASS if name not in NATIVE_TRACKERS)]
+    if name not in available and not is_native(name):
+        known = ", ".join([*available, "exec:COMMAND"])
         if name in LoggerType.list():
             raise ConfigError(
                 f"[log_with] Lockstep has no tracker {name!r}; expected one of {known}; or derive a class from "
                 f"lockstep.tracking.GeneralTracker that calls {name}, and pass an object of it"
             )
         raise ConfigError(f"[log_with] unknown tracker {name!r}; expected one of {known}, or a GeneralTracker")
-    needs_folder = name in NATIVE_TRACKERS or LOGGER_TYPE_TO_CLASS[name].requires_logging_directory
+    needs_folder = is_native(name) or LOGGER_TYPE_TO_CLASS[name].requires_logging_directory
     if needs_folder and logging_dir is None:
         raise ConfigError(f"[log_with] the tracker {name!r} needs a folder; pass project_dir to the Accelerator")
 
 
-_ABSENT = (
-    "AimTracker ClearMLTracker CometMLTracker DVCLiveTracker MLflowTracker SwanLabTracker TrackioTracker WandBTracker"
-).split()
+_ABSENT = "AimTracker ClearMLTracker CometMLTracker DVCLiveTracker SwanLabTracker TrackioTracker".split()
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -199,7 +199,7 @@ def test_unsupported_options_say_what_to_use() -> None:
         with pytest.raises(ConfigError, match="is not supported"):
             Accelerator(**options)
     with pytest.raises(ConfigError, match="csv, jsonl, tensorboard"):
-        Accelerator(log_with="wandb")
+        Accelerator(log_with="comet_ml")
 
 
 def test_a_stream_has_an_epoch_for_each_pass() -> None:

@@ -93,16 +93,21 @@ def test_trackers_are_names_and_objects():
     mine = Mine()
     found = tracking.filter_trackers([LoggerType.TENSORBOARD, "csv", mine, "csv", "jsonl"], "runs")
     assert found == ["tensorboard", "csv", mine, "jsonl"]
-    assert tracking.filter_trackers("all", "runs") == ["csv", "jsonl", "tensorboard"]
+    assert tracking.filter_trackers("exec:Plot --live", "runs") == ["exec:Plot --live"]
     assert tracking.filter_trackers(None) == []
     for choice, text in [
-        ("wandb", "no tracker 'wandb'; expected one of csv, jsonl, tensorboard"),
+        ("aim", "no tracker 'aim'; expected one of csv, jsonl, tensorboard, mlflow, wandb, exec:COMMAND"),
         ("wandbb", "unknown tracker"),
     ]:
         with pytest.raises(ConfigError, match=text):
             tracking.filter_trackers(choice, "runs")
     with pytest.raises(ConfigError, match="pass project_dir"):
         tracking.filter_trackers("csv")
+
+
+def test_all_are_the_trackers_that_work_here(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert tracking.filter_trackers("all", "runs") == ["csv", "jsonl", "tensorboard", "wandb"]
 
 
 def test_a_registered_class_has_a_name(monkeypatch):

@@ -24,8 +24,8 @@ def test_an_absent_name_is_an_import_error_with_its_reason():
         from lockstep.utils import merge_fsdp_weights  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'unheard_of'"):
         from lockstep.utils import unheard_of  # noqa: F401
-    with pytest.raises(ImportError, match="no WandBTracker; derive a class"):
-        from lockstep.tracking import WandBTracker  # noqa: F401
+    with pytest.raises(ImportError, match="no AimTracker; derive a class"):
+        from lockstep.tracking import AimTracker  # noqa: F401
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trackers of a run."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +11,7 @@ import torch
 
 from .. import _core
 from ..state import AcceleratorState
-from ..tracking import LOGGER_TYPE_TO_CLASS, NATIVE_TRACKERS, GeneralTracker
+from ..tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, NativeTracker, is_native
 from ..utils.dataclasses import ProjectConfiguration
 
 
@@ -30,7 +31,7 @@ class LogCalls:
 
     def _native_trackers(self) -> list[str]:
         """Returns the names that the C++ library serves."""
-        return [choice for choice in self.log_with if isinstance(choice, str) and choice in NATIVE_TRACKERS]
+        return [choice for choice in self.log_with if isinstance(choice, str) and is_native(choice)]
 
     def init_trackers(
         self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
@@ -39,7 +40,7 @@ class LogCalls:
         init_kwargs = init_kwargs or {}
         self.trackers = [choice for choice in self.log_with if isinstance(choice, GeneralTracker)]
         for name in self.log_with:
-            if isinstance(name, str) and name not in NATIVE_TRACKERS:
+            if isinstance(name, str) and not is_native(name):
                 self.trackers.append(self._make_tracker(name, project_name, init_kwargs.get(name, {})))
         unknown = set(init_kwargs) - {tracker.name for tracker in self.trackers}
         if unknown:
@@ -57,6 +58,8 @@ class LogCalls:
     def _make_tracker(self, name: str, run: str, options: dict[str, Any]) -> GeneralTracker:
         kind = LOGGER_TYPE_TO_CLASS[name]
         build: Callable[..., GeneralTracker] = kind  # The constructors of derived classes have other arguments.
+        if name == "mlflow":
+            options = {"logging_dir": self.logging_dir, **options}
         if kind.requires_logging_directory:
             return build(run, self.logging_dir, **options)
         return build(run, **options)
@@ -64,8 +67,8 @@ class LogCalls:
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Returns the tracker of this name; on processes that do not log, one that does nothing.
 
-        For "tensorboard" the tracker has a SummaryWriter of its own, for images and texts; its files are beside those
-        with the values of log().
+        For "tensorboard" the tracker has a SummaryWriter of its own; its files are beside those with the values of
+        log(). "csv", "jsonl" and "exec" are a NativeTracker.
         """
         for tracker in self.trackers:
             if tracker.name == name:
@@ -77,25 +80,31 @@ class LogCalls:
             tracker.start()
             self._media = tracker
             return tracker.tracker if unwrap else tracker
+        if any(choice.split(":")[0] == name for choice in self._native_trackers()):
+            native = NativeTracker(self._core.get_tracker(name))
+            return native.tracker if unwrap else native
         raise _core.ConfigError(
             f"[get_tracker] there is no tracker object named '{name}'; expected one of "
-            f"{[tracker.name for tracker in self.trackers]}"
+            f"{[tracker.name for tracker in self.trackers] + self._native_trackers()}"
         )
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Logs values to all trackers, on the main process."""
+        """Logs values to all trackers, on the main process. Texts go to the trackers that store text."""
         if self._native_trackers():
+            texts = {name: value for name, value in values.items() if isinstance(value, str)}
             numbers = {
                 name: float(value)
                 for name, value in values.items()
                 if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
             }
-            if len(numbers) < len(values):
-                others = sorted(set(values) - set(numbers))
+            others = sorted(set(values) - set(numbers) - set(texts))
+            if others:
                 raise _core.ConfigError(
-                    f"[log] the values of {others} are not numbers; expected int, float or a tensor of one element"
+                    f"[log] the values of {others} are not numbers; expected int, float, str or a tensor of one element"
                 )
             self._core.log(numbers, step)
+            if texts:
+                self._core.log_text(texts, step)
         for tracker in self.trackers:
             if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
                 tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
