@@ -206,7 +206,7 @@ OrderedJson logged_curves(const RunFiles& run) {
 /// Lists the values of an object, nested ones as "optimizer.lr".
 void flatten(const OrderedJson& json, const std::string& prefix, OrderedJson& rows) {
   for (const auto& [key, value] : json.items()) {
-    const std::string name = prefix.empty() ? key : prefix + "." + key;
+    const std::string name = prefix.empty() ? key : fmt::format("{}.{}", prefix, key);
     if (value.is_object() && !value.empty()) {
       flatten(value, name, rows);
     } else {
@@ -230,9 +230,10 @@ OrderedJson environment_of(const RunFiles& run) {
   const OrderedJson& header = run.ranks.front().header;
   OrderedJson rows = named_rows(header.value("environment", OrderedJson::object()));
   for (const char* key : {"lockstep", "host", "run_id", "restart"}) {
-    if (header.contains(key) && header[key] != "") {
-      const OrderedJson& value = header[key];
-      rows.push_back({key, value.is_string() ? value.get<std::string>() : value.dump()});
+    const OrderedJson value = header.value(key, OrderedJson(""));
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    if (!text.empty()) {
+      rows.push_back({key, text});
     }
   }
   return rows;

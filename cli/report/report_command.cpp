@@ -90,7 +90,7 @@ void find_flight(RunFiles& run, const fs::path& given, const Environment& enviro
     }
   }
   if (!run.flight && run.status != "finished") {
-    run.notes.push_back(
+    run.notes.emplace_back(
         "no flight dump of this run was found: `lockstep launch` writes one if the job fails or "
         "stalls; with --log-dir LOGS, pass --flight LOGS/ID/attempt_N/flight.json");
   }

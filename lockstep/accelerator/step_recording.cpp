@@ -5,7 +5,6 @@
 #include <unistd.h>
 #include <utility>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <ATen/Parallel.h>

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <fcntl.h>
 #include <unistd.h>
@@ -33,12 +33,9 @@ int64_t resident_bytes() {
   if (::pread(file.get(), text.data(), text.size() - 1, 0) <= 0) {
     return 0;
   }
-  long long total = 0;
-  long long resident = 0;
-  if (std::sscanf(text.data(), "%lld %lld", &total, &resident) != 2) {  // NOLINT(cert-err34-c)
-    return 0;
-  }
-  return resident * ::sysconf(_SC_PAGESIZE);
+  char* second = nullptr;  // The first number is the size of the address space.
+  std::strtoll(text.data(), &second, 10);
+  return std::strtoll(second, nullptr, 10) * ::sysconf(_SC_PAGESIZE);
 }
 
 int64_t device_peak_bytes(at::Device device) {

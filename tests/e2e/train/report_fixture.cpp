@@ -7,6 +7,8 @@
 #include <string>
 #include <thread>
 
+#include <nlohmann/json.hpp>
+
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/lockstep.h"
