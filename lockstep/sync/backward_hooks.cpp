@@ -9,6 +9,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "lockstep/base/callback.h"
+
 namespace lockstep {
 namespace {
 
@@ -20,7 +22,7 @@ class GradientHook final : public torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& outputs,
       const torch::autograd::variable_list& /*inputs*/) override {
-    (*on_gradient_)(index_);
+    run_callback([this] { (*on_gradient_)(index_); });
     return outputs;
   }
 
@@ -65,7 +67,8 @@ int BackwardHooks::current_backward() {
 }
 
 void BackwardHooks::at_end_of_backward(std::function<void()> callback) {
-  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [callback = std::move(callback)] { run_callback(callback); });
 }
 
 }  // namespace lockstep

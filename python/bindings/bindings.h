@@ -42,6 +42,7 @@ class Held {
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
 void bind_optimizers(py::module_& module);
+void bind_schedules(py::module_& module);
 void bind_loaders(py::module_& module);
 void bind_accelerator(py::module_& module);
 void bind_engine(py::module_& module);

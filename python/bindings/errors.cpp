@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
 
+#include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
 #include "python/bindings/bindings.h"
 
@@ -27,6 +28,28 @@ PyObject* config_error = nullptr;
 PyObject* comm_error = nullptr;
 PyObject* checkpoint_error = nullptr;
 
+PyObject* class_of(const Error& error) {
+  if (dynamic_cast<const ConfigError*>(&error) != nullptr) {
+    return config_error;
+  }
+  if (dynamic_cast<const CommError*>(&error) != nullptr) {
+    return comm_error;
+  }
+  return dynamic_cast<const CheckpointError*>(&error) != nullptr ? checkpoint_error : error_class;
+}
+
+/// An error that leaves a callback of torch, such as a hook of autograd. torch raises an exception
+/// of unknown type as RuntimeError, and this one with its class.
+class CallbackError final : public torch::PyTorchError {
+ public:
+  explicit CallbackError(const Error& error)
+      : torch::PyTorchError(error.what()), class_(class_of(error)) {}
+  PyObject* python_type() override { return class_; }
+
+ private:
+  PyObject* class_;
+};
+
 }  // namespace
 
 void bind_errors(py::module_& module) {
@@ -37,19 +60,16 @@ void bind_errors(py::module_& module) {
   config_error = add_error(module, "ConfigError", py::make_tuple(base, builtin(PyExc_ValueError)));
   comm_error = add_error(module, "CommError", py::make_tuple(base));
   checkpoint_error = add_error(module, "CheckpointError", py::make_tuple(base));
+  set_error_replacement([](const Error& error) { throw CallbackError(error); });
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       std::rethrow_exception(std::move(thrown));
     } catch (python_error& error) {  // An exception of Python in autograd.
       error.restore();
-    } catch (const ConfigError& error) {
-      PyErr_SetString(config_error, error.what());
-    } catch (const CommError& error) {
-      PyErr_SetString(comm_error, error.what());
-    } catch (const CheckpointError& error) {
-      PyErr_SetString(checkpoint_error, error.what());
+    } catch (torch::PyTorchError& error) {
+      PyErr_SetString(error.python_type(), error.what());
     } catch (const Error& error) {
-      PyErr_SetString(error_class, error.what());
+      PyErr_SetString(class_of(error), error.what());
     } catch (const c10::Error& error) {
       PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
     }

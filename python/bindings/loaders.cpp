@@ -49,6 +49,39 @@ std::shared_ptr<PythonLoader> make_loader(
       std::move(sampler));
 }
 
+void bind_layout(py::module_& module) {
+  py::class_<data::ShardLayout>(module, "ShardLayout")
+      .def(
+          py::init([](int64_t samples,
+                      int64_t batch_size,
+                      bool drop_last,
+                      int world,
+                      bool even_batches,
+                      bool split_batches) {
+            return data::ShardLayout(
+                samples,
+                batch_size,
+                drop_last,
+                {.world = world, .even_batches = even_batches, .split_batches = split_batches});
+          }),
+          py::arg("samples"),
+          py::arg("batch_size"),
+          py::arg("drop_last"),
+          py::arg("world"),
+          py::arg("even_batches"),
+          py::arg("split_batches"))
+      .def("size", py::overload_cast<int>(&data::ShardLayout::size, py::const_))
+      .def("valid_rows", &data::ShardLayout::valid_rows)
+      // Returns the positions in the order of that rank's batch.
+      .def("positions", [](const data::ShardLayout& layout, int64_t batch, int rank) {
+        std::vector<int64_t> positions;
+        for (int64_t row = 0; row < layout.rows(batch, rank); ++row) {
+          positions.push_back(layout.position(batch, row, rank));
+        }
+        return positions;
+      });
+}
+
 }  // namespace
 
 PythonLoader::PythonLoader(
@@ -58,36 +91,12 @@ PythonLoader::PythonLoader(
     : core_(std::make_shared<data::LoaderCore>(source, options, std::move(sampler))) {}
 
 void bind_loaders(py::module_& module) {
+  bind_layout(module);
   py::class_<data::Cursor>(module, "Cursor")
       .def_readonly("epoch", &data::Cursor::epoch)
       .def_readonly("batches", &data::Cursor::batches)
       .def_readonly("first_sample", &data::Cursor::first_sample);
   py::class_<data::ShardPlan, std::shared_ptr<data::ShardPlan>>(module, "ShardPlan")
-      .def(
-          py::init([](std::vector<int64_t> order,
-                      int64_t batch_size,
-                      bool drop_last,
-                      int rank,
-                      int world,
-                      bool even_batches,
-                      bool split_batches) {
-            return std::make_shared<data::ShardPlan>(
-                std::move(order),
-                batch_size,
-                drop_last,
-                data::ShardSpec{
-                    .rank = rank,
-                    .world = world,
-                    .even_batches = even_batches,
-                    .split_batches = split_batches});
-          }),
-          py::arg("order"),
-          py::arg("batch_size"),
-          py::arg("drop_last") = false,
-          py::arg("rank") = 0,
-          py::arg("world") = 1,
-          py::arg("even_batches") = true,
-          py::arg("split_batches") = false)
       .def("__len__", &data::ShardPlan::size)
       .def("indices", py::overload_cast<int64_t>(&data::ShardPlan::indices, py::const_));
   py::class_<PythonLoader, std::shared_ptr<PythonLoader>>(module, "LoaderCore")

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bind_errors(module);
   bind_group(module);
   bind_optimizers(module);
+  bind_schedules(module);
   bind_loaders(module);
   bind_tracking(module);
   bind_accelerator(module);

@@ -220,6 +220,11 @@ void bind_inner(py::module_& module) {
   py::class_<torch::optim::Optimizer, OptimizerHolder>(module, "InnerOptimizer")
       .def("set_options", &set_options, "Copies the options of Python's param_groups.")
       .def(
+          "step",
+          [](torch::optim::Optimizer& optimizer) { optimizer.step(); },
+          NoGil(),
+          "Performs one update, outside of an Accelerator.")
+      .def(
           "add_group",
           [](torch::optim::Optimizer& optimizer,
              const std::vector<at::Tensor>& parameters,

@@ -44,6 +44,10 @@ class DictReader {
       target = found->second;
     });
   }
+  template <typename Path>
+  void read_path(const char* name, Path& target) {
+    read_with(name, [&](py::handle value) { target = value.cast<std::string>(); });
+  }
   void read_with(const char* name, const std::function<void(py::handle)>& use) {
     if (!values_.contains(name)) {
       return;
@@ -59,6 +63,23 @@ class DictReader {
     }
     names_.append(name);
   }
+  /// Reads a dict with the options of one section, by `read_options` of the section's type.
+  template <typename Section, typename Target>
+  void read_section(const char* name, const char* what, Target& target) {
+    read_with(name, [&](py::handle value) {
+      Section section;
+      read_all(value.cast<py::dict>(), what, section);
+      target = std::move(section);
+    });
+  }
+  template <typename Section>
+  static void read_all(const py::dict& values, const char* what, Section& section) {
+    DictReader reader(values, what);
+    read_options(reader, section);
+    reader.end();
+  }
+
+ private:
   void end() const {
     if (used_ == values_.size()) {
       return;
@@ -71,7 +92,6 @@ class DictReader {
     }
   }
 
- private:
   py::dict values_;
   std::string what_;
   py::list names_;
@@ -83,32 +103,22 @@ std::map<std::string, OffloadDevice> offload_devices() {
       {"none", OffloadDevice::kNone}, {"cpu", OffloadDevice::kCpu}, {"nvme", OffloadDevice::kNvme}};
 }
 
-GradScalerOptions grad_scaler_options(const py::dict& values) {
-  GradScalerOptions options;
-  DictReader reader(values, "GradScalerKwargs");
+void read_options(DictReader& reader, GradScalerOptions& options) {
   reader.read("init_scale", options.init_scale);
   reader.read("growth_factor", options.growth_factor);
   reader.read("backoff_factor", options.backoff_factor);
   reader.read("growth_interval", options.growth_interval);
   reader.read("enabled", options.enabled);
-  reader.end();
-  return options;
 }
 
-GradientAccumulationPlugin accumulation_plugin(const py::dict& values) {
-  GradientAccumulationPlugin plugin;
-  DictReader reader(values, "GradientAccumulationPlugin");
+void read_options(DictReader& reader, GradientAccumulationPlugin& plugin) {
   reader.read("num_steps", plugin.num_steps);
   reader.read("adjust_scheduler", plugin.adjust_scheduler);
   reader.read("sync_with_dataloader", plugin.sync_with_dataloader);
   reader.read("sync_each_batch", plugin.sync_each_batch);
-  reader.end();
-  return plugin;
 }
 
-ProjectConfiguration project_configuration(const py::dict& values) {
-  ProjectConfiguration project;
-  DictReader reader(values, "ProjectConfiguration");
+void read_options(DictReader& reader, ProjectConfiguration& project) {
   std::optional<std::string> logging_dir;
   reader.read("logging_dir", logging_dir);
   project.logging_dir = logging_dir.value_or("");
@@ -118,13 +128,9 @@ ProjectConfiguration project_configuration(const py::dict& values) {
   reader.read("save_on_each_node", project.save_on_each_node);
   reader.read("checkpointing_steps", project.checkpointing_steps);
   reader.read("async_checkpointing", project.async_checkpointing);
-  reader.end();
-  return project;
 }
 
-DataParallelOptions data_parallel_options(const py::dict& values) {
-  DataParallelOptions options;
-  DictReader reader(values, "DistributedDataParallelKwargs");
+void read_options(DictReader& reader, DataParallelOptions& options) {
   reader.read("cap_bytes", options.cap_bytes);
   reader.read("broadcast_buffers", options.broadcast_buffers);
   const std::map<std::string, CommHookType> hooks = {
@@ -143,37 +149,21 @@ DataParallelOptions data_parallel_options(const py::dict& values) {
   reader.read("warm_start", power.warm_start);
   reader.read("orthogonalization_epsilon", power.orthogonalization_epsilon);
   reader.read("random_seed", power.seed);
-  reader.end();
-  return options;
 }
 
-OffloadOptimizer offload_optimizer(const py::dict& values) {
-  OffloadOptimizer offload;
-  DictReader reader(values, "offload_optimizer");
+void read_options(DictReader& reader, OffloadOptimizer& offload) {
   reader.read_enum("device", offload.device, offload_devices());
-  std::string folder;
-  reader.read("nvme_path", folder);
-  offload.nvme_path = folder;
+  reader.read_path("nvme_path", offload.nvme_path);
   reader.read("ratio", offload.ratio);
   reader.read("super_offload", offload.super_offload);
-  reader.end();
-  return offload;
 }
 
-OffloadParam offload_param(const py::dict& values) {
-  OffloadParam offload;
-  DictReader reader(values, "offload_param");
+void read_options(DictReader& reader, OffloadParam& offload) {
   reader.read_enum("device", offload.device, offload_devices());
-  std::string folder;
-  reader.read("nvme_path", folder);
-  offload.nvme_path = folder;
-  reader.end();
-  return offload;
+  reader.read_path("nvme_path", offload.nvme_path);
 }
 
-ZeroPlugin zero_plugin(const py::dict& values) {
-  ZeroPlugin zero;
-  DictReader reader(values, "ZeroPlugin");
+void read_options(DictReader& reader, ZeroPlugin& zero) {
   reader.read("stage", zero.stage);
   reader.read("bucket_cap_bytes", zero.bucket_cap_bytes);
   reader.read("stage3_max_live_parameters", zero.stage3_max_live_parameters);
@@ -189,20 +179,13 @@ ZeroPlugin zero_plugin(const py::dict& values) {
   reader.read("zero_quantized_weights", zero.zero_quantized_weights);
   reader.read("zero_quantized_gradients", zero.zero_quantized_gradients);
   reader.read("zero_hpz_partition_size", zero.zero_hpz_partition_size);
-  reader.read_with("offload_optimizer", [&](py::handle value) {
-    zero.offload_optimizer = offload_optimizer(value.cast<py::dict>());
-  });
-  reader.read_with("offload_param", [&](py::handle value) {
-    zero.offload_param = offload_param(value.cast<py::dict>());
-  });
+  reader.read_section<OffloadOptimizer>(
+      "offload_optimizer", "offload_optimizer", zero.offload_optimizer);
+  reader.read_section<OffloadParam>("offload_param", "offload_param", zero.offload_param);
   reader.read("fp32_masters", zero.fp32_masters);
-  reader.end();
-  return zero;
 }
 
-FsdpPlugin fsdp_plugin(const py::dict& values) {
-  FsdpPlugin fsdp;
-  DictReader reader(values, "FullyShardedDataParallelPlugin");
+void read_options(DictReader& reader, FsdpPlugin& fsdp) {
   reader.read_enum(
       "sharding_strategy",
       fsdp.sharding_strategy,
@@ -231,25 +214,59 @@ FsdpPlugin fsdp_plugin(const py::dict& values) {
       {{"SHARDED_STATE_DICT", StateDictType::kShardedStateDict},
        {"FULL_STATE_DICT", StateDictType::kFullStateDict},
        {"LOCAL_STATE_DICT", StateDictType::kLocalStateDict}});
-  reader.end();
-  return fsdp;
 }
 
-DeepSpeedPlugin deepspeed_plugin(const py::dict& values) {
-  DeepSpeedPlugin plugin;
-  DictReader reader(values, "DeepSpeedPlugin");
+void read_options(DictReader& reader, DeepSpeedPlugin& plugin) {
   reader.read("zero_stage", plugin.zero_stage);
   reader.read("gradient_accumulation_steps", plugin.gradient_accumulation_steps);
   reader.read_enum("offload_optimizer_device", plugin.offload_optimizer_device, offload_devices());
   reader.read_enum("offload_param_device", plugin.offload_param_device, offload_devices());
-  std::string folder;
-  reader.read("offload_optimizer_nvme_path", folder);
-  plugin.offload_optimizer_nvme_path = folder;
-  folder.clear();
-  reader.read("offload_param_nvme_path", folder);
-  plugin.offload_param_nvme_path = folder;
-  reader.end();
-  return plugin;
+  reader.read_path("offload_optimizer_nvme_path", plugin.offload_optimizer_nvme_path);
+  reader.read_path("offload_param_nvme_path", plugin.offload_param_nvme_path);
+}
+
+void read_options(DictReader& reader, AcceleratorOptions& options) {
+  reader.read("cpu", options.cpu);
+  reader.read("device_placement", options.device_placement);
+  reader.read_with("mixed_precision", [&](py::handle value) {
+    options.mixed_precision = parse_precision(value.cast<std::string>());
+  });
+  reader.read("autocast_enabled", options.autocast.enabled);
+  reader.read("autocast_cache_enabled", options.autocast.cache_enabled);
+  reader.read_section<GradScalerOptions>("grad_scaler", "GradScalerKwargs", options.grad_scaler);
+  reader.read("gradient_accumulation_steps", options.gradient_accumulation_steps);
+  reader.read_section<GradientAccumulationPlugin>(
+      "gradient_accumulation_plugin",
+      "GradientAccumulationPlugin",
+      options.gradient_accumulation_plugin);
+  reader.read("step_scheduler_with_optimizer", options.step_scheduler_with_optimizer);
+  reader.read("debug", options.debug);
+  reader.read("split_batches", options.split_batches);
+  reader.read("even_batches", options.even_batches);
+  std::vector<std::string> trackers;
+  reader.read("log_with", trackers);
+  for (std::string& tracker : trackers) {
+    options.log_with.emplace_back(std::move(tracker));
+  }
+  reader.read_path("project_dir", options.project_dir);
+  reader.read("project_name", options.project_name);
+  reader.read_section<ProjectConfiguration>(
+      "project_config", "ProjectConfiguration", options.project_config);
+  reader.read("save_when_preempted", options.save_when_preempted);
+  reader.read_section<DataParallelOptions>(
+      "data_parallel", "DistributedDataParallelKwargs", options.data_parallel);
+  reader.read_section<ZeroPlugin>("zero", "ZeroPlugin", options.zero);
+  reader.read_section<FsdpPlugin>(
+      "fsdp_plugin", "FullyShardedDataParallelPlugin", options.fsdp_plugin);
+  reader.read_section<DeepSpeedPlugin>(
+      "deepspeed_plugin", "DeepSpeedPlugin", options.deepspeed_plugin);
+  reader.read("shared_parameters", options.shared_parameters);
+  reader.read_enum(
+      "non_finite",
+      options.non_finite,
+      {{"ignore", NonFinitePolicy::kIgnore},
+       {"skip", NonFinitePolicy::kSkip},
+       {"stop", NonFinitePolicy::kStop}});
 }
 
 }  // namespace
@@ -264,57 +281,7 @@ at::ScalarType dtype_of(const std::string& name) {
 AcceleratorOptions accelerator_options(const py::dict& values) {
   AcceleratorOptions options;
   options.scheduler_steps = SchedulerSteps::kAccelerate;
-  DictReader reader(values, "Accelerator");
-  reader.read("cpu", options.cpu);
-  reader.read("device_placement", options.device_placement);
-  reader.read_with("mixed_precision", [&](py::handle value) {
-    options.mixed_precision = parse_precision(value.cast<std::string>());
-  });
-  reader.read("autocast_enabled", options.autocast.enabled);
-  reader.read("autocast_cache_enabled", options.autocast.cache_enabled);
-  reader.read_with("grad_scaler", [&](py::handle value) {
-    options.grad_scaler = grad_scaler_options(value.cast<py::dict>());
-  });
-  reader.read("gradient_accumulation_steps", options.gradient_accumulation_steps);
-  reader.read_with("gradient_accumulation_plugin", [&](py::handle value) {
-    options.gradient_accumulation_plugin = accumulation_plugin(value.cast<py::dict>());
-  });
-  reader.read("step_scheduler_with_optimizer", options.step_scheduler_with_optimizer);
-  reader.read("debug", options.debug);
-  reader.read("split_batches", options.split_batches);
-  reader.read("even_batches", options.even_batches);
-  std::vector<std::string> trackers;
-  reader.read("log_with", trackers);
-  for (std::string& tracker : trackers) {
-    options.log_with.emplace_back(std::move(tracker));
-  }
-  std::string folder;
-  reader.read("project_dir", folder);
-  options.project_dir = folder;
-  reader.read("project_name", options.project_name);
-  reader.read_with("project_config", [&](py::handle value) {
-    options.project_config = project_configuration(value.cast<py::dict>());
-  });
-  reader.read("save_when_preempted", options.save_when_preempted);
-  reader.read_with("data_parallel", [&](py::handle value) {
-    options.data_parallel = data_parallel_options(value.cast<py::dict>());
-  });
-  reader.read_with(
-      "zero", [&](py::handle value) { options.zero = zero_plugin(value.cast<py::dict>()); });
-  reader.read_with("fsdp_plugin", [&](py::handle value) {
-    options.fsdp_plugin = fsdp_plugin(value.cast<py::dict>());
-  });
-  reader.read_with("deepspeed_plugin", [&](py::handle value) {
-    options.deepspeed_plugin = deepspeed_plugin(value.cast<py::dict>());
-  });
-  reader.read("shared_parameters", options.shared_parameters);
-  reader.read_enum(
-      "non_finite",
-      options.non_finite,
-      {{"ignore", NonFinitePolicy::kIgnore},
-       {"skip", NonFinitePolicy::kSkip},
-       {"stop", NonFinitePolicy::kStop}});
-  reader.end();
+  DictReader::read_all(values, "Accelerator", options);
   return options;
 }
 

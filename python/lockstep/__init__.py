@@ -4,18 +4,16 @@
 A script for Accelerate runs when `accelerate` becomes `lockstep` in its imports; docs/python.md lists differences.
 `cmake_prefix_path` is the value of CMAKE_PREFIX_PATH with which CMake's find_package(lockstep) finds the C++ library.
 """
-from importlib import metadata as _metadata
-from pathlib import Path as _Path
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch as _torch  # noqa: F401  # Loads libtorch_python before _core.
 
 from . import _torch_check  # noqa: F401  # Refuses another torch.
 from ._core import CheckpointError, CommError, ConfigError, Error
 from .accelerator import Accelerator
-from .big_modeling import init_empty_weights, init_on_device
 from .data_loader import skip_first_batches
-from .launchers import debug_launcher, notebook_launcher
-from .local_sgd import LocalSGD
 from .state import PartialState
 from .utils import (
     AutocastKwargs,
@@ -32,6 +30,14 @@ from .utils import (
     load_checkpoint_in_model,
     synchronize_rng_states,
 )
+
+if TYPE_CHECKING:
+    from .big_modeling import init_empty_weights, init_on_device
+    from .launchers import debug_launcher, notebook_launcher
+    from .local_sgd import LocalSGD
+
+    __version__: str
+    cmake_prefix_path: str | None
 
 __all__ = [
     "Accelerator",
@@ -62,19 +68,30 @@ __all__ = [
     "synchronize_rng_states",
 ]
 
-try:
-    _installed = _metadata.distribution("lockstep-train")
-    __version__ = _installed.version
-    # The folder of lib/cmake/lockstep; pip may install it elsewhere than in sys.prefix, with --user for example.
-    cmake_prefix_path = next(
-        (
-            str(_Path(file.locate()).resolve().parents[3])
-            for file in _installed.files or ()
-            if file.name == "lockstepConfig.cmake"
-        ),
-        None,
-    )
-except _metadata.PackageNotFoundError:  # In a build folder of the source tree.
-    from ._core import __version__ as __version__
+# Names that most programs do not use, by their modules, which are imported at the first use: `import lockstep` is fast.
+_LATER = {
+    "LocalSGD": "local_sgd",
+    "debug_launcher": "launchers",
+    "init_empty_weights": "big_modeling",
+    "init_on_device": "big_modeling",
+    "notebook_launcher": "launchers",
+}
 
-    cmake_prefix_path = None
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _LATER:
+        value: Any = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    elif name in _LATER.values():
+        return import_module(f".{name}", __name__)
+    elif name in ("__version__", "cmake_prefix_path"):
+        value = getattr(import_module("._installed", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER, "__version__", "cmake_prefix_path"})

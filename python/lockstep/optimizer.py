@@ -35,7 +35,52 @@ def _core_class(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _options_of(group: dict[str, Any], known: list[str]) -> dict[str, Any]:
-    return {name: group[name] for name in known if name in group}
+    return {name: float(group[name]) if name == "lr" else group[name] for name in known if name in group}
+
+
+def _settings(inner: _core.InnerOptimizer, known: list[str], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the settings of `inner` with the options of `groups`, which may lack some that Python's class has not."""
+    settings = inner.settings()
+    own = settings["param_groups"]
+    settings["param_groups"] = [
+        {**(own[index] if index < len(own) else {}), **_options_of(group, known)} for index, group in enumerate(groups)
+    ]
+    return settings
+
+
+def _named_state(state_dict: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns {'0.exp_avg': tensor, ...}."""
+    return {
+        f"{index}.{field}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+        for index, fields in state_dict["state"].items()
+        for field, value in fields.items()
+        if value is not None
+    }
+
+
+def _state_by_index(inner: _core.InnerOptimizer) -> dict[int, dict[str, torch.Tensor]]:
+    """Returns the state by the index of the parameter over all groups: the reverse of _named_state."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in inner.state_tensors().items():
+        index, field = name.split(".", 1)
+        state.setdefault(int(index), {})[field] = tensor
+    return state
+
+
+def _state_by_parameter(state: dict[int, Any], groups: list[dict[str, Any]]) -> dict[torch.Tensor, Any]:
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return {parameters[index]: fields for index, fields in state.items()}
+
+
+def make_core_optimizer(rule: str, optimizer: torch.optim.Optimizer) -> _core.InnerOptimizer:
+    """Returns a C++ optimizer of that rule, with the parameters, options and state of `optimizer`."""
+    known = _core.optimizer_options(rule) or []
+    inner = _core.make_optimizer(
+        rule, [(group["params"], _options_of(group, known)) for group in optimizer.param_groups]
+    )
+    if optimizer.state:
+        inner.load_state(_named_state(optimizer.state_dict()), inner.settings())
+    return inner
 
 
 def _state_functions(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., Any], Callable[..., None]]:
@@ -81,12 +126,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self._name is None:
             lrs = [(group["params"], float(group.get("lr", 0))) for group in groups]
             return _core.python_optimizer(lrs, self.optimizer.step, *_state_functions(self.optimizer))
-        inner = _core.make_optimizer(
-            self._name, [(group["params"], _options_of(group, self._known)) for group in groups]
-        )
-        if self.optimizer.state:
-            inner.load_state(self._named_state(self.optimizer.state_dict()), self._settings(groups))
-        return inner
+        return make_core_optimizer(self._name, self.optimizer)
 
     def _refuse_direct_steps(self) -> None:
         """Makes step() of the given optimizer an error: it would bypass accumulation, scaling and ZeRO."""
@@ -100,20 +140,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's schedulers look for it.
         self.optimizer.step = refuse  # type: ignore[method-assign]
 
-    # --- state of an optimizer that C++ updates
-    def _settings(self, groups: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": self._name, "param_groups": [_options_of(group, self._known) for group in groups]}
-
-    @staticmethod
-    def _named_state(state_dict: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Returns {'0.exp_avg': tensor, ...}."""
-        return {
-            f"{index}.{field}": value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-            for index, fields in state_dict["state"].items()
-            for field, value in fields.items()
-            if value is not None
-        }
-
+    # --- options of an optimizer that C++ updates
     def _push_options(self) -> None:
         """Copies `param_groups` to the C++ optimizer."""
         if self._name is not None:
@@ -132,8 +159,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def state(self) -> Any:
         if self._name is None:
             return self.optimizer.state
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        return {parameters[index]: fields for index, fields in self._state_by_index().items()}
+        return _state_by_parameter(self._state_by_index(), self.optimizer.param_groups)
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -156,16 +182,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.defaults = defaults
 
     def _state_by_index(self) -> dict[int, dict[str, torch.Tensor]]:
-        """Returns the state by the index of the parameter over all groups: the reverse of _named_state."""
         if self._prepared is not None and self._prepared.is_sharded:
             raise _core.ConfigError(
                 "[optimizer] each process has a shard of the state under ZeRO; save it with accelerator.save_state"
             )
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in self._inner.state_tensors().items():
-            index, field = name.split(".", 1)
-            state.setdefault(int(index), {})[field] = tensor
-        return state
+        return _state_by_index(self._inner)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in torch.optim's form. Throws ConfigError under ZeRO."""
@@ -182,7 +203,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if self._name is None:
             self.optimizer.load_state_dict(state_dict)
             return
-        self._inner.load_state(self._named_state(state_dict), self._settings(state_dict["param_groups"]))
+        settings = _settings(self._inner, self._known, state_dict["param_groups"])
+        self._inner.load_state(_named_state(state_dict), settings)
         for group, saved in zip(self.optimizer.param_groups, state_dict["param_groups"]):
             group.update({name: value for name, value in saved.items() if name != "params"})
 

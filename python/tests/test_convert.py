@@ -100,6 +100,27 @@ def test_options_of_the_saved_optimizer_are_kept(tmp_path):
     engine.destroy()
 
 
+def test_a_loader_begins_with_its_first_batch(tmp_path, capfd):
+    """DeepSpeed saves no positions of loaders."""
+    convert(GOLDEN / "plain", tmp_path)
+    made = _made()
+    data = list(range(48))
+    engine, _, loader, _ = deepspeed.initialize(model=made.model(), config=made.config("plain"), training_data=data)
+    next(iter(loader))
+    engine.load_checkpoint(tmp_path)
+    assert capfd.readouterr().err.count("so the loaders begin with their first batch") == 1
+    assert loader.iteration == 0
+    batches = iter(loader)
+    seen = [next(batches) for _ in range(2)]
+    engine.save_checkpoint(tmp_path / "later")
+    rest = torch.cat([*seen, *batches])
+    assert rest.sort().values.tolist() == data
+    engine.load_checkpoint(tmp_path / "later")
+    assert "begin with" not in capfd.readouterr().err
+    assert torch.equal(torch.cat([*seen, *loader]), rest)
+    engine.destroy()
+
+
 def _made():
     sys.modules["deepspeed"] = deepspeed
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""lockstep.deepspeed: configuration, the three calls, optimizers and schedules, as DeepSpeed scripts use them."""
+"""lockstep.deepspeed: configuration, the three calls, and an engine's optimizer and scheduler."""
 from __future__ import annotations
 
 import argparse
@@ -11,10 +11,6 @@ import pytest
 import torch
 from lockstep import deepspeed
 from lockstep._core import ConfigError
-from lockstep.deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
-from lockstep.deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
-from lockstep.deepspeed.ops.lamb import FusedLamb
-from lockstep.deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
 from lockstep.deepspeed.runtime import lr_schedules
 from torch import nn
 
@@ -123,7 +119,7 @@ def test_a_backward_of_the_program_and_a_kept_graph():
     engine.backward(loss)
     engine.step()
     assert engine.global_steps == 1
-    with pytest.raises(RuntimeError, match="engine.backward"):
+    with pytest.raises(ConfigError, match="engine.backward"):  # Thrown by C++ in a hook of autograd.
         loss_of(engine).backward()
     with pytest.raises(ConfigError, match="expected a tensor"):
         engine.backward(1.0)
@@ -311,90 +307,7 @@ def test_only_the_given_parameters_are_trained():
     assert changed == [False, False, True, True] and len(optimizer.param_groups[0]["params"]) == 2
 
 
-MAKERS = [
-    lambda p: FusedAdam(p, lr=0.01, weight_decay=0.1),
-    lambda p: FusedAdam(p, lr=0.01, weight_decay=0.1, adam_w_mode=False, betas=(0.8, 0.95)),
-    lambda p: FusedAdam(p, lr=0.01, bias_correction=False),
-    lambda p: DeepSpeedCPUAdam(p, lr=0.01, adamw_mode=False),
-    lambda p: FusedLamb(p, lr=0.01, weight_decay=0.1),
-    lambda p: FusedLamb(p, lr=0.01, eps_inside_sqrt=True, bias_correction=False, max_coeff=0.5),
-    lambda p: FusedLion(p, lr=0.01, weight_decay=0.1),
-    lambda p: DeepSpeedCPULion(p, lr=0.01, betas=(0.9, 0.99)),
-    lambda p: DeepSpeedCPUAdagrad(p, lr=0.1, weight_decay=0.1),
-]
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_an_optimizer_of_deepspeeds_alone_computes_what_the_engine_computes(make):
-    alone, model = net(), net()
-    own = make(alone.parameters())
-    engine, optimizer, *_ = start(model, _optimizer=make(model.parameters()), zero_optimization={"stage": 1})
-    assert optimizer._name is not None, "the C++ rule updates"
-    for step in range(4):
-        own.zero_grad()
-        alone(torch.randn(4, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
-        own.step()
-        update(engine, step)
-    for ours, theirs in zip(alone.parameters(), model.parameters()):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    assert own.state_dict()["state"][0]["step"] == 4
-
-
-def test_options_of_deepspeeds_optimizers_that_do_not_exist_are_refused():
-    parameters = list(net().parameters())
-    for make in (
-        lambda: FusedAdam(parameters, amsgrad=True),
-        lambda: FusedLamb(parameters, max_grad_norm=1.0),
-        lambda: DeepSpeedCPUAdam(parameters, fp32_optimizer_states=False),
-        lambda: DeepSpeedCPULion(parameters, fp32_optimizer_states=False),
-    ):
-        with pytest.raises(ConfigError, match="is not supported"):
-            make()
-
-
 # --- schedules
-SCHEDULES = [
-    ("WarmupLR", {"warmup_num_steps": 5, "warmup_min_lr": 0.001}),
-    ("WarmupLR", {"warmup_num_steps": 4, "warmup_max_lr": 0.5, "warmup_type": "linear"}),
-    ("WarmupDecayLR", {"total_num_steps": 9, "warmup_num_steps": 3, "warmup_max_lr": 0.2}),
-    ("WarmupCosineLR", {"total_num_steps": 10, "warmup_num_steps": 3, "warmup_min_ratio": 0.1}),
-    ("WarmupCosineLR", {"total_num_steps": 8, "warmup_num_steps": 4, "warmup_type": "linear", "cos_min_ratio": 0.2}),
-    ("LRRangeTest", {"lr_range_test_min_lr": 0.01, "lr_range_test_step_size": 3, "lr_range_test_step_rate": 2}),
-    ("LRRangeTest", {"lr_range_test_step_size": 2, "lr_range_test_staircase": True}),
-    ("OneCycle", {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 3}),
-    (
-        "OneCycle",
-        {
-            "cycle_min_lr": 0.01,
-            "cycle_max_lr": 0.1,
-            "cycle_first_step_size": 3,
-            "cycle_second_step_size": 2,
-            "cycle_first_stair_count": 2,
-            "decay_step_size": 2,
-            "decay_lr_rate": 0.5,
-            "decay_mom_rate": 0.1,
-            "cycle_min_mom": 0.7,
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "params"), SCHEDULES)
-def test_a_schedule_of_the_program_has_the_numbers_of_the_files(name, params):
-    file, _, _, of_file = start(scheduler={"type": name, "params": params})
-    own, _, _, scheduler = start(_lr_scheduler=lambda opt: getattr(lr_schedules, name)(opt, **params))
-    assert isinstance(scheduler, getattr(lr_schedules, name))
-    for step in range(12):
-        assert own.get_lr() == pytest.approx(file.get_lr(), rel=1e-12), step
-        assert own.get_mom()[0] == pytest.approx(file.get_mom()[0], rel=1e-12), step
-        update(own, step)
-        update(file, step)
-        assert of_file.last_batch_iteration == scheduler.last_batch_iteration == step
-    assert scheduler.get_last_lr() == own.get_lr()
-    with pytest.raises(ConfigError, match="engine.step"):
-        of_file.step()
-
-
 def test_a_scheduler_of_the_program_replaces_that_of_the_file_and_is_resumed(tmp_path):
     def make():
         return start(

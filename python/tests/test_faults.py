@@ -178,3 +178,23 @@ def test_another_torch_is_refused_before_the_module_is_loaded() -> None:
     check_torch(torch.__version__)
     with pytest.raises(ImportError, match=r"needs torch \d+\.\d+; got torch 1\.13\.1; run `pip install"):
         check_torch("1.13.1")
+
+
+def test_an_error_within_an_operation_of_torch_keeps_its_class() -> None:
+    """ZeRO-3 gathers parameters within torch's operations, which raise C++ exceptions as RuntimeError."""
+    program = """
+        import torch, lockstep
+        accelerator = lockstep.Accelerator(zero={"stage": 3, "stage3_param_persistence_threshold": 0})
+        model = torch.nn.Linear(64, 64)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        try:
+            if accelerator.process_index == 0:
+                model(torch.ones(1, 64))
+            else:
+                accelerator.wait_for_everyone()
+        except lockstep.CommError as error:
+            print("CommError:", error, flush=True)
+    """
+    outputs = run_ranks(program, 2)
+    assert all("CommError: [" in output for output in outputs), outputs
+    assert "all-gather of" in outputs[0]

@@ -45,7 +45,7 @@ class Damage : public FaultBench {
     const Outcome outcome = run(damaged_, {"--resume"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("skipped"), says));
-    EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_1\n"));
+    EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_0\n"));
     expect_unbroken(damaged_);
   }
 
@@ -109,7 +109,7 @@ TEST_F(Damage, AFileOfAnotherStepsCheckpoint) {
       checkpoint(damaged_, 1) / "model.safetensors",
       newest_ / "model.safetensors",
       fs::copy_options::overwrite_existing);
-  expect_refused_and_passed_over(AllOf(HasSubstr("model.safetensors"), HasSubstr("checkpoint_2")));
+  expect_refused_and_passed_over(AllOf(HasSubstr("model.safetensors"), HasSubstr("checkpoint_1")));
 }
 
 TEST_F(Damage, AManifestOfAnotherStepsCheckpoint) {
@@ -117,13 +117,13 @@ TEST_F(Damage, AManifestOfAnotherStepsCheckpoint) {
       checkpoint(damaged_, 1) / "manifest.json",
       newest_ / "manifest.json",
       fs::copy_options::overwrite_existing);
-  expect_refused(HasSubstr("checkpoint_2"));
+  expect_refused(HasSubstr("checkpoint_1"));
 }
 
 TEST_F(Damage, ACheckpointOfANewerVersionIsNotSkipped) {
   edit_manifest(newest_, [](nlohmann::json& manifest) { manifest["version"] = 9; });
   const auto says_all =
-      AllOf(HasSubstr("checkpoint_2"), HasSubstr("got \"9\""), HasSubstr("newer"));
+      AllOf(HasSubstr("checkpoint_1"), HasSubstr("got \"9\""), HasSubstr("newer"));
   expect_refused(says_all);
   const Outcome outcome = run(damaged_, {"--resume"});
   EXPECT_EQ(outcome.code, kFailed);
@@ -144,20 +144,20 @@ TEST_F(Damage, OfTheOnlyCheckpointIsAnErrorOfResume) {
           HasSubstr("model.safetensors"),
           HasSubstr("to start again, remove it, or set another project_dir")));
   EXPECT_EQ(last_step(damaged_, 0), 0);
-  EXPECT_THAT(storage::names_in(damaged_ / "checkpoints"), ElementsAre("checkpoint_1", "latest"));
+  EXPECT_THAT(storage::names_in(damaged_ / "checkpoints"), ElementsAre("checkpoint_0", "latest"));
 }
 
 TEST_F(Damage, RanksThatLoadDifferentCheckpointsAreRefused) {
   const std::string script = "exec " FAULT_FIXTURE " --project " + damaged_.string() + " --load " +
-                             (damaged_ / "checkpoints").string() + "/checkpoint_$((RANK+1))";
+                             (damaged_ / "checkpoints").string() + "/checkpoint_$RANK";
   const Outcome outcome = e2e::run_lockstep(e2e::launch("2", {"sh", "-c", script}));
   EXPECT_EQ(outcome.code, kFailed);
   EXPECT_THAT(
       outcome.err,
       AllOf(
           HasSubstr("rank 1 has"),
-          HasSubstr("checkpoint_2\" (8 updates)"),
-          HasSubstr("checkpoint_1\" (4 updates)")));
+          HasSubstr("checkpoint_1\" (8 updates)"),
+          HasSubstr("checkpoint_0\" (4 updates)")));
   EXPECT_EQ(last_step(damaged_, 0), 0);
   EXPECT_EQ(last_step(damaged_, 1), 0);
 }
@@ -220,8 +220,8 @@ TEST_F(Damage, AnEmptyFolderThatIsTheNewest) {
   fs::create_directory(checkpoint(damaged_, 3));
   const Outcome outcome = run(damaged_, {"--resume"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("skipped"), HasSubstr("checkpoint_3")));
-  EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_2\n"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("skipped"), HasSubstr("checkpoint_2")));
+  EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_1\n"));
   expect_unbroken(damaged_);
 }
 
@@ -230,8 +230,8 @@ TEST_F(Damage, AHalfWrittenFolderThatIsTheNewest) {
   fs::remove(checkpoint(damaged_, 3) / "manifest.json");
   const Outcome outcome = run(damaged_, {"--resume"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoint_3"), HasSubstr("manifest.json")));
-  EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_2\n"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoint_2"), HasSubstr("manifest.json")));
+  EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_1\n"));
   expect_unbroken(damaged_);
 }
 
@@ -275,7 +275,7 @@ TEST_F(Damage, ALinkToADiskThatIsNotMountedIsNamed) {
   fs::remove_all(newest_);
   fs::create_directory_symlink("/no/such/disk", newest_);
   expect_refused_and_passed_over(
-      AllOf(HasSubstr("checkpoint_2"), HasSubstr("/no/such/disk, which does not exist")));
+      AllOf(HasSubstr("checkpoint_1"), HasSubstr("/no/such/disk, which does not exist")));
   damaged_ = project("damaged", 1);
   fs::remove_all(checkpoint(damaged_, 1));
   fs::create_directory_symlink("/no/such/disk", checkpoint(damaged_, 1));
@@ -305,7 +305,7 @@ TEST_F(Damage, ALinkAtTheNextCheckpointsPathIsNotFollowed) {
       EXPECT_EQ(storage::find_newest(damaged_ / "checkpoints").path, checkpoint(damaged_, 3));
     } else {
       EXPECT_EQ(outcome.code, kFailed);
-      EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoint_2"), HasSubstr("exists")));
+      EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoint_1"), HasSubstr("exists")));
     }
   }
 }

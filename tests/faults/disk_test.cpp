@@ -94,7 +94,7 @@ TEST_F(Disk, AFullOneFailsTheSaveAndLeavesTheOldCheckpoint) {
   const Outcome outcome = run_on_disk(full, kFullDisk, {"--resume"}, kKeepResult);
   EXPECT_EQ(outcome.code, kFailed) << outcome.err;
   const auto says_all =
-      AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("checkpoint_2"));
+      AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("checkpoint_1"));
   EXPECT_THAT(outcome.err, says_all);
   const fs::path end = control_channel_ / "end";
   for (const int rank : {0, 1}) {

@@ -83,8 +83,8 @@ void FaultBench::SetUp() {
   ASSERT_EQ(last_step(unbroken_, 1), kLastStep);
 }
 
-fs::path FaultBench::checkpoint(const fs::path& project, int number) {
-  return project / "checkpoints" / fmt::format("checkpoint_{}", number);
+fs::path FaultBench::checkpoint(const fs::path& project, int save) {
+  return project / "checkpoints" / fmt::format("checkpoint_{}", save - 1);
 }
 
 fs::path FaultBench::project(const std::string& name, int saves) {
@@ -94,7 +94,7 @@ fs::path FaultBench::project(const std::string& name, int saves) {
   for (int i = 1; i <= saves; ++i) {
     fs::copy(checkpoint(unbroken_, i), checkpoint(project, i), fs::copy_options::recursive);
   }
-  storage::write_latest(project / "checkpoints", fmt::format("checkpoint_{}", saves));
+  storage::write_latest(project / "checkpoints", checkpoint(project, saves).filename());
   return project;
 }
 
@@ -160,7 +160,9 @@ void FaultBench::expect_unbroken(const fs::path& project, bool to_the_end) {
 void FaultBench::expect_resumes(const fs::path& project, int from) {
   const Outcome outcome = run(project, {"--resume"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr(fmt::format("resumed checkpoint_{}\n", from)));
+  EXPECT_THAT(
+      outcome.out,
+      HasSubstr(fmt::format("resumed {}\n", checkpoint(project, from).filename().string())));
   expect_unbroken(project);
   EXPECT_THAT(strangers_in(project), IsEmpty());
 }

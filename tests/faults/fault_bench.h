@@ -61,7 +61,8 @@ class FaultBench : public testing::Test {
 
   /// Creates a project of that name with the first `saves` checkpoints, and no steps.
   fs::path project(const std::string& name, int saves);
-  static fs::path checkpoint(const fs::path& project, int number);
+  /// Returns the folder of the run's first, second, ... save; `save` counts from 1.
+  static fs::path checkpoint(const fs::path& project, int save);
 
   /// Runs the fixture on `ranks` ranks, and expects that no process of it remains.
   static Outcome run(
@@ -79,8 +80,8 @@ class FaultBench : public testing::Test {
   /// Expects that samples and loss of all steps are bit-exact with the run without faults. With
   /// `to_the_end` it compares the weights, too.
   void expect_unbroken(const fs::path& project, bool to_the_end = true);
-  /// Resumes, and expects that the run loads checkpoint `from`, ends like the run without faults,
-  /// and leaves no temporary folder.
+  /// Resumes, and expects that the run loads the checkpoint of save `from`, ends like the run
+  /// without faults, and leaves no temporary folder.
   void expect_resumes(const fs::path& project, int from);
 
   TestFolder folder_;

@@ -315,7 +315,7 @@ TEST_F(Stopped, ATermTwoSecondsLaterEndsALoneProcessWhichResumesFromThePreviousS
   EXPECT_EQ(steps_of(stopped_, 0).size(), 9U);
   EXPECT_THAT(
       storage::names_in(stopped_ / "checkpoints"),
-      testing::ElementsAre("checkpoint_1", "checkpoint_2", "latest"));
+      testing::ElementsAre("checkpoint_0", "checkpoint_1", "latest"));
   expect_goes_on_as_if_unbroken(setting);
 }
 

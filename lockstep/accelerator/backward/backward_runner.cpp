@@ -21,6 +21,7 @@
 #include "lockstep/accelerator/offload_states/state_offloader.h"
 #include "lockstep/accelerator/prepare/equal_optimizers.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
 #include "lockstep/sync/unfrozen.h"
 
@@ -243,11 +244,14 @@ at::Tensor BackwardRunner::scale_loss(const at::Tensor& loss, BackwardCallbacks 
   root.register_hook([this,
                       alive = std::weak_ptr<const void>(alive_),
                       callbacks = std::move(callbacks)](const at::Tensor&) {
-    if (alive.expired()) {
-      throw ConfigError(
-          "backward", "the Accelerator that scaled this loss was destroyed; scale the loss again");
-    }
-    on_program_backward_begin(callbacks);
+    run_callback([&] {
+      if (alive.expired()) {
+        throw ConfigError(
+            "backward",
+            "the Accelerator that scaled this loss was destroyed; scale the loss again");
+      }
+      on_program_backward_begin(callbacks);
+    });
   });
   return root;
 }

@@ -73,7 +73,7 @@ TEST(CheckpointingSteps, SavesAutomaticallyEveryNUpdates) {
 
       Accelerator fresh(options, accelerator.world(), accelerator.group().split(0));
       Loop again(fresh);
-      EXPECT_EQ(fresh.resume_latest()->filename(), "checkpoint_2");
+      EXPECT_EQ(fresh.resume_latest()->filename(), "checkpoint_1");
       EXPECT_EQ(again.optimizer.steps(), 6);
       again.train(fresh, 2);
       EXPECT_EQ(again.samples, std::vector<int64_t>(all.begin() + 18, all.end()));
@@ -103,7 +103,7 @@ TEST(CheckpointingSteps, CountsUpdatesAndNotBatchesBeforeTheFirstOrAfterALoad) {
   }
   EXPECT_EQ(counts, (std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1}));
   EXPECT_EQ(saved(), 2);
-  accelerator.load_state(folder / "checkpoints" / "checkpoint_1");  // Two updates.
+  accelerator.load_state(folder / "checkpoints" / "checkpoint_0");  // Two updates.
   EXPECT_EQ(loop.optimizer.steps(), 2);
   for (const int64_t epoch : accelerator.epochs(1)) {
     (void)epoch;
@@ -167,18 +167,18 @@ TEST(Resume, ADamagedNewestCheckpointIsSkippedAndAWrongProgramIsNot) {
     accelerator.save_state();
     accelerator.on_main_process([&] {
       storage::flip_bit(
-          folder / "checkpoints" / "checkpoint_2" / "model.safetensors",
-          fs::file_size(folder / "checkpoints" / "checkpoint_2" / "model.safetensors") - 1);
+          folder / "checkpoints" / "checkpoint_1" / "model.safetensors",
+          fs::file_size(folder / "checkpoints" / "checkpoint_1" / "model.safetensors") - 1);
     });
     accelerator.wait_for_everyone();
-    EXPECT_THROW(accelerator.load_state(folder / "checkpoints" / "checkpoint_2"), CheckpointError);
-    EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
+    EXPECT_THROW(accelerator.load_state(folder / "checkpoints" / "checkpoint_1"), CheckpointError);
+    EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_0");
 
     Accelerator other(
         {.project_dir = folder.path()}, accelerator.world(), accelerator.group().split(0));
     Linear wider(2, 3);
     other.prepare(wider);
-    accelerator.on_main_process([&] { fs::remove_all(folder / "checkpoints" / "checkpoint_2"); });
+    accelerator.on_main_process([&] { fs::remove_all(folder / "checkpoints" / "checkpoint_1"); });
     accelerator.wait_for_everyone();
     EXPECT_THAT(
         [&] { other.resume_latest(); },

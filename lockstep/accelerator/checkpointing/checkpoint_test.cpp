@@ -137,21 +137,21 @@ TEST_F(SaveState, WithoutAFolderNumbersItsCheckpointsAndLoadsTheNewestCompleteOn
     {
       torch::NoGradGuard no_grad;
       net->weight.fill_(1);
-      EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_1");
+      EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_0");
       net->weight.fill_(2);
-      EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_2");
+      EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_1");
       net->weight.fill_(3);
     }
     accelerator.wait_for_everyone();
-    EXPECT_EQ(accelerator.load_state().filename(), "checkpoint_2");
+    EXPECT_EQ(accelerator.load_state().filename(), "checkpoint_1");
     EXPECT_EQ(net->weight.mean().item<float>(), 2);
 
     accelerator.on_main_process(
-        [&] { fs::remove(folder_ / "checkpoints" / "checkpoint_2" / "manifest.json"); });
+        [&] { fs::remove(folder_ / "checkpoints" / "checkpoint_1" / "manifest.json"); });
     accelerator.wait_for_everyone();
-    EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
+    EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_0");
     EXPECT_EQ(net->weight.mean().item<float>(), 1);
-    EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_3")
+    EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_2")
         << "the torn folder's name is not taken again";
   });
 }

@@ -135,6 +135,35 @@ void check_schedulers(Loading& loading) {
   }
 }
 
+/// Puts all loaders at the beginning of their first epoch.
+void begin_loaders(Loading& loading) {
+  log_warning(fmt::format(
+      "{} has no position of a loader, so the loaders begin with their first batch",
+      loading.reader.path().string()));
+  for (const auto& loader : loading.targets.objects.loaders) {
+    loading.apply.emplace_back([loader] { loader->load_cursor({.seed = loader->cursor().seed}); });
+  }
+}
+
+void check_loaders(Loading& loading) {
+  const auto& loaders = loading.targets.objects.loaders;
+  if (loading.options.may_lack_positions && loading.saved.loaders == 0 && !loaders.empty()) {
+    begin_loaders(loading);
+    return;
+  }
+  loading.must_match("loaders", loading.saved.loaders, loaders.size());
+  const auto positions_of = [&](int rank) {
+    const std::string file = files::of_rank("loaders", rank, ".json");
+    return read_saved_positions(loading.reader, file, loaders.size());
+  };
+  const auto own = positions_of(loading.source());
+  for (size_t i = 0; i < loaders.size(); ++i) {
+    // Rank 0 has the most batches of all ranks, so its position counts for all.
+    const bool other_rounds = own[i].global_batch_rows != loaders[i]->layout().global_batch_rows();
+    loading.apply.push_back(check_loader(loaders[i], other_rounds ? positions_of(0)[i] : own[i]));
+  }
+}
+
 }  // namespace
 
 void check_loop(Loading& loading) {
@@ -150,26 +179,14 @@ void check_loop(Loading& loading) {
 }
 
 void check_positions(Loading& loading) {
-  const PreparedObjects& objects = loading.targets.objects;
-  const auto& loaders = objects.loaders;
-  loading.must_match("loaders", loading.saved.loaders, loaders.size());
-  const auto positions_of = [&](int rank) {
-    const std::string file = files::of_rank("loaders", rank, ".json");
-    return read_saved_positions(loading.reader, file, loaders.size());
-  };
-  const auto own = positions_of(loading.source());
-  for (size_t i = 0; i < loaders.size(); ++i) {
-    // Rank 0 has the most batches of all ranks, so its position counts for all.
-    const bool other_rounds = own[i].global_batch_rows != loaders[i]->layout().global_batch_rows();
-    loading.apply.push_back(check_loader(loaders[i], other_rounds ? positions_of(0)[i] : own[i]));
-  }
+  check_loaders(loading);
   const int source = loading.rank() % loading.saved_by;
   const std::string file = files::of_rank("random_states", source, ".safetensors");
   loading.apply.push_back(check_random_state(
       loading.reader.tensors(file),
       loading.rank() < loading.saved_by ? 0 : loading.rank(),
       loading.path(file),
-      objects.context.device));
+      loading.targets.objects.context.device));
 }
 
 void check_registered_objects(Loading& loading) {

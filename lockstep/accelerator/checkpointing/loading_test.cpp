@@ -171,8 +171,8 @@ class ResumeLatest : public ::testing::Test {
   TestFolder folder_;
   AcceleratorOptions options_{.project_dir = folder_.path()};
   fs::path checkpoints_ = folder_ / "checkpoints";
-  fs::path first_ = checkpoints_ / "checkpoint_1";
-  fs::path second_ = checkpoints_ / "checkpoint_2";
+  fs::path first_ = checkpoints_ / "checkpoint_0";
+  fs::path second_ = checkpoints_ / "checkpoint_1";
 };
 
 TEST_F(ResumeLatest, RefusesToStartFromScratchIfNoCheckpointIsUsableAndSaysWhy) {
@@ -181,8 +181,8 @@ TEST_F(ResumeLatest, RefusesToStartFromScratchIfNoCheckpointIsUsableAndSaysWhy) 
   flip_bit(model, fs::file_size(model) - 1);
   expect_refused(AllOf(
       HasSubstr("holds 2 checkpoints, of which none can be used"),
-      HasSubstr("checkpoint_1] is not a checkpoint; it has no manifest.json"),
-      HasSubstr("checkpoint_2/model.safetensors: \"weight\"] is damaged"),
+      HasSubstr("checkpoint_0] is not a checkpoint; it has no manifest.json"),
+      HasSubstr("checkpoint_1/model.safetensors: \"weight\"] is damaged"),
       HasSubstr("to start again, remove them, or set another project_dir")));
   fs::remove_all(first_);
   fs::resize_file(model, 10);
@@ -198,9 +198,9 @@ TEST_F(ResumeLatest, StartsFromScratchIfOnlyAnUnfinishedSaveExists) {
 }
 
 TEST_F(ResumeLatest, RefusesToSkipCheckpointsOfANewerLockstep) {
-  expect_resumes_from("checkpoint_2");
+  expect_resumes_from("checkpoint_1");
   edit_manifest(second_, [](json& manifest) { manifest["version"] = 9; });
-  expect_refused(AllOf(HasSubstr("checkpoint_2"), HasSubstr("got \"9\", expected 1")));
+  expect_refused(AllOf(HasSubstr("checkpoint_1"), HasSubstr("got \"9\", expected 1")));
 }
 
 TEST_F(ResumeLatest, SkippedCheckpointsDoNotCountForRetention) {
@@ -210,7 +210,7 @@ TEST_F(ResumeLatest, SkippedCheckpointsDoNotCountForRetention) {
     options_.project_config.total_limit = limit;
     accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
       LinearTraining run(accelerator);
-      EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
+      EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_0");
       accelerator.save_state();
       accelerator.save_state({.async = true});
     });
@@ -218,7 +218,38 @@ TEST_F(ResumeLatest, SkippedCheckpointsDoNotCountForRetention) {
   save_two(3);
   EXPECT_THAT(
       names_in(checkpoints_),
-      ElementsAre("checkpoint_1", "checkpoint_2", "checkpoint_3", "checkpoint_4", "latest"));
+      ElementsAre("checkpoint_0", "checkpoint_1", "checkpoint_2", "checkpoint_3", "latest"));
+}
+
+TEST(LoadState, ALoaderWithoutASavedPositionBeginsItsFirstEpochIfThatIsAllowed) {
+  const TestFolder folder;
+  {
+    Accelerator without({}, WorldSpec{}, Group());
+    Linear net(3, 1);
+    without.prepare(net);
+    without.save_state(folder / "c");
+  }
+  Accelerator accelerator({}, WorldSpec{}, Group());
+  Linear net(3, 1);
+  auto [model, loader] = accelerator.prepare(
+      net,
+      data::Loader(
+          data::TensorDataset(at::rand({16, 3}), at::arange(16)),
+          {.batch_size = 2, .shuffle = true}));
+  const auto order = [&loader = loader] {
+    std::vector<at::Tensor> targets;
+    for (auto& batch : loader) {
+      targets.push_back(batch.target);
+    }
+    return at::cat(targets);
+  };
+  const at::Tensor first = order();
+  EXPECT_FALSE(at::equal(order(), first));
+  EXPECT_THAT(
+      [&] { accelerator.load_state(folder / "c"); },
+      ThrowsMessage<CheckpointError>(HasSubstr("loaders")));
+  accelerator.load_state(folder / "c", {.may_lack_positions = true});
+  EXPECT_TRUE(at::equal(order(), first));
 }
 
 // --- what a manifest may say

@@ -156,12 +156,8 @@ fs::path ProjectFolder::next_checkpoint() {
   const fs::path folder = checkpoints();
   int64_t number = 0;
   for (const std::string& text : reports_of_disks(groups_, folder, [&] {
-         int64_t next =
-             std::max(storage::next_sequence(folder), context_.options.project_config.iteration);
-         while (fs::exists(folder / fmt::format("checkpoint_{}", next))) {
-           ++next;
-         }
-         return std::to_string(next);
+         return std::to_string(std::max(
+             storage::next_checkpoint_number(folder), context_.options.project_config.iteration));
        })) {
     number = std::max<int64_t>(number, std::stoll(text));
   }

@@ -184,7 +184,7 @@ TEST(AsyncSave, ThatFailedIsReportedByTheNextSaveWhichCompletes) {
   });
   EXPECT_EQ(
       storage::find_newest(folder / "checkpoints", storage::Verify::kFull).path,
-      folder / "checkpoints" / "checkpoint_2");
+      folder / "checkpoints" / "checkpoint_1");
   storage::StoredCheckpoint(folder / "next", storage::Verify::kFull);
   EXPECT_FALSE(fs::exists(folder / "named"));
 }
@@ -203,14 +203,14 @@ TEST(ProjectConfiguration, KeepsTotalLimitCheckpointsAlsoAfterAResume) {
       accelerator.save_state();
     }
   });
-  EXPECT_THAT(kept(), ElementsAre("checkpoint_3", "checkpoint_4"));
+  EXPECT_THAT(kept(), ElementsAre("checkpoint_2", "checkpoint_3"));
   // In Accelerate the count begins anew here, and the limit then deletes what was just written.
   accelerated_ranks(2, options, [&](Accelerator& accelerator) {
     accelerator.load_state();
     accelerator.save_state();
-    EXPECT_EQ(accelerator.load_state().filename(), "checkpoint_5");
+    EXPECT_EQ(accelerator.load_state().filename(), "checkpoint_4");
   });
-  EXPECT_THAT(kept(), ElementsAre("checkpoint_4", "checkpoint_5"));
+  EXPECT_THAT(kept(), ElementsAre("checkpoint_3", "checkpoint_4"));
 }
 
 TEST(ProjectConfiguration, IterationIsTheLeastNumberAndNamingCanBeOff) {
@@ -289,26 +289,26 @@ TEST(SaveOnEachNode, EveryHostKeepsACompleteCheckpointOnItsOwnDisk) {
     EXPECT_EQ(counter.count, accelerator.process_index());
   });
   for (const char* host : {"host0", "host1"}) {
-    const checkpoint::Reader reader(folder / host / "checkpoints" / "checkpoint_2");
+    const checkpoint::Reader reader(folder / host / "checkpoints" / "checkpoint_1");
     EXPECT_EQ(reader.world_size(), 2);
     EXPECT_TRUE(reader.has("model.safetensors"));
   }
   const auto meta_of = [&](const char* host) {
-    return checkpoint::Reader(folder / host / "checkpoints" / "checkpoint_2").meta();
+    return checkpoint::Reader(folder / host / "checkpoints" / "checkpoint_1").meta();
   };
   EXPECT_EQ(meta_of("host0").at("save_id"), meta_of("host1").at("save_id"));
   // One host got no further than the first.
-  fs::remove_all(folder / "host1" / "checkpoints" / "checkpoint_2");
+  fs::remove_all(folder / "host1" / "checkpoints" / "checkpoint_1");
   on_two_hosts([&](Accelerator& accelerator) {
     Linear net(2, 2);
     Counter counter;
     accelerator.prepare(net);
     accelerator.register_for_checkpointing(counter);
-    EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
+    EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_0");
   });
   // And here it holds that of another run.
   storage::edit_manifest(
-      folder / "host1" / "checkpoints" / "checkpoint_1",
+      folder / "host1" / "checkpoints" / "checkpoint_0",
       [](nlohmann::json& manifest) { manifest["meta"]["save_id"] = "another"; });
   on_two_hosts([&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -449,7 +449,7 @@ TEST(AsyncSave, IsFinishedWithoutAWaitingCaller) {
     accelerator.prepare(net);
     accelerator.save_state({.async = true});
   });
-  EXPECT_THAT(names_in(folder / "checkpoints"), ElementsAre("checkpoint_1", "latest"));
+  EXPECT_THAT(names_in(folder / "checkpoints"), ElementsAre("checkpoint_0", "latest"));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ struct ProjectConfiguration {
   /// Checkpoints to keep in `<project_dir>/checkpoints`: after a new one is committed, the oldest
   /// ones are removed. At least 1.
   std::optional<int> total_limit = std::nullopt;
-  /// The lowest number of a new checkpoint. Otherwise one more than the highest on the disk.
+  /// The lowest number of a new checkpoint, which is one more than the highest on the disk.
   int64_t iteration = 0;
   /// Updates between two automatic save_state() calls, at the end of the loop's body; 0: never.
   /// Only in the outermost loop over a prepared loader, at the end of an accumulation group.
@@ -57,6 +57,9 @@ struct LoadStateOptions {
   bool schedulers = true;
   /// Without a prepared schedule, those of the checkpoint are skipped, with a warning.
   bool may_lack_schedulers = false;
+  /// Without a loader's position in the checkpoint, loaders begin their first epoch, with a
+  /// warning.
+  bool may_lack_positions = false;
   /// Loads only the models: no loader positions, random numbers or registered objects. The two
   /// options above have no effect then.
   bool models_only = false;

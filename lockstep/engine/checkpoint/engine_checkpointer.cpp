@@ -176,6 +176,7 @@ void EngineCheckpointer::load_accelerator_state(
        .optimizers = options.load_optimizer_states,
        .schedulers = options.load_lr_scheduler_states,
        .may_lack_schedulers = true,
+       .may_lack_positions = true,
        .models_only = options.load_module_only});
 }
 

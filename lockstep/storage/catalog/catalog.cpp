@@ -186,13 +186,21 @@ std::optional<int64_t> checkpoint_number(const fs::path& path) {
   return numbered ? std::optional(std::stoll(name.substr(kNumberedPrefix.size()))) : std::nullopt;
 }
 
+int64_t next_checkpoint_number(const fs::path& folder) {
+  int64_t next = 0;
+  for (const fs::path& path : candidates_in(folder)) {
+    next = std::max(next, checkpoint_number(path).value_or(-1) + 1);
+  }
+  return next;
+}
+
 int64_t next_sequence(const fs::path& folder) {
   int64_t highest = 0;
   for (const fs::path& path : candidates_in(folder)) {
     if (is_temporary_name(path.filename().native())) {
       continue;
     }
-    highest = std::max(highest, checkpoint_number(path).value_or(0));
+    highest = std::max(highest, checkpoint_number(path).value_or(-1) + 1);
     std::string why_not;
     if (const auto manifest = manifest_of(path, why_not, [](const auto& /*newer*/) {})) {
       highest = std::max(highest, manifest->sequence);

@@ -52,9 +52,12 @@ std::vector<Listed> list_checkpoints(
 /// for another name, or if the number has more than 18 digits.
 std::optional<int64_t> checkpoint_number(const std::filesystem::path& path);
 
-/// Returns one more than the highest sequence number or checkpoint_number in `folder`; 1 if it has
-/// none. Folder numbers count, too, because the sequence number in a damaged manifest is unknown.
-/// Throws CheckpointError if a manifest cannot be read.
+/// Returns one more than the highest checkpoint_number in `folder`; 0 if it has none.
+int64_t next_checkpoint_number(const std::filesystem::path& folder);
+
+/// Returns one more than the highest sequence number in `folder`; 1 if it has none. A folder named
+/// checkpoint_<n> counts as n + 1 at least, because the sequence number in a damaged manifest is
+/// unknown. Throws CheckpointError if a manifest cannot be read.
 int64_t next_sequence(const std::filesystem::path& folder);
 
 /// Replaces `<folder>/latest`, a line of text for people and scripts, by `name`, atomically.

@@ -82,7 +82,7 @@ TEST_F(Catalog, RefusesToSkipCheckpointsOfANewerLockstep) {
       [&] { find_newest(folder_.path()); },
       ThrowsMessage<CheckpointError>(HasSubstr("got \"9\", expected 1")));
   EXPECT_EQ(list_checkpoints(folder_.path()).size(), 2U);
-  EXPECT_EQ(next_sequence(folder_.path()), 3);
+  EXPECT_EQ(next_sequence(folder_.path()), 4);
   // The same digit, by one flipped bit.
   set_version(newer, kFormatVersion);
   const size_t digit = read_bytes(newer / kManifestName).find("\"version\": 1") + 11;
@@ -115,7 +115,7 @@ TEST_F(Catalog, FollowsASymbolicLinkToACheckpoint) {
   EXPECT_EQ(newest.path, folder_ / "checkpoint_2");
   EXPECT_THAT(newest.skipped, IsEmpty());
   EXPECT_EQ(list_checkpoints(folder_.path()).back().path, folder_ / "checkpoint_2");
-  EXPECT_EQ(next_sequence(folder_.path()), 4) << "one more than that of the one moved";
+  EXPECT_EQ(next_sequence(folder_.path()), 5) << "one more than that of the one moved";
   flip_bit(other_disk / "moved" / "state.json", 5);
   newest = find_newest(folder_.path(), Verify::kFull);
   EXPECT_EQ(newest.path, folder_ / "checkpoint_1");
@@ -152,7 +152,8 @@ TEST_F(Catalog, NamesPathsWithACheckpointsNameThatAreNotCheckpoints) {
     EXPECT_EQ(listed[i].why, skipped[i].why);
     EXPECT_TRUE(skipped[i].was_checkpoint) << skipped[i].path;
   }
-  EXPECT_EQ(next_sequence(folder_.path()), 8);
+  EXPECT_EQ(next_checkpoint_number(folder_.path()), 8);
+  EXPECT_EQ(next_sequence(folder_.path()), 9);
   EXPECT_THAT(
       [&] { read_manifest(folder_ / "checkpoint_4"); },
       ThrowsMessage<CheckpointError>(HasSubstr("mount that disk, restore the folder")));
@@ -161,13 +162,25 @@ TEST_F(Catalog, NamesPathsWithACheckpointsNameThatAreNotCheckpoints) {
 TEST_F(Catalog, CountsTheNumberOfOneWhoseManifestIsDamaged) {
   save("checkpoint_1");
   const fs::path damaged = save("checkpoint_7");
-  EXPECT_EQ(next_sequence(folder_.path()), 9) << "it was given one more than its number";
+  EXPECT_EQ(next_sequence(folder_.path()), 10) << "it was given two more than its number";
   flip_bit(damaged / kManifestName, 100);
-  EXPECT_EQ(next_sequence(folder_.path()), 8);
+  EXPECT_EQ(next_sequence(folder_.path()), 9) << "checkpoint_0 has the sequence number 1";
   fs::create_directory(folder_ / "checkpoint_99999999999999999999");
   fs::create_directory(folder_ / "checkpoint_");
   fs::create_directory(folder_ / "checkpoint_12x");
-  EXPECT_EQ(next_sequence(folder_.path()), 8);
+  EXPECT_EQ(next_sequence(folder_.path()), 9);
+}
+
+TEST_F(Catalog, NumbersCheckpointsFromZeroWhateverElseTheFolderHolds) {
+  EXPECT_EQ(next_checkpoint_number(folder_ / "absent"), 0);
+  save("best");
+  fs::create_directory(temporary_name(folder_ / "checkpoint_5"));
+  fs::create_directory(folder_ / "checkpoint_12x");
+  EXPECT_EQ(next_checkpoint_number(folder_.path()), 0);
+  save("checkpoint_0");
+  EXPECT_EQ(next_checkpoint_number(folder_.path()), 1);
+  fs::remove(save("checkpoint_7") / kManifestName);
+  EXPECT_EQ(next_checkpoint_number(folder_.path()), 8);
 }
 
 TEST_F(Catalog, AnAbsentOrEmptyFolderHoldsNone) {

@@ -14,6 +14,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
+#include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/zero/coordinator/flat_param_buffer.h"
@@ -268,6 +269,11 @@ void unshard_arguments(
   }
 }
 
+void unshard_fallback(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  run_callback([&] { unshard_arguments(op, keys, stack); });
+}
+
 }  // namespace
 
 void install_unshard_dispatch() {
@@ -276,7 +282,7 @@ void install_unshard_dispatch() {
     try {
       auto* made =
           new torch::Library(torch::Library::IMPL, "_", kShardedParamKey, __FILE__, __LINE__);
-      made->fallback(torch::CppFunction::makeFromBoxedFunction<&unshard_arguments>());
+      made->fallback(torch::CppFunction::makeFromBoxedFunction<&unshard_fallback>());
       return made;
     } catch (const c10::Error& error) {
       throw ConfigError(

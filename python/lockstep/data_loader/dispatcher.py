@@ -53,7 +53,7 @@ class DataLoaderDispatcher(_StreamLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         sampler = getattr(self.batch_sampler, "sampler", None)
         self._set_epoch_of(self.dataset, self.batch_sampler, sampler)
-        return self._loop(self._received())
+        return self._loop(self._begun_batches(self._received()))
 
     def _received(self) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         if self.state.process_index != 0:

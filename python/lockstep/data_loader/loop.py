@@ -2,6 +2,7 @@
 """The loop over a prepared loader, and the arguments that it keeps of the given one."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,6 +59,36 @@ class _LoopMixin:
     gradient_state: GradientState
     device: torch.device | None
     _non_blocking: bool
+    _skip = 0  # The batches that the next pass skips.
+    _running = False  # Whether a pass has begun and not ended.
+
+    def _begin_pass(self) -> Any:
+        skip, self._skip = self._skip, 0
+        plan = self._core.begin_pass(skip)
+        self._running = True
+        return plan
+
+    def _loop(self, begun_batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields the batches on the device.
+
+        `begun_batches` calls _begin_pass() before the first batch, and begins each batch in the C++ loader before it
+        yields it.
+        """
+        self.gradient_state._add_dataloader(self)
+        finished = False
+        try:
+            for batch in begun_batches:
+                yield self._place(batch)
+                self._core.end_batch()
+            finished = True
+        finally:
+            self.gradient_state._remove_dataloader(self)
+            if self._running:
+                self._running = False
+                if finished:
+                    self._core.finish_pass()
+                else:
+                    self._core.leave_pass()
 
     @property
     def iteration(self) -> int:

@@ -2,6 +2,7 @@
 """Samplers, and the shares of processes in the batches of any batch sampler or stream."""
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,73 +72,50 @@ class BatchSamplerShard(BatchSampler):
         length = len(self.batch_sampler)
         if self.split_batches:
             return length
-        rounds, rest = divmod(length, self.num_processes)
-        if rest == 0 or self.drop_last:
-            return rounds
-        return rounds + 1 if self.even_batches or self.process_index < rest else rounds
+        batches = _core.ShardLayout(length, 1, self.drop_last, self.num_processes, self.even_batches, False)
+        return batches.size(self.process_index)
 
     def __iter__(self) -> Iterator[list[int]]:
         yield from (own for own, _, _ in self.rounds())
 
     def rounds(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
         """Yields this process's batch, and the rows and the new rows of every process's, for each round."""
-        if self.num_processes == 1:
-            for batch in map(list, self.batch_sampler):
-                yield batch, [len(batch)], [len(batch)]
+        world, batches = self.num_processes, map(list, self.batch_sampler)
+        if world == 1:
+            yield from ((batch, [len(batch)], [len(batch)]) for batch in batches)
             return
-        source: Iterator[list[list[int]]] = (
-            ([batch] for batch in map(list, self.batch_sampler)) if self.split_batches else self._groups()
-        )
+        per_round = 1 if self.split_batches else world
         beginning: list[int] = []
-        for group in source:
-            samples = [index for batch in group for index in batch]
+        while group := list(itertools.islice(batches, per_round)):
+            samples = list(itertools.chain.from_iterable(group))
             if len(beginning) < self._round_rows():
                 beginning += samples
-            yield from self._round(group, samples, beginning)
+            is_full = len(group) == per_round and len(samples) >= self._round_rows()
+            if self.drop_last and not is_full:
+                continue
+            if self.batch_size is None or (is_full and not self.split_batches):
+                shares = group + [[]] * (world - len(group))
+                new = [len(share) for share in shares]
+            else:
+                shares, new = self._shares(samples, beginning)
+            if shares[self.process_index]:
+                yield shares[self.process_index], [len(share) for share in shares], new
 
     def _round_rows(self) -> int:
         if self.batch_size is None:
             return 0
         return self.batch_size if self.split_batches else self.batch_size * self.num_processes
 
-    def _groups(self) -> Iterator[list[list[int]]]:
-        group: list[list[int]] = []
-        for batch in map(list, self.batch_sampler):
-            group.append(batch)
-            if len(group) == self.num_processes:
-                yield group
-                group = []
-        if group:
-            yield group
-
-    def _round(
-        self, group: list[list[int]], samples: list[int], beginning: list[int]
-    ) -> Iterator[tuple[list[int], list[int], list[int]]]:
-        world, rank, full = self.num_processes, self.process_index, self._round_rows()
-        is_full = len(group) == (1 if self.split_batches else world) and (
-            self.batch_size is None or len(samples) >= full
+    def _shares(self, samples: list[int], beginning: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Returns the batches of all processes in a round of `samples`, and the number of new rows in each."""
+        # The C++ layout assigns the second round of two, and completes it from the first.
+        order = list(itertools.islice(itertools.cycle(beginning), self._round_rows())) + samples
+        layout = _core.ShardLayout(
+            len(order), self.batch_size, False, self.num_processes, self.even_batches, self.split_batches
         )
-        if not is_full and self.drop_last:
-            return
-        if self.batch_size is None:
-            shares = group + [[]] * (world - len(group))
-            new = [len(share) for share in shares]
-        else:
-            filled = samples
-            if not is_full and self.even_batches:
-                filled = list(samples)
-                while len(filled) < full:
-                    filled += beginning[: full - len(filled)]
-            each = full // world
-            if is_full and not self.split_batches:
-                shares = group
-            else:
-                shares = [filled[r * each : (r + 1) * each] for r in range(world)]
-            new = [max(0, min(each, len(samples) - r * each)) for r in range(world)] if not is_full else [
-                len(share) for share in shares
-            ]
-        if shares[rank]:
-            yield shares[rank], [len(share) for share in shares], new
+        ranks = range(self.num_processes)
+        shares = [[order[position] for position in layout.positions(1, rank)] for rank in ranks]
+        return shares, [layout.valid_rows(1, rank) for rank in ranks]
 
 
 class IterableDatasetShard(IterableDataset):

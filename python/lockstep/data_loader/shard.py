@@ -139,37 +139,18 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         if self.generator is None:  # DataLoader has drawn that seed for this pass, too.
             torch.set_rng_state(self._default_state)
 
-    _skip = 0
-    _running = False
-
-    def _begin_pass(self) -> Any:
-        skip, self._skip = self._skip, 0
-        plan = self._core.begin_pass(skip)
-        self._running = True
-        return plan
-
     # --- the loop
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         if self._spec["num_processes"] > 1:
             _synchronize(self.rng_types, self._sampler if self._redraw is None else None)
         self._set_epoch_of(self.dataset)
-        self.gradient_state._add_dataloader(self)
         self._default_state = torch.get_rng_state()
-        finished = False
-        try:
-            for batch in super().__iter__():
-                self._core.begin_batch()
-                yield self._place(batch)
-                self._core.end_batch()
-            finished = True
-        finally:
-            self.gradient_state._remove_dataloader(self)
-            if self._running:  # The batch sampler has begun a pass.
-                self._running = False
-                if finished:
-                    self._core.finish_pass()
-                else:
-                    self._core.leave_pass()
+        yield from self._loop(self._begun_batches())
+
+    def _begun_batches(self) -> Iterator[Any]:
+        for batch in super().__iter__():  # Its batch sampler begins the pass.
+            self._core.begin_batch()
+            yield batch
 
     def __len__(self) -> int:
         return len(self._core)

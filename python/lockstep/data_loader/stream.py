@@ -22,31 +22,16 @@ class _StreamLoader(_LoopMixin, DataLoader):
         self.gradient_state = GradientState()
         self.device = device
         self._non_blocking = blocking
-        self._skip = 0
         self.remainder = -1
 
-    def _loop(self, batches: Iterator[tuple[Any, list[int], list[int], bool]]) -> Iterator[Any]:
-        """Yields the batches; each comes with the rows and new rows of all processes, and whether it is the last."""
-        self.gradient_state._add_dataloader(self)
-        skip, self._skip = self._skip, 0
-        began = finished = False
-        try:
-            self._core.begin_pass(skip)
-            began = True
-            skipped = self._core.cursor.batches
-            for index, (batch, rows, new, is_last) in enumerate(batches):
-                if index < skipped:
-                    continue
+    def _begun_batches(self, batches: Iterator[tuple[Any, list[int], list[int], bool]]) -> Iterator[Any]:
+        """Yields batches; each comes with the rows and new rows of all processes, and whether it is the last."""
+        self._begin_pass()
+        skipped = self._core.cursor.batches
+        for index, (batch, rows, new, is_last) in enumerate(batches):
+            if index >= skipped:
                 self._core.begin_stream_batch(rows, new, is_last)
-                yield self._place(batch)
-                self._core.end_batch()
-            finished = True
-        finally:
-            self.gradient_state._remove_dataloader(self)
-            if finished:
-                self._core.finish_pass()
-            elif began:
-                self._core.leave_pass()
+                yield batch
 
     def _saved_state(self) -> dict[str, Any]:
         return {}
@@ -132,9 +117,9 @@ class DataLoaderStreamShard(_StreamLoader):
             source = self._rounds.batch_sampler
             self._set_epoch_of(self.dataset, source, getattr(source, "sampler", None))
             self._queue: list[tuple[list[int], list[int]]] = []
-            return self._loop(self._recorded_batches())
+            return self._loop(self._begun_batches(self._recorded_batches()))
         self._set_epoch_of(self.dataset)
-        return self._loop(self._stream_batches())
+        return self._loop(self._begun_batches(self._stream_batches()))
 
     def _recorded_batches(self) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         for batch, is_last in _one_ahead(super().__iter__()):

@@ -85,7 +85,7 @@ class SavedState:
         if not self._engine._loads_everything or shared is None:
             return
         loaders = self._engine._loaders
-        if len(shared["loaders"]) != len(loaders):
+        if shared["loaders"] and len(shared["loaders"]) != len(loaders):
             raise _core.CheckpointError(
                 f"[load_checkpoint] the checkpoint has {len(shared['loaders'])} loaders, and the engine has "
                 f"{len(loaders)}; pass the same training_data to initialize"

@@ -583,8 +583,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     print(
         f"{result.path}: {result.parameters} parameters, {result.with_optimizer_state} with optimizer state\n"
-        "not in the checkpoint: random states and positions of loaders, which DeepSpeed does not save; pass no "
-        "training_data to initialize(), and call engine.deepspeed_io(dataset) after load_checkpoint()"
+        "not in the checkpoint: random states and positions of loaders, which DeepSpeed does not save; loaders begin "
+        "with their first batch"
     )
     for reason in result.left_out:
         print(f"not taken: {reason}")

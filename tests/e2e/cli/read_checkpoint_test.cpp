@@ -131,7 +131,7 @@ TEST_F(ReadCheckpoint, ReadsAnExamplesCheckpointOfEveryStage) {
          output,
          "--zero",
          std::to_string(stage)});
-    expect_same_weights(output + "/checkpoints/checkpoint_1");
+    expect_same_weights(output + "/checkpoints/checkpoint_0");
   }
 }
 

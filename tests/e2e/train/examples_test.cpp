@@ -217,7 +217,7 @@ TEST_F(Examples, CharLmResumesFromItsCheckpoint) {
   const nlohmann::json unbroken = run_to("unbroken", "");
   EXPECT_EQ(unbroken.at("steps_now"), 8);
   std::filesystem::rename(folder_.path() / "unbroken", folder_.path() / "broken");
-  std::filesystem::remove_all(folder_.path() / "broken" / "checkpoints" / "checkpoint_2");
+  std::filesystem::remove_all(folder_.path() / "broken" / "checkpoints" / "checkpoint_1");
   const nlohmann::json resumed = run_to("broken", "--resume");
   EXPECT_EQ(resumed.at("steps_now"), 4) << "the other four were done before";
   EXPECT_EQ(resumed.at("loss"), unbroken.at("loss"));

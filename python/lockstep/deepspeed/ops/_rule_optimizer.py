@@ -3,28 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..._core import ConfigError
+from ... import _core
+from ...optimizer import _state_by_index, _state_by_parameter, make_core_optimizer
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """An optimizer with two implementations of one rule.
+    """An optimizer that the C++ library updates, alone or after `initialize` and `prepare`.
 
-    `initialize` and `prepare` update its parameters by the C++ library's fused kernel of that rule. Alone, `step`
-    computes the same values with torch operations. The state is torch's: `state[parameter]` is a dict of tensors.
+    Alone, the first `step` creates the C++ optimizer, which then owns the state; `state[parameter]` is a dict of its
+    tensors. Move the model to its device before. Sparse gradients are an error.
     """
 
     set_grad_none = True
+    _inner: _core.InnerOptimizer | None = None
 
     def core_rule(self) -> str:
         """Returns the name of the C++ optimizer with this rule."""
-        raise NotImplementedError
-
-    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError
 
     @torch.no_grad()
@@ -34,33 +34,40 @@ class RuleOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    if parameter.grad.is_sparse:
-                        raise ConfigError(
-                            f"[{type(self).__name__}] a gradient is sparse; expected a dense one; build the embedding "
-                            "with sparse=False"
-                        )
-                    self._update(parameter, parameter.grad, group)
+        if self._inner is None:
+            self._inner = make_core_optimizer(self.core_rule(), self)
+            self.state = {}
+        self._inner.set_options(self.param_groups)
+        self._inner.step()
         return loss
+
+    @property
+    def state(self) -> Any:
+        if self._inner is None:
+            return self.__dict__["state"]
+        return _state_by_parameter(_state_by_index(self._inner), self.param_groups)
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        """Sets the state that the C++ optimizer begins with, before it exists."""
+        self.__dict__["state"] = defaultdict(dict, state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes a loaded or copied state. The next step creates another C++ optimizer, which begins with it."""
+        self._inner = None
+        super().__setstate__(state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self._inner is not None:
+            self._inner.add_group(self.param_groups[-1]["params"], self.param_groups)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
-
-    def _moments(self, parameter: torch.Tensor, names: Iterable[str]) -> list[torch.Tensor]:
-        """Returns tensors of the parameter's state, zero at first, and counts a step."""
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros(())
-            for name in names:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        state["step"] += 1
-        return [state[name] for name in names]
 
 
 def refuse(name: str, reason: str, **given: bool) -> None:
     """Throws ConfigError for the first argument that is true."""
     for argument, is_given in given.items():
         if is_given:
-            raise ConfigError(f"[{name}] {argument} is not supported: {reason}")
+            raise _core.ConfigError(f"[{name}] {argument} is not supported: {reason}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .._rule_optimizer import RuleOptimizer, refuse
 
 __all__ = ["DeepSpeedCPUAdagrad"]
@@ -34,10 +32,3 @@ class DeepSpeedCPUAdagrad(RuleOptimizer):
 
     def core_rule(self) -> str:
         return "Adagrad"
-
-    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
-        (total,) = self._moments(parameter, ("sum",))
-        if group["weight_decay"] != 0:
-            grad = grad.add(parameter, alpha=group["weight_decay"])
-        total.addcmul_(grad, grad)
-        parameter.addcdiv_(grad, total.sqrt().add_(group["eps"]), value=-float(group["lr"]))

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .._rule_optimizer import RuleOptimizer, refuse
 
 __all__ = ["DeepSpeedCPUAdam", "FusedAdam"]
@@ -43,21 +41,6 @@ class FusedAdam(RuleOptimizer):
 
     def core_rule(self) -> str:
         return "AdamW" if self.adam_w_mode else "Adam"
-
-    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
-        lr, eps, decay = float(group["lr"]), group["eps"], group["weight_decay"]
-        beta1, beta2 = group["betas"]
-        exp_avg, exp_avg_sq = self._moments(parameter, ("exp_avg", "exp_avg_sq"))
-        if decay != 0:
-            if self.adam_w_mode:
-                parameter.mul_(1 - lr * decay)
-            else:
-                grad = grad.add(parameter, alpha=decay)
-        exp_avg.lerp_(grad, 1 - beta1)
-        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        step = float(self.state[parameter]["step"])
-        first, second = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
-        parameter.addcdiv_(exp_avg, exp_avg_sq.sqrt().div_(second**0.5).add_(eps), value=-lr / first)
 
 
 class DeepSpeedCPUAdam(FusedAdam):

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .._rule_optimizer import RuleOptimizer, refuse
 
 __all__ = ["FusedLamb"]
@@ -47,24 +45,3 @@ class FusedLamb(RuleOptimizer):
 
     def core_rule(self) -> str:
         return "LAMB"
-
-    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
-        beta1, beta2 = group["betas"]
-        exp_avg, exp_avg_sq = self._moments(parameter, ("exp_avg", "exp_avg_sq"))
-        exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)
-        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        step = float(self.state[parameter]["step"])
-        first, second = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
-        corrected = exp_avg_sq / second
-        if group["eps_inside_sqrt"]:
-            below = (corrected + group["eps"]).sqrt()
-        else:
-            below = corrected.sqrt() + group["eps"]
-        update = exp_avg / first / below + group["weight_decay"] * parameter
-        weight_norm, update_norm = parameter.norm(), update.norm()
-        ratio = torch.where(
-            (weight_norm > 0) & (update_norm > 0),
-            (weight_norm / update_norm).clamp(group["min_coeff"], group["max_coeff"]),
-            torch.ones_like(weight_norm),
-        )
-        parameter.sub_(update * ratio * float(group["lr"]))

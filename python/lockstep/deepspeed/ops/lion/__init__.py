@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .._rule_optimizer import RuleOptimizer, refuse
 
 __all__ = ["DeepSpeedCPULion", "FusedLion"]
@@ -28,14 +26,6 @@ class FusedLion(RuleOptimizer):
 
     def core_rule(self) -> str:
         return "Lion"
-
-    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
-        lr = float(group["lr"])
-        beta1, beta2 = group["betas"]
-        (exp_avg,) = self._moments(parameter, ("exp_avg",))
-        parameter.mul_(1 - lr * group["weight_decay"])
-        parameter.add_(exp_avg.mul(beta1).add_(grad, alpha=1 - beta1).sign_(), alpha=-lr)
-        exp_avg.mul_(beta2).add_(grad, alpha=1 - beta2)
 
 
 class DeepSpeedCPULion(FusedLion):
