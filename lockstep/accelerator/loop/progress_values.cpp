@@ -2,32 +2,22 @@
 #include "lockstep/accelerator/loop/progress_values.h"
 
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <string>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include <ATen/DeviceAccelerator.h>
 
+#include "lockstep/base/memory/resident_bytes.h"
+
 namespace lockstep {
 namespace {
 
-/// Returns the bytes of this process that are in memory.
-std::optional<double> resident_bytes() {
-  std::ifstream file("/proc/self/statm");
-  int64_t pages = 0;
-  int64_t resident = 0;
-  return file >> pages >> resident
-             ? std::optional(
-                   static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE)))
-             : std::nullopt;
-}
-
 std::optional<double> bytes_in_use(c10::Device device) {
   if (device.is_cpu()) {
-    return resident_bytes();
+    const int64_t bytes = resident_bytes();
+    return bytes > 0 ? std::optional(static_cast<double>(bytes)) : std::nullopt;
   }
   if (!device.is_cuda()) {
     return std::nullopt;

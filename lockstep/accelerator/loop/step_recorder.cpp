@@ -2,18 +2,14 @@
 #include "lockstep/accelerator/loop/step_recorder.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdlib>
 #include <exception>
-#include <fcntl.h>
-#include <unistd.h>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include <ATen/DeviceAccelerator.h>
 
-#include "lockstep/base/unique_fd.h"
+#include "lockstep/base/memory/resident_bytes.h"
 #include "lockstep/watch/flight_memory.h"
 
 namespace lockstep {
@@ -25,18 +21,6 @@ using tracking::StepPart;
 using tracking::total_ns;
 
 constexpr int64_t kRecordNs = 100'000'000;
-
-/// Returns the resident memory of this process in bytes; 0 if the kernel does not report it.
-int64_t resident_bytes() {
-  static const UniqueFd file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
-  std::array<char, 64> text{};
-  if (::pread(file.get(), text.data(), text.size() - 1, 0) <= 0) {
-    return 0;
-  }
-  char* second = nullptr;  // The first number is the size of the address space.
-  std::strtoll(text.data(), &second, 10);
-  return std::strtoll(second, nullptr, 10) * ::sysconf(_SC_PAGESIZE);
-}
 
 int64_t device_peak_bytes(at::Device device) {
   if (!device.is_cuda()) {
