@@ -13,6 +13,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/weights/safetensors.h"
 #include "tests/e2e/harness/lockstep_run.h"
 #include "tests/e2e/harness/run_command.h"
