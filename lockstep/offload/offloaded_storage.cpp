@@ -10,6 +10,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include "lockstep/offload/storage_access.h"
+
 namespace lockstep::offload {
 namespace {
 
@@ -48,7 +50,7 @@ OffloadedStorage::OffloadedStorage(
     at::DataPtr freed(nullptr, tensor.device());
     std::swap(freed, storage->_mutable_data_ptr_no_checks());
     // The size stays: views are checked against it.
-    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kUsedWhileOffloaded);
+    refuse_access(*storage, kUsedWhileOffloaded);
     entries_.push_back(std::move(entry));
   }
 }
@@ -64,7 +66,7 @@ void OffloadedStorage::reload(bool non_blocking) {
     at::DataPtr memory(nullptr, entry.device.device());
     std::swap(memory, fresh.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
     storage->set_data_ptr_noswap(std::move(memory));
-    storage->clear_data_ptr_access_error_msg_();
+    permit_access(*storage);
     entries_.pop_back();
   }
 }

@@ -13,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/tensor/sharded_param.h"
+#include "lockstep/offload/storage_access.h"
 #include "lockstep/zero/coordinator/param_cast.h"
 
 namespace lockstep::zero {
@@ -104,7 +105,7 @@ void FlatParamBuffer::make_memory(at::DataPtr given) {
   c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(
       given ? std::move(given) : storage->allocator()->allocate(storage->nbytes()));
-  storage->clear_data_ptr_access_error_msg_();
+  offload::permit_access(*storage);
   has_memory_ = true;
 }
 
@@ -115,7 +116,7 @@ at::DataPtr FlatParamBuffer::take_memory() {
   c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
   at::DataPtr taken(nullptr, values_.device());
   std::swap(taken, storage->_mutable_data_ptr_no_checks());
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(freed_message_);
+  offload::refuse_access(*storage, freed_message_);
   has_memory_ = false;
   return taken;
 }
