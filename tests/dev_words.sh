@@ -77,7 +77,7 @@ expect 2 $'Run as root:\n       apt-get install --no-install-recommends clang-fo
 
 # With a sudo that works, apt-get runs through it once, and its failure is reported.
 fake sudo 'echo "sudo $*"; [ "$1" = -n ] || exec "$@"'
-expect 2 "apt-get noninteractive install -qq -y --no-install-recommends clang-format git" \
+expect 2 "apt-get noninteractive -o DPkg::Lock::Timeout=300 install -qq -y --no-install-recommends clang-format git" \
   "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
 
 # Nothing is missing: the script prints nothing.
