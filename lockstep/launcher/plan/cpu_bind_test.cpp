@@ -88,9 +88,9 @@ TEST(ParseCpuBind, NamesTheFlagAndTheLikeliestWord) {
   EXPECT_EQ(parse_cpu_bind("numa", "--cpu-bind"), CpuBind::kNuma);
   EXPECT_THAT(
       [] { parse_cpu_bind("core", "--cpu-bind"); },
-      ThrowsMessage<ConfigError>(
-          HasSubstr("invalid value 'core' for --cpu-bind; expected none, cores, numa; did you mean "
-                    "'cores'?")));
+      ThrowsMessage<ConfigError>(HasSubstr(
+          "invalid value 'core' for --cpu-bind; expected one of none, cores, numa; did you mean "
+          "'cores'?")));
 }
 
 }  // namespace
