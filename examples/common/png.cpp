@@ -4,32 +4,10 @@
 #include <algorithm>
 #include <fstream>
 
-#include <zlib.h>
-
 #include "lockstep/base/error.h"
+#include "lockstep/tracking/images.h"
 
 namespace examples {
-namespace {
-
-void append_big_endian(std::string& out, uint32_t value) {
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    out += static_cast<char>(value >> shift & 0xff);
-  }
-}
-
-std::string chunk(const std::string& type, const std::string& data) {
-  std::string out;
-  append_big_endian(out, static_cast<uint32_t>(data.size()));
-  const std::string body = type + data;
-  out += body;
-  append_big_endian(
-      out,
-      static_cast<uint32_t>(
-          crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()))));
-  return out;
-}
-
-}  // namespace
 
 Picture::Picture(int width_px, int height_px, uint8_t grey)
     : width(width_px),
@@ -49,27 +27,14 @@ void Picture::fill(
 }
 
 void write_png(const std::string& path, const Picture& picture) {
-  std::string rows;
-  const size_t row_bytes = static_cast<size_t>(picture.width) * 3;
-  for (int row = 0; row < picture.height; ++row) {
-    rows += '\0';  // Each row begins with its filter: none.
-    rows.append(reinterpret_cast<const char*>(&picture.rgb[row * row_bytes]), row_bytes);
-  }
-  uLongf packed_bytes = compressBound(rows.size());
-  std::string packed(packed_bytes, '\0');
-  compress(
-      reinterpret_cast<Bytef*>(packed.data()),
-      &packed_bytes,
-      reinterpret_cast<const Bytef*>(rows.data()),
-      rows.size());
-  packed.resize(packed_bytes);
-  std::string header;
-  append_big_endian(header, static_cast<uint32_t>(picture.width));
-  append_big_endian(header, static_cast<uint32_t>(picture.height));
-  header += std::string("\x08\x02\x00\x00\x00", 5);  // 8 bits a channel, RGB, no interlacing.
+  const lockstep::tracking::Images image{
+      .count = 1,
+      .height = picture.height,
+      .width = picture.width,
+      .channels = 3,
+      .pixels = picture.rgb};
   std::ofstream file(path, std::ios::binary);
-  file << "\x89PNG\r\n\x1a\n"
-       << chunk("IHDR", header) << chunk("IDAT", packed) << chunk("IEND", "");
+  file << lockstep::tracking::png(image, 0);
   file.close();
   if (!file) {
     throw lockstep::ConfigError("output", path + " cannot be written");
