@@ -64,7 +64,7 @@ class StepRecorder final : public comm::WaitObserver {
   void write_config(const nlohmann::json& config) { file_.write_config(config); }
   /// Writes the updates that are not written yet.
   void flush() noexcept;
-  /// Writes what is pending, and that the run has finished. Later calls do nothing.
+  /// Writes the remaining updates, and the status "finished". Later calls do nothing.
   void finish();
 
  private:

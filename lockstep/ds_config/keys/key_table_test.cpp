@@ -72,7 +72,8 @@ TEST(KeyTable, RefusedAndIgnoredKeysSayWhy) {
   }
 }
 
-/// Where they part, paste what `lockstep ds-config keys --markdown` prints into the page.
+/// The page has the tables of `lockstep ds-config keys --markdown`. If this fails, paste the new
+/// output there.
 TEST(KeyTable, IsThatOfThePage) {
   const std::string page = text_of_file("docs/ds_config.md");
   const auto is_there = [&](const std::string& table) {

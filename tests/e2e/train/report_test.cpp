@@ -125,7 +125,7 @@ TEST_F(ReportOfAJob, ThatFailedHasTheEndOfTheFlightRecorder) {
 TEST_F(ReportOfAJob, KeepsTheRecordsOfAKilledProcess) {
   EXPECT_EQ(train({}, "kill").code, 128 + 9);
   const auto records = records_in(run_ / "logs" / "steps_1.jsonl");
-  // Of 12 steps of more than 20 ms, the last 0.1 s may be missing.
+  // The process runs 12 steps of at least 20 ms each. A kill can lose the steps of its last 0.1 s.
   EXPECT_GE(total(records, "steps"), 5);
 }
 
