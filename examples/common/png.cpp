@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "lockstep/base/error.h"
-#include "lockstep/tracking/images.h"
+#include "lockstep/tracking/values/images.h"
 
 namespace examples {
 

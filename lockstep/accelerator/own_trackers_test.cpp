@@ -15,8 +15,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/tracking/histogram.h"
-#include "lockstep/tracking/images.h"
+#include "lockstep/tracking/values/histogram.h"
+#include "lockstep/tracking/values/images.h"
 
 namespace lockstep {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/tracking/histogram.h"
-#include "lockstep/tracking/images.h"
 #include "lockstep/tracking/tracker.h"
+#include "lockstep/tracking/values/histogram.h"
+#include "lockstep/tracking/values/images.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 
 #include "lockstep/accelerator/tracked_values.h"
 #include "lockstep/base/error.h"
-#include "lockstep/tracking/registry.h"
+#include "lockstep/tracking/registry/registry.h"
 
 namespace lockstep {
 namespace {

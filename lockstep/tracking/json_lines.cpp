@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/tracking/histogram.h"
+#include "lockstep/tracking/values/histogram.h"
 
 namespace lockstep::tracking::json_lines {
 namespace {

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/tracking/histogram.h"
-#include "lockstep/tracking/images.h"
+#include "lockstep/tracking/values/histogram.h"
+#include "lockstep/tracking/values/images.h"
 
 namespace lockstep::tracking {
 namespace {

@@ -15,11 +15,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/tracking/file_trackers.h"
-#include "lockstep/tracking/histogram.h"
-#include "lockstep/tracking/images.h"
+#include "lockstep/tracking/tensorboard/tensorboard_tracker.h"
 #include "lockstep/tracking/test_folder.h"
-#include "lockstep/tracking/wandb_tracker.h"
+#include "lockstep/tracking/values/histogram.h"
+#include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/wandb/wandb_tracker.h"
 
 namespace lockstep::tracking {
 namespace {

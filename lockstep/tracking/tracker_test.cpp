@@ -11,10 +11,12 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/tracking/file_trackers.h"
-#include "lockstep/tracking/histogram.h"
-#include "lockstep/tracking/images.h"
+#include "lockstep/tracking/lines/csv_tracker.h"
+#include "lockstep/tracking/lines/jsonl_tracker.h"
+#include "lockstep/tracking/tensorboard/tensorboard_tracker.h"
 #include "lockstep/tracking/test_folder.h"
+#include "lockstep/tracking/values/histogram.h"
+#include "lockstep/tracking/values/images.h"
 
 namespace lockstep::tracking {
 namespace {

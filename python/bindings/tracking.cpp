@@ -9,9 +9,9 @@
 
 #include "lockstep/accelerator/tracked_values.h"
 #include "lockstep/base/error.h"
-#include "lockstep/tracking/mlflow_tracker.h"
+#include "lockstep/tracking/mlflow/mlflow_tracker.h"
 #include "lockstep/tracking/tracker.h"
-#include "lockstep/tracking/wandb_tracker.h"
+#include "lockstep/tracking/wandb/wandb_tracker.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/json.h"
 

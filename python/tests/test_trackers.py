@@ -21,7 +21,7 @@ from lockstep import Accelerator, tracking
 from lockstep._core import ConfigError
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-# A Python with mlflow and wandb, which are too large to be installed for every test.
+# A Python with mlflow and wandb: `./dev test` sets build/trackers, which scripts/bootstrap makes.
 TRACKER_PYTHON = os.environ.get("LOCKSTEP_TRACKER_PYTHON", sys.executable)
 LIMIT_S = 120
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the byte fixtures of lockstep/tracking/tfevents_test.cpp, made by TensorBoard's classes, and of
+"""Prints the byte fixtures of lockstep/tracking/tensorboard/tfevents_test.cpp, made by TensorBoard's classes, and of
 wandb_file_test.cpp, made by wandb's if this Python has wandb 0.25.
 
     make_fixtures.py > /tmp/fixtures     # "NAME hex", one a line

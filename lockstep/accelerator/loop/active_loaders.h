@@ -11,7 +11,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/sample/random.h"
-#include "lockstep/tracking/step_times.h"
+#include "lockstep/tracking/steps/step_times.h"
 
 namespace lockstep {
 

@@ -11,8 +11,8 @@
 #include <c10/core/Device.h>
 
 #include "lockstep/comm/wait_observer.h"
-#include "lockstep/tracking/step_records.h"
-#include "lockstep/tracking/step_times.h"
+#include "lockstep/tracking/steps/step_records.h"
+#include "lockstep/tracking/steps/step_times.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/log.h"
-#include "lockstep/tracking/registry.h"
+#include "lockstep/tracking/registry/registry.h"
 
 namespace lockstep {
 namespace {

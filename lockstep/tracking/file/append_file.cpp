@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/tracking/file/append_file.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::tracking {
+namespace {
+
+constexpr mode_t kMode = 0666;  // Reduced by the umask.
+
+std::string text_of(int error) {
+  return std::generic_category().message(error);
+}
+
+}  // namespace
+
+void make_folders(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (!error && !std::filesystem::is_directory(folder, error)) {
+    error = std::make_error_code(std::errc::not_a_directory);
+  }
+  if (error) {
+    throw ConfigError(
+        folder.string(),
+        fmt::format("cannot create this folder: {}; choose a writable folder", error.message()));
+  }
+}
+
+bool AppendFile::create(const std::filesystem::path& path) {
+  const int flags = O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC;
+  descriptor_ = ::open(path.c_str(), flags, kMode);
+  if (descriptor_ < 0 && errno == EEXIST) {
+    return false;
+  }
+  if (descriptor_ < 0) {
+    throw ConfigError(
+        path.string(),
+        fmt::format("cannot create this file: {}; choose a writable folder", text_of(errno)));
+  }
+  path_ = path;
+  return true;
+}
+
+void AppendFile::open(const std::filesystem::path& path) {
+  const int flags = O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC;
+  descriptor_ = ::open(path.c_str(), flags, kMode);
+  if (descriptor_ < 0) {
+    throw ConfigError(
+        path.string(),
+        fmt::format(
+            "cannot open this file for appending: {}; choose a writable folder", text_of(errno)));
+  }
+  path_ = path;
+  struct stat status {};
+  if (::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
+    char last = 0;
+    if (::pread(descriptor_, &last, 1, status.st_size - 1) == 1) {
+      last_byte_ = last;
+    }
+  }
+}
+
+AppendFile::~AppendFile() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+void AppendFile::append(std::string_view record) {
+  size_t done = 0;
+  while (done < record.size()) {
+    const ssize_t written = ::write(descriptor_, record.data() + done, record.size() - done);
+    if (written >= 0) {
+      done += static_cast<size_t>(written);
+    } else if (errno != EINTR) {
+      const int error = errno;
+      const off_t end = ::lseek(descriptor_, 0, SEEK_CUR);
+      if (done > 0 && end >= static_cast<off_t>(done)) {
+        // Best effort: readers stop at an incomplete record.
+        [[maybe_unused]] const int cut = ::ftruncate(descriptor_, end - static_cast<off_t>(done));
+      }
+      throw Error(
+          path_.string(),
+          fmt::format(
+              "cannot append a record of {} bytes: {}; free some space, or choose another folder",
+              record.size(),
+              text_of(error)));
+    }
+  }
+}
+
+void AppendFile::sync() {
+  // EINVAL and EROFS: a pipe or a device, which cannot be flushed.
+  if (descriptor_ >= 0 && ::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
+    throw Error(path_.string(), fmt::format("cannot be flushed to disk: {}", text_of(errno)));
+  }
+}
+
+void AppendFile::close() {
+  const int descriptor = std::exchange(descriptor_, -1);
+  if (descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR) {
+    throw Error(path_.string(), fmt::format("cannot be closed: {}", text_of(errno)));
+  }
+}
+
+}  // namespace lockstep::tracking
