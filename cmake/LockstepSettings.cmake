@@ -36,14 +36,19 @@ find_package(yaml-cpp 0.7 REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
 find_package(Torch 2.11 REQUIRED)
+# yaml-cpp 0.7 has the second name only; 0.10 will have the first only.
+set(LOCKSTEP_YAML_CPP_SHARED yaml-cpp::yaml-cpp)
+if(NOT TARGET yaml-cpp::yaml-cpp)
+  set(LOCKSTEP_YAML_CPP_SHARED yaml-cpp)
+endif()
 # Programs of this project contain yaml-cpp if its static library exists. So the programs in a wheel need no Debian package.
-set(LOCKSTEP_YAML_CPP yaml-cpp)
+set(LOCKSTEP_YAML_CPP "${LOCKSTEP_YAML_CPP_SHARED}")
 find_library(LOCKSTEP_YAML_CPP_STATIC NAMES libyaml-cpp.a)
 if(PROJECT_IS_TOP_LEVEL AND LOCKSTEP_YAML_CPP_STATIC)
   add_library(lockstep_yaml_cpp STATIC IMPORTED)
   set_target_properties(lockstep_yaml_cpp PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_YAML_CPP_STATIC}")
   # Shared libraries link the shared one, because Debian's static library is compiled without -fPIC.
-  set(LOCKSTEP_YAML_CPP "$<IF:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>,lockstep_yaml_cpp,yaml-cpp>")
+  set(LOCKSTEP_YAML_CPP "$<IF:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>,lockstep_yaml_cpp,${LOCKSTEP_YAML_CPP_SHARED}>")
 endif()
 
 # An installed program finds torch in the Python environment that contains both. Each Python version has its own folder.

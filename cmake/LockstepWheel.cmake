@@ -6,7 +6,7 @@ if(BUILD_SHARED_LIBS)
   return()
 endif()
 find_library(LOCKSTEP_ZLIB_STATIC NAMES libz.a)
-get_target_property(yaml_cpp_type yaml-cpp TYPE)
+get_target_property(yaml_cpp_type ${LOCKSTEP_YAML_CPP_SHARED} TYPE)
 if(NOT LOCKSTEP_YAML_CPP_STATIC OR NOT LOCKSTEP_ZLIB_STATIC OR NOT yaml_cpp_type STREQUAL "SHARED_LIBRARY")
   if(DEFINED SKBUILD)
     message(FATAL_ERROR "[lockstep] the static or the shared library of yaml-cpp, or libz.a, is missing; expected all of "
@@ -24,7 +24,7 @@ endif()
 set(bundled_dir "${CMAKE_INSTALL_LIBDIR}/lockstep")
 install(FILES "${LOCKSTEP_YAML_CPP_STATIC}" DESTINATION "${bundled_dir}" RENAME libyaml-cpp.a
   COMPONENT wheel EXCLUDE_FROM_ALL)
-install(FILES "$<TARGET_FILE:yaml-cpp>" DESTINATION "${bundled_dir}" RENAME "$<TARGET_SONAME_FILE_NAME:yaml-cpp>"
+install(FILES "$<TARGET_FILE:${LOCKSTEP_YAML_CPP_SHARED}>" DESTINATION "${bundled_dir}" RENAME "$<TARGET_SONAME_FILE_NAME:${LOCKSTEP_YAML_CPP_SHARED}>"
   COMPONENT wheel EXCLUDE_FROM_ALL)
 install(FILES "${LOCKSTEP_ZLIB_STATIC}" DESTINATION "${bundled_dir}" RENAME libz.a COMPONENT wheel EXCLUDE_FROM_ALL)
 list(GET ZLIB_LIBRARIES 0 zlib_shared)

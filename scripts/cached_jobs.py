@@ -5,6 +5,7 @@ A job's key is a hash of its command, of the configuration, and of the text of i
 this repository that it includes, directly or indirectly. Keys of passed jobs are stored as empty files.
 
 All files passed at the commit in scripts/checked_commit. Files that no change since then can reach are skipped, too.
+scripts/checked_options has a hash of the compile options at that commit.
 """
 import hashlib
 import json
@@ -19,8 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKED = ROOT / "scripts/checked_commit"
+CHECKED_OPTIONS = ROOT / "scripts/checked_options"
 # A change of these can reach every file.
-REACHES_ALL = re.compile(r"\.clang-tidy|CMakeLists\.txt|CMakePresets\.json|cmake/.*|scripts/(tidy|check_headers|cached_jobs\.py)")
+REACHES_ALL = re.compile(r"\.clang-tidy|scripts/(tidy|check_headers|cached_jobs\.py)")
 PINNED = r"^readonly (tidy|torch)_version="
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|bench|python)/[^">]+)[">]', re.MULTILINE)
 
@@ -46,6 +48,27 @@ def read_compile_commands(build):
             arguments = entry.get("arguments") or shlex.split(entry["command"])
             ours[file.relative_to(ROOT).as_posix()] = {"arguments": arguments, "directory": entry["directory"]}
     return ours
+
+
+# Options with a value that names one file.
+OF_ONE_FILE = {"-o", "-c", "-MT", "-MF", "-MQ"}
+
+
+def options_of(entry):
+    """Returns the options of a compile command, without the compiler's folder, this repository's and the file's names."""
+    arguments, kept = iter(entry["arguments"]), []
+    for argument in arguments:
+        if argument in OF_ONE_FILE:
+            next(arguments)
+        elif not argument.endswith("/ccache"):
+            kept.append(argument.replace(str(ROOT), ""))
+    return [Path(kept[0]).name, *kept[1:]]
+
+
+def hash_of_options(commands):
+    """Returns a hash of the sets of options. Which file has which set is not part of it: see folders in reached_by()."""
+    different = sorted({json.dumps(options_of(entry)) for entry in commands.values()})
+    return hashlib.sha256("\n".join(different).encode()).hexdigest()
 
 
 def with_includes(path, seen=None):
@@ -74,7 +97,7 @@ def git(*words):
     return done.stdout if done.returncode == 0 else None
 
 
-def changed_since_checked():
+def changed_since_checked(commands):
     """Returns the paths that differ from those of the commit in scripts/checked_commit. None: any file may differ."""
     commit = CHECKED.read_text(encoding="utf-8").strip()
     tracked = git("diff", "--name-only", "--no-renames", commit)
@@ -85,6 +108,10 @@ def changed_since_checked():
         return None
     changed = set((tracked + untracked).splitlines())
     everywhere = sorted(path for path in changed if REACHES_ALL.fullmatch(path)) + versions.split()
+    options = hash_of_options(commands)
+    if options != CHECKED_OPTIONS.read_text(encoding="utf-8").strip():
+        print(f"scripts/checked_options has another hash than the compile options, {options}; all files are checked", flush=True)
+        return None
     if everywhere:
         print(f"{everywhere[0]} differs from commit {commit[:12]} of scripts/checked_commit; all files are checked", flush=True)
         return None

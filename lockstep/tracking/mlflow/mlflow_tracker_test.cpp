@@ -20,6 +20,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/tracking/mlflow/test_http_server.h"
 #include "lockstep/tracking/test_folder.h"
+#include "lockstep/tracking/values/images.h"
 
 namespace lockstep::tracking {
 namespace {
