@@ -244,7 +244,8 @@ fs::path find_run_folder(const fs::path& path) {
         path.string(),
         fmt::format(
             "has no steps_<rank>.jsonl, metrics.jsonl, event file of TensorBoard or curve of the "
-            "tracker csv, nor has a folder in it; expected the folder of a run; {}",
+            "tracker csv, nor has a folder in it; expected the folder of a run; {}; \"jsonl\" in "
+            "log_with adds the values that the program logs",
             kHowToRecord));
   }
   if (found.size() > 1) {

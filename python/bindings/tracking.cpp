@@ -65,7 +65,7 @@ void bind_base(py::module_& module) {
              std::vector<std::string> columns,
              const py::list& rows,
              int64_t step) {
-            tracking::Table table{.columns = std::move(columns)};
+            tracking::Table table{.columns = std::move(columns), .rows = {}};
             for (const py::handle row : rows) {
               table.rows.push_back(to_json(row, "log_table").get<std::vector<nlohmann::json>>());
             }

@@ -10,8 +10,8 @@ namespace lockstep::tracking {
 
 /// Holds a table. A cell is text in UTF-8, a number, a boolean or null.
 struct Table {
-  std::vector<std::string> columns = {};
-  std::vector<std::vector<nlohmann::json>> rows = {};
+  std::vector<std::string> columns;
+  std::vector<std::vector<nlohmann::json>> rows;
 };
 
 /// Throws ConfigError, naming the table `name`, without columns, for a row of another length, and
