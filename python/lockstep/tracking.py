@@ -211,7 +211,7 @@ def _table(name: str, columns: Any, data: Any, dataframe: Any) -> tuple[list[str
     if (data is None) == (dataframe is None):
         raise ConfigError(f"[log_table] the table {name!r} needs data or dataframe; expected one of them")
     if dataframe is not None:
-        columns = list(dataframe.columns) if columns is None else columns
+        columns = list(dataframe.columns if columns is None else columns)
         data = dataframe[columns].astype(object).values
     if columns is None:
         raise ConfigError(f"[log_table] the columns of the table {name!r} are missing; expected a list of names")

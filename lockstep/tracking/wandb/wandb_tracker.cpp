@@ -123,7 +123,7 @@ std::string python_json(const Table& table) {
       text += i == 0 ? "" : ",";
       text += cell.is_number_float() ? json_number(cell.get<double>()) : cell.dump();
     }
-    text += "]";
+    text += ']';
   }
   return text + "]}";
 }
