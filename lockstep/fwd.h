@@ -47,6 +47,7 @@ class Schedule;
 }  // namespace schedule
 
 namespace tracking {
+struct Table;
 class Tracker;
 }  // namespace tracking
 

@@ -48,5 +48,6 @@
 #include "lockstep/schedule/deepspeed_schedules.h"
 #include "lockstep/schedule/ramp_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
+#include "lockstep/tracking/values/table.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"

@@ -31,7 +31,8 @@ checkpoint by rank, memory, configuration and environment; of a failed job also 
 flight recorder. It is one file, and loads nothing from the network.
 
 The times of steps need AcceleratorOptions::record_steps, or LOCKSTEP_RECORD_STEPS=1 in the
-environment of the run. Without them the page has the values of metrics.jsonl.
+environment of the run. Without them the page has the values that the trackers jsonl, tensorboard
+or csv stored.
 
 Examples:
   lockstep report runs/fashion_mnist               writes runs/fashion_mnist/report.html

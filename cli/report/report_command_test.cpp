@@ -48,7 +48,7 @@ TEST_F(ReportOfARun, IsWrittenIntoTheRunsFolder) {
 }
 
 TEST_F(ReportOfARun, SaysWhichFilesAreAbsent) {
-  EXPECT_THAT(report().text, HasSubstr("has no metrics.jsonl"));
+  EXPECT_THAT(report().text, HasSubstr("has no files of the trackers jsonl, tensorboard and csv"));
 }
 
 TEST_F(ReportOfARun, ComparesWithAnother) {

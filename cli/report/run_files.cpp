@@ -2,15 +2,14 @@
 #include "cli/report/run_files.h"
 
 #include <algorithm>
-#include <fstream>
-#include <functional>
 #include <limits>
-#include <map>
 #include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/report/line_file.h"
+#include "cli/report/tracker_files.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/words.h"
@@ -22,7 +21,6 @@ namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kMostReportRanks = 1 << 20;
-constexpr const char* kMetrics = "metrics.jsonl";
 constexpr const char* kStepsPrefix = "steps_";
 constexpr const char* kJsonl = ".jsonl";
 constexpr const char* kHowToRecord =
@@ -60,8 +58,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 }
 
 bool is_run_file(const fs::path& path) {
-  const std::string name = path.filename().string();
-  return name == kMetrics || rank_of(name).has_value();
+  return rank_of(path.filename().string()).has_value() || is_tracker_file(path);
 }
 
 bool has_run_files(const fs::path& folder) {
@@ -71,69 +68,6 @@ bool has_run_files(const fs::path& folder) {
   }
   const std::vector<fs::path> entries = entries_of(folder);
   return std::any_of(entries.begin(), entries.end(), is_run_file);
-}
-
-/// Reads a file of JSON lines, and calls `take` with each object. `take` may throw for a value of
-/// another type. Returns the numbers of lines that are no such objects.
-std::vector<int64_t> read_lines(
-    const fs::path& path, const std::function<void(const OrderedJson& line)>& take) {
-  std::ifstream file(path, std::ios::binary);
-  std::error_code error;
-  if (!file || fs::is_directory(path, error)) {
-    throw ConfigError(path.string(), "cannot be read; expected a file of JSON lines");
-  }
-  std::vector<int64_t> damaged;
-  int64_t number = 0;
-  for (std::string text; std::getline(file, text);) {
-    ++number;
-    if (text.empty()) {
-      continue;
-    }
-    try {
-      const OrderedJson line = OrderedJson::parse(text);
-      if (!line.is_object()) {
-        damaged.push_back(number);
-        continue;
-      }
-      take(line);
-    } catch (const OrderedJson::exception&) {
-      damaged.push_back(number);
-    }
-  }
-  if (file.bad()) {
-    throw ConfigError(path.string(), fmt::format("cannot be read after line {}", number));
-  }
-  return damaged;
-}
-
-void note_damage(
-    const fs::path& path, const std::vector<int64_t>& damaged, std::vector<std::string>& notes) {
-  constexpr size_t kMost = 5;
-  if (damaged.empty()) {
-    return;
-  }
-  const std::vector<int64_t> first(
-      damaged.begin(),
-      damaged.begin() + static_cast<std::ptrdiff_t>(std::min(kMost, damaged.size())));
-  notes.push_back(fmt::format(
-      "{}: {} not complete and left out, probably of a killed process or a full disk: line {}{}",
-      path.string(),
-      damaged.size() == 1 ? "a line is" : counted(damaged.size(), "line") + " are",
-      fmt::join(first, ", "),
-      damaged.size() > kMost ? ", ..." : ""));
-}
-
-/// Returns a number, or NaN or an infinity for its name. Throws OrderedJson::exception for other
-/// values.
-double number_in(const OrderedJson& value) {
-  if (value.is_string()) {
-    const std::string name = value.get<std::string>();
-    const double infinity = std::numeric_limits<double>::infinity();
-    return name == "Infinity"    ? infinity
-           : name == "-Infinity" ? -infinity
-                                 : std::numeric_limits<double>::quiet_NaN();
-  }
-  return value.get<double>();
 }
 
 PartSeconds parts_of(const OrderedJson& line) {
@@ -223,7 +157,8 @@ RankSteps read_steps(const fs::path& path, int rank, std::vector<std::string>& n
   RankSteps result;
   result.rank = rank;
   StepLines lines(result);
-  note_damage(path, read_lines(path, [&](const OrderedJson& line) { lines.take(line); }), notes);
+  note_damage(
+      path, read_json_lines(path, [&](const OrderedJson& line) { lines.take(line); }), notes);
   const OrderedJson& header = result.header;
   if (!header.is_object() || header.value("format", "") != "lockstep-steps") {
     throw ConfigError(
@@ -240,29 +175,6 @@ RankSteps read_steps(const fs::path& path, int rank, std::vector<std::string>& n
             kVersion));
   }
   return result;
-}
-
-void read_metrics(const fs::path& path, RunFiles& run) {
-  std::map<std::string, std::map<int64_t, double>> curves;
-  const auto take = [&](const OrderedJson& line) {
-    if (line.contains("config")) {
-      run.config = nlohmann::json::parse(line.at("config").dump());
-      run.status.clear();  // A resumed run.
-    } else if (line.contains("status")) {
-      run.status = line.at("status").get<std::string>();
-    } else {
-      const auto step = line.at("step").get<int64_t>();
-      for (const auto& [name, value] : line.items()) {
-        if (name != "step" && name != "time") {
-          curves[name][step] = number_in(value);
-        }
-      }
-    }
-  };
-  note_damage(path, read_lines(path, take), run.notes);
-  for (const auto& [name, points] : curves) {
-    run.curves.push_back({.name = name, .points = {points.begin(), points.end()}});
-  }
 }
 
 /// Drops ranks that only an earlier, larger job had, and notes absent ones.
@@ -313,7 +225,8 @@ fs::path find_run_folder(const fs::path& path) {
     if (!is_run_file(path)) {
       throw ConfigError(
           path.string(),
-          "is not a file of a run; expected a folder, metrics.jsonl or steps_<rank>.jsonl");
+          "is not a file of a run; expected a folder, steps_<rank>.jsonl, metrics.jsonl, an event "
+          "file of TensorBoard, or a curve of the tracker csv");
     }
     return path.has_parent_path() ? path.parent_path() : fs::path(".");
   }
@@ -330,8 +243,9 @@ fs::path find_run_folder(const fs::path& path) {
     throw ConfigError(
         path.string(),
         fmt::format(
-            "has no steps_<rank>.jsonl and no metrics.jsonl, nor has a folder in it; expected the "
-            "folder of a run; {}",
+            "has no steps_<rank>.jsonl, metrics.jsonl, event file of TensorBoard or curve of the "
+            "tracker csv, nor has a folder in it; expected the folder of a run; {}; \"jsonl\" in "
+            "log_with adds the values that the program logs",
             kHowToRecord));
   }
   if (found.size() > 1) {
@@ -358,15 +272,7 @@ RunFiles read_run_files(const fs::path& path) {
   std::sort(run.ranks.begin(), run.ranks.end(), [](const RankSteps& one, const RankSteps& other) {
     return one.rank < other.rank;
   });
-  std::error_code error;
-  if (fs::exists(run.folder / kMetrics, error)) {
-    read_metrics(run.folder / kMetrics, run);
-  } else {
-    run.notes.push_back(fmt::format(
-        "{} has no metrics.jsonl: the values that the program logs are not shown; add \"jsonl\" to "
-        "AcceleratorOptions::log_with, and run again",
-        run.folder.string()));
-  }
+  read_tracker_files(run);
   check_ranks(run);
   if (!run.ranks.empty()) {
     const RankSteps& first = run.ranks.front();

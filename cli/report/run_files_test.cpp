@@ -162,29 +162,5 @@ TEST(RunFiles, OfAnotherFormatOrVersionAreRefusedByName) {
       ThrowsMessage<ConfigError>(HasSubstr("version 2; expected version 1")));
 }
 
-TEST(RunFiles, HaveTheLoggedCurvesWithTheLaterOfRepeatedSteps) {
-  const TestFolder folder;
-  write_text(
-      folder / "metrics.jsonl",
-      R"({"config":{"lr":1},"time":1})"
-      "\n"
-      R"({"step":1,"time":2,"train/loss":3,"acc":"NaN"})"
-      "\n"
-      R"({"step":2,"time":2,"train/loss":2})"
-      "\n"
-      R"({"step":2,"time":3,"train/loss":1})"
-      "\n"
-      R"({"status":"failed","time":4})"
-      "\n");
-  const RunFiles run = read_run_files(folder.path());
-  ASSERT_THAT(run.curves, SizeIs(2));
-  EXPECT_TRUE(std::isnan(run.curves[0].points.at(0).second));
-  EXPECT_EQ(run.curves[1].name, "train/loss");
-  EXPECT_THAT(run.curves[1].points, ElementsAre(std::pair(1, 3.0), std::pair(2, 1.0)));
-  EXPECT_EQ(run.status, "failed");
-  EXPECT_THAT(run.ranks, IsEmpty());
-  EXPECT_THAT(run.notes, Contains(HasSubstr("has no steps_<rank>.jsonl")));
-}
-
 }  // namespace
 }  // namespace lockstep::cli

@@ -113,7 +113,7 @@ int train(const Options& options) {
       }
     }
     result = evaluate(accelerator, model, test_loader);
-    accelerator.log({{"test/accuracy", result.accuracy()}, {"test/loss", result.loss()}});
+    examples::log_evaluation(accelerator, result, options.data);
     accelerator.save_state();
     char line[80];
     std::snprintf(

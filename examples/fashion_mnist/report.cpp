@@ -12,6 +12,7 @@
 
 #include "examples/common/png.h"
 #include "examples/common/text.h"
+#include "lockstep/accelerator/accelerator.h"
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/fashion_mnist.h"
 
@@ -155,6 +156,29 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       output,
       summary.epochs + 1,
       output);
+}
+
+void log_evaluation(
+    lockstep::Accelerator& accelerator, const Evaluation& result, const std::string& data_root) {
+  if (!accelerator.is_main_process()) {
+    return;
+  }
+  constexpr int64_t kPictures = 8;
+  const auto test =
+      lockstep::data::fashion_mnist(lockstep::data::FashionMnistSplit::kTest, data_root);
+  const auto [surest, answers] = result.probabilities.max(1);
+  const at::Tensor order =
+      (surest * (answers != result.targets)).argsort(/*dim=*/0, /*descending=*/true);
+  std::array<int64_t, kPictures> samples{};
+  for (int64_t i = 0; i < kPictures; ++i) {
+    samples.at(static_cast<size_t>(i)) = order[i].item<int64_t>();
+  }
+  const at::Tensor pictures = test.get_batch(samples).data;
+  accelerator.log({{"test/accuracy", result.accuracy()}, {"test/loss", result.loss()}});
+  accelerator.log_histograms({{"test/confidence", surest}});
+  accelerator.log_images(
+      {{"test/mistakes", (pictures - pictures.min()) / (pictures.max() - pictures.min())}});
+  accelerator.log_text({{"test/weakest", weakest_classes(result, 3)}});
 }
 
 void write_mistakes(

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/fwd.h"
+
 namespace examples {
 
 /// Holds the predictions of a model for N test pictures.
@@ -31,6 +33,11 @@ struct Summary {
 
 /// Formats the summary of a run: model, speed, accuracy, files, and the command for its report.
 std::string summary_text(const Summary& summary, const Evaluation& result);
+
+/// Logs an evaluation on the main process: accuracy, loss, the confidence of all answers, the most
+/// confident mistakes and the weakest classes. `data_root` has the test pictures.
+void log_evaluation(
+    lockstep::Accelerator& accelerator, const Evaluation& result, const std::string& data_root);
 
 /// Writes a picture of wrongly classified test pictures. Each row has those of one class, the most
 /// confident first; below each is the class that it was taken for. `data_root` has the test

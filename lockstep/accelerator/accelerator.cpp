@@ -368,6 +368,11 @@ void Accelerator::log_text(
   state_->trackers.log_text(texts, state_->step_or_updates(step));
 }
 
+void Accelerator::log_tables(
+    const std::map<std::string, tracking::Table>& tables, std::optional<int64_t> step) {
+  state_->trackers.log_tables(tables, state_->step_or_updates(step));
+}
+
 std::shared_ptr<tracking::Tracker> Accelerator::get_tracker(const std::string& name) const {
   return state_->trackers.get(name);
 }

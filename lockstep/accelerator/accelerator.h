@@ -270,8 +270,8 @@ class Accelerator {
   /// Logs on the main process. `step` defaults to the updates of the first prepared optimizer.
   void log(const std::map<std::string, double>& values, std::optional<int64_t> step = std::nullopt);
   /// Logs batches of images, [N, C, H, W], [C, H, W] or [H, W] with 1, 3 or 4 channels: bytes, or
-  /// floating-point numbers from 0 to 1. This function and the next two log on the main process, to
-  /// the trackers that store such values. Throw ConfigError if none does.
+  /// floating-point numbers from 0 to 1. This function and the next three log on the main process,
+  /// to the trackers that store such values. Throw ConfigError if none does.
   void log_images(
       const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step = std::nullopt);
   /// Logs the distribution of each tensor's elements.
@@ -279,6 +279,9 @@ class Accelerator {
       const std::map<std::string, at::Tensor>& values, std::optional<int64_t> step = std::nullopt);
   void log_text(
       const std::map<std::string, std::string>& texts, std::optional<int64_t> step = std::nullopt);
+  void log_tables(
+      const std::map<std::string, tracking::Table>& tables,
+      std::optional<int64_t> step = std::nullopt);
   /// Returns the tracker of that name; on processes that do not log, one that does nothing. Throws
   /// ConfigError before init_trackers() or the first log(), and if log_with lacks the name.
   std::shared_ptr<tracking::Tracker> get_tracker(const std::string& name) const;

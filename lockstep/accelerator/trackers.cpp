@@ -25,6 +25,7 @@ class BlankTracker final : public tracking::Tracker {
   void do_log_images(const tracking::ImageBatches& /*images*/, int64_t /*step*/) override {}
   void do_log_histograms(const tracking::Histograms& /*histograms*/, int64_t /*step*/) override {}
   void do_log_text(const tracking::Texts& /*texts*/, int64_t /*step*/) override {}
+  void do_log_tables(const tracking::Tables& /*tables*/, int64_t /*step*/) override {}
   void do_flush() override {}
   void do_finish(tracking::RunStatus /*status*/) override {}
 
@@ -125,6 +126,12 @@ void Trackers::log_histograms(const std::map<std::string, at::Tensor>& values, i
 void Trackers::log_text(const std::map<std::string, std::string>& texts, int64_t step) {
   for (tracking::Tracker* tracker : that_store(tracking::MediaKind::kText)) {
     tracker->log_text(texts, step);
+  }
+}
+
+void Trackers::log_tables(const tracking::Tables& tables, int64_t step) {
+  for (tracking::Tracker* tracker : that_store(tracking::MediaKind::kTables)) {
+    tracker->log_tables(tables, step);
   }
 }
 

@@ -26,10 +26,11 @@ class Trackers {
   void init(const nlohmann::json& config);
   /// Logs to all trackers, which it opens if necessary.
   void log(const std::map<std::string, double>& values, int64_t step);
-  /// These three log to the trackers that store such values. Throw ConfigError if none does.
+  /// These four log to the trackers that store such values. Throw ConfigError if none does.
   void log_images(const std::map<std::string, at::Tensor>& images, int64_t step);
   void log_histograms(const std::map<std::string, at::Tensor>& values, int64_t step);
   void log_text(const std::map<std::string, std::string>& texts, int64_t step);
+  void log_tables(const tracking::Tables& tables, int64_t step);
   /// See Accelerator::get_tracker.
   std::shared_ptr<tracking::Tracker> get(const std::string& name) const;
   /// Closes the trackers as finished.

@@ -107,6 +107,14 @@ struct MonitorSection {
   Resolved<std::string> job_name{"DeepSpeedJobName"};
 };
 
+/// An offline run of Weights & Biases.
+struct WandbSection {
+  Resolved<bool> enabled{false};
+  Resolved<std::optional<std::string>> group;
+  Resolved<std::optional<std::string>> team;
+  Resolved<std::string> project{"deepspeed"};
+};
+
 struct FlopsProfilerSection {
   Resolved<bool> enabled{false};
   /// Part of forward that backward recomputes by activation checkpointing; 1: all.
@@ -176,6 +184,7 @@ struct DsConfig {
 
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
+  WandbSection wandb;
   FlopsProfilerSection flops_profiler;
   CommsLoggerSection comms_logger;
   ActivationCheckpointingSection activation_checkpointing;

@@ -231,14 +231,16 @@ TEST(DsConfig, UnsupportedKeysAreRefusedWithTheRemedy) {
         "data_efficiency"}) {
     EXPECT_THAT(errors_of("\"" + key + "\": {}"), HasSubstr(key + " is refused: ")) << key;
   }
-  EXPECT_THAT(errors_of(R"("wandb": {"enabled": true})"), HasSubstr("set tensorboard.enabled"));
+  EXPECT_THAT(
+      errors_of(R"("comet": {"enabled": true})"),
+      HasSubstr("is refused: Lockstep has no tracker for Comet; set wandb.enabled"));
 }
 
 TEST(DsConfig, AKeyThatStatesTheDefaultIsAccepted) {
   EXPECT_EQ(
       errors_of(R"("sequence_parallel_size": 1.0,
         "activation_checkpointing": {"cpu_checkpointing": false, "number_checkpoints": null},
-        "wandb": {"enabled": false}, "data_types": {"grad_accum_dtype": "FP32"},
+        "comet": {"enabled": false}, "data_types": {"grad_accum_dtype": "FP32"},
         "flops_profiler": {"enabled": false, "profile_step": 2},
         "comms_logger": {"enabled": false, "prof_ops": ["all_reduce"]},
         "zero_optimization": {"load_from_fp32_weights": true})"),

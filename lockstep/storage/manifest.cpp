@@ -13,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/file/files.h"
 #include "lockstep/storage/safetensors/json_text.h"
@@ -115,14 +116,6 @@ void check_own_crc(const std::string& path, const std::string& text) {
         path,
         fmt::format(
             "its content is damaged; got crc32c {}, expected {}", computed, in_quotes(stored)));
-  }
-}
-
-bool is_utf8(const std::string& text) {
-  try {
-    return !Json(text).dump().empty();
-  } catch (const Json::exception&) {
-    return false;
   }
 }
 

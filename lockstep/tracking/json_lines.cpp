@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/values/histogram.h"
+#include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking::json_lines {
 namespace {
@@ -69,6 +70,16 @@ std::string histograms(const Histograms& histograms, int64_t step) {
 std::string text(const Texts& texts, int64_t step) {
   Line line = line_of_step(step);
   line["text"] = texts;
+  return line.dump();
+}
+
+std::string tables(const Tables& tables, int64_t step) {
+  nlohmann::json all = nlohmann::json::object();
+  for (const auto& [tag, table] : tables) {
+    all[tag] = portable_config(table_json(table));
+  }
+  Line line = line_of_step(step);
+  line["tables"] = all;
   return line.dump();
 }
 

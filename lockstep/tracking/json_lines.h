@@ -17,6 +17,7 @@ std::string config(const nlohmann::json& config);
 std::string values(const Values& values, int64_t step, const std::string& where);
 std::string histograms(const Histograms& histograms, int64_t step);
 std::string text(const Texts& texts, int64_t step);
+std::string tables(const Tables& tables, int64_t step);
 std::string status(RunStatus status);
 
 }  // namespace lockstep::tracking::json_lines

@@ -8,23 +8,15 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {
 namespace {
 
 using nlohmann::json;
-
-bool is_utf8(const std::string& text) {
-  // dump() is the only validator of the JSON library.
-  try {
-    [[maybe_unused]] const std::string unused = json(text).dump();
-    return true;
-  } catch (const json::type_error&) {
-    return false;
-  }
-}
 
 json with_named_numbers(const json& value) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
@@ -86,6 +78,8 @@ const char* name_of(MediaKind kind) {
       return "histograms";
     case MediaKind::kText:
       return "text";
+    case MediaKind::kTables:
+      return "tables";
   }
   return "text";
 }
@@ -177,6 +171,16 @@ void Tracker::log_text(const Texts& texts, int64_t step) {
   }
 }
 
+void Tracker::log_tables(const Tables& tables, int64_t step) {
+  check_media(MediaKind::kTables, tables, step);
+  for (const auto& [name, table] : tables) {
+    check_table(name, table);
+  }
+  if (!tables.empty()) {
+    do_log_tables(tables, step);
+  }
+}
+
 void Tracker::do_log_images(const ImageBatches& /*images*/, int64_t /*step*/) {
   LOCKSTEP_ASSERT(false, "a tracker that stores images overrides do_log_images");
 }
@@ -187,6 +191,10 @@ void Tracker::do_log_histograms(const Histograms& /*histograms*/, int64_t /*step
 
 void Tracker::do_log_text(const Texts& /*texts*/, int64_t /*step*/) {
   LOCKSTEP_ASSERT(false, "a tracker that stores text overrides do_log_text");
+}
+
+void Tracker::do_log_tables(const Tables& /*tables*/, int64_t /*step*/) {
+  LOCKSTEP_ASSERT(false, "a tracker that stores tables overrides do_log_tables");
 }
 
 void Tracker::flush() {

@@ -11,6 +11,7 @@ namespace lockstep::tracking {
 
 struct Histogram;
 struct Images;
+struct Table;
 
 /// Maps names to the values of one step. NaN and infinities are valid, and must be preserved.
 using Values = std::map<std::string, double>;
@@ -21,8 +22,11 @@ using Histograms = std::map<std::string, Histogram>;
 /// Maps names to the texts of one step, in UTF-8.
 using Texts = std::map<std::string, std::string>;
 
+/// Maps names to the tables of one step.
+using Tables = std::map<std::string, Table>;
+
 /// Lists what some trackers store besides numbers.
-enum class MediaKind { kImages, kHistograms, kText };
+enum class MediaKind { kImages, kHistograms, kText, kTables };
 
 /// Reports how a run ended.
 enum class RunStatus {
@@ -66,13 +70,14 @@ class Tracker {
   /// Throws ConfigError if `step` is negative, or a name is empty or not UTF-8. Does nothing
   /// without values.
   void log(const Values& values, int64_t step);
-  /// These three throw like log(), and ConfigError if the tracker does not store such values.
+  /// These four throw like log(), and ConfigError if the tracker does not store such values.
   ///
   /// log_images() also throws ConfigError for sizes that do not agree, log_text() for a text that
-  /// is not UTF-8.
+  /// is not UTF-8, log_tables() as check_table() does.
   void log_images(const ImageBatches& images, int64_t step);
   void log_histograms(const Histograms& histograms, int64_t step);
   void log_text(const Texts& texts, int64_t step);
+  void log_tables(const Tables& tables, int64_t step);
   /// Blocks until everything logged is on disk, or on the server; slower than log().
   void flush();
   /// Records how the run ended and closes the tracker. Later calls of finish() and flush() do
@@ -86,6 +91,7 @@ class Tracker {
   virtual void do_log_images(const ImageBatches& images, int64_t step);
   virtual void do_log_histograms(const Histograms& histograms, int64_t step);
   virtual void do_log_text(const Texts& texts, int64_t step);
+  virtual void do_log_tables(const Tables& tables, int64_t step);
   virtual void do_flush() = 0;
   virtual void do_finish(RunStatus status) = 0;
   void refuse_if_finished(const char* call) const;
@@ -96,7 +102,7 @@ class Tracker {
   bool finished_ = false;
 };
 
-/// Returns "images", "histograms" or "text".
+/// Returns "images", "histograms", "text" or "tables".
 const char* name_of(MediaKind kind);
 
 /// Returns "NaN", "Infinity" or "-Infinity", for formats with finite numbers only.

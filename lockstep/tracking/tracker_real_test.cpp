@@ -19,6 +19,7 @@
 #include "lockstep/tracking/test_folder.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/table.h"
 #include "lockstep/tracking/wandb/wandb_tracker.h"
 
 namespace lockstep::tracking {
@@ -193,6 +194,14 @@ TEST_F(RealTensorBoard, ReadsTextOfSteps) {
   EXPECT_EQ(read_back().at("text").at("note/text_summary"), (json{"**hello** α", "world"}));
 }
 
+TEST_F(RealTensorBoard, ReadsTablesAsText) {
+  TensorBoardTracker tracker(folder_.path());
+  tracker.log_tables({{"answers", {{"text", "score"}, {{"yes", 0.5}}}}}, 1);
+  EXPECT_EQ(
+      read_back().at("text").at("answers/text_summary"),
+      (json{"| text | score |\n|---|---|\n| yes | 0.5 |"}));
+}
+
 TEST_F(RealTensorBoard, ItsServerShowsAllFiveKinds) {
   TensorBoardTracker tracker(folder_.path() / "run");
   tracker.store_config({{"lr", 0.1}});
@@ -266,7 +275,13 @@ class RealWandb : public testing::Test {
 TEST_F(RealWandb, ReadsARunOfAllKinds) {
   const double infinity = std::numeric_limits<double>::infinity();
   WandbTracker tracker(
-      folder_.path(), {.project = "demo", .name = "first", .tags = {"a", "b"}, .id = "abc"});
+      folder_.path(),
+      {.project = "demo",
+       .entity = "team",
+       .name = "first",
+       .group = "sweep",
+       .tags = {"a", "b"},
+       .id = "abc"});
   tracker.store_config({{"lr", 0.1}, {"model", {{"depth", 3}}}});
   tracker.log({{"train/loss", 0.5}, {"nan", std::nan("")}, {"up", infinity}}, 3);
   tracker.log_images({{"samples", {2, 1, 2, 1, {0, 255, 7, 8}}}}, 4);
@@ -283,6 +298,8 @@ TEST_F(RealWandb, ReadsARunOfAllKinds) {
           {"run_id", "abc"},
           {"project", "demo"},
           {"display_name", "first"},
+          {"group", "sweep"},
+          {"entity", "team"},
           {"tags", {"a", "b"}}}));
   EXPECT_EQ(found.at("config"), (json{{"lr", 0.1}, {"model", {{"depth", 3}}}}));
   const json& history = found.at("history");
@@ -305,6 +322,26 @@ TEST_F(RealWandb, ReadsARunOfAllKinds) {
   EXPECT_EQ(history[3].at("note"), "hello α");
   EXPECT_EQ(found.at("summary").at("train/loss"), 0.5);
   EXPECT_EQ(found.at("exit"), 1);
+}
+
+TEST_F(RealWandb, ReadsATableAndItsFile) {
+  WandbTracker tracker(folder_.path(), {.id = "abc"});
+  tracker.log_tables(
+      {{"val/answers", {{"text", "score"}, {{"yes", 0.5}, {"no", std::nan("")}}}}}, 3);
+  const std::string path = "media/table/val/answers_3.table.json";
+  const std::string text = contents(tracker.folder() / "files" / path);
+  EXPECT_EQ(text, R"({"columns":["text","score"],"data":[["yes",0.5],["no",NaN]]})");
+  const json found = read_back();
+  EXPECT_EQ(
+      found.at("history").at(0).at("val/answers"),
+      (json{
+          {"_type", "table-file"},
+          {"path", path},
+          {"size", text.size()},
+          {"ncols", 2},
+          {"nrows", 2},
+          {"log_mode", "IMMUTABLE"}}));
+  EXPECT_EQ(found.at("files"), (json{path}));
 }
 
 TEST_F(RealWandb, ReadsRecordsAcrossBlocks) {

@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/mlflow/mlflow_tracker.h"
 #include "lockstep/tracking/tracker.h"
+#include "lockstep/tracking/values/table.h"
 #include "lockstep/tracking/wandb/wandb_tracker.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/json.h"
@@ -57,6 +58,20 @@ void bind_base(py::module_& module) {
           },
           NoGil())
       .def("log_text", &Tracker::log_text, NoGil())
+      .def(
+          "log_table",
+          [](Tracker& self,
+             const std::string& name,
+             std::vector<std::string> columns,
+             const py::list& rows,
+             int64_t step) {
+            tracking::Table table{.columns = std::move(columns), .rows = {}};
+            for (const py::handle row : rows) {
+              table.rows.push_back(to_json(row, "log_table").get<std::vector<nlohmann::json>>());
+            }
+            const py::gil_scoped_release no_gil;
+            self.log_tables({{name, table}}, step);
+          })
       .def("flush", &Tracker::flush, NoGil())
       .def(
           "finish",

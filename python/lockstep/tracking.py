@@ -192,6 +192,32 @@ def _batch(name: str, images: Any, dataformats: str | None) -> torch.Tensor:
     return torch.stack(tensors)
 
 
+def _cell(name: str, value: Any) -> Any:
+    """Returns a table's cell as None, bool, int, float or str."""
+    if isinstance(value, (numpy.generic, torch.Tensor)) and value.ndim == 0:
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigError(
+        f"[log_table] a cell of the table {name!r} is of type {type(value).__name__}; expected None, a bool, number or "
+        "text; log pictures by log_images"
+    )
+
+
+def _table(name: str, columns: Any, data: Any, dataframe: Any) -> tuple[list[str], list[list[Any]]]:
+    """Returns names of columns, and rows, of a list of rows, an array or a pandas.DataFrame."""
+    if dataframe is None and hasattr(data, "columns"):
+        data, dataframe = None, data
+    if (data is None) == (dataframe is None):
+        raise ConfigError(f"[log_table] the table {name!r} needs data or dataframe; expected one of them")
+    if dataframe is not None:
+        columns = list(dataframe.columns if columns is None else columns)
+        data = dataframe[columns].astype(object).values
+    if columns is None:
+        raise ConfigError(f"[log_table] the columns of the table {name!r} are missing; expected a list of names")
+    return [str(column) for column in columns], [[_cell(name, value) for value in row] for row in data]
+
+
 class NativeTracker(GeneralTracker):
     """Base of the classes over a tracker of the C++ library; `tracker` is that object.
 
@@ -270,6 +296,22 @@ class NativeTracker(GeneralTracker):
         """Stores the distributions of the elements of tensors or arrays."""
         tensors = {name: torch.as_tensor(value) for name, value in values.items()}
         self._opened().log_histograms(tensors, self._step(step))
+
+    @on_main_process
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Stores a table: `columns` and `data`, a list of rows or an array, or a pandas.DataFrame.
+
+        A cell is None, a bool, a number or text.
+        """
+        names, rows = _table(table_name, columns, data, dataframe)
+        self._opened().log_table(table_name, names, rows, self._step(step))
 
     @on_main_process
     def finish(self) -> None:

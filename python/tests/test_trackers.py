@@ -20,6 +20,8 @@ import torch
 from lockstep import Accelerator, tracking
 from lockstep._core import ConfigError
 
+from deepspeed_engines import start, update
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 # A Python with mlflow and wandb: `./dev test` sets build/trackers, which scripts/bootstrap makes.
 TRACKER_PYTHON = os.environ.get("LOCKSTEP_TRACKER_PYTHON", sys.executable)
@@ -142,6 +144,34 @@ def test_mlflow_stores_a_run_of_all_kinds(server, tmp_path):
     assert list(tmp_path.glob("mlflow-*")) == []
 
 
+LOAD_TABLE = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+import mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+table = client.load_table(sys.argv[2], sys.argv[3])
+print(json.dumps({name: [None if value != value else value for value in table[name]] for name in table}))
+"""
+
+
+def test_mlflow_loads_tables_by_its_own_reader(server, tmp_path):
+    server.start()
+    accelerator = Accelerator(cpu=True, log_with="mlflow", project_dir=tmp_path)
+    accelerator.init_trackers("demo")
+    tracker = accelerator.get_tracker("mlflow")
+    tracker.log_table("val/answers", columns=["text", "score"], data=[["yes", 0.5], ["no", float("nan")]], step=3)
+    tracker.log_table("counts", columns=["n"], data=numpy.array([[1], [2]]), step=3)
+    accelerator.end_training()
+    (run,) = server.runs("demo")
+    for path, table in [
+        ("tables/val/answers/3.json", {"text": ["yes", "no"], "score": [0.5, None]}),
+        ("tables/counts/3.json", {"n": [1, 2]}),
+    ]:
+        command = [TRACKER_PYTHON, "-c", LOAD_TABLE, server.uri, run["info"]["experiment_id"], path]
+        assert json.loads(subprocess.check_output(command)) == table
+
+
 PROGRAM = """
 import os, signal, sys
 from lockstep import tracking
@@ -201,6 +231,81 @@ def test_wandb_writes_an_offline_run(tmp_path):
     first = {key: value for key, value in found["history"][0].items() if not key.startswith("_")}
     assert first == {"step": 3, "loss": 0.5, "lr/a": 1, "lr/b": 2}
     assert found["summary"]["note"] == "hello"
+
+
+class Frame:
+    """Stands in for a pandas.DataFrame, with the members that log_table uses."""
+
+    columns = ["text", "score"]
+    rows = numpy.array([["yes", 0.5]], dtype=object)
+
+    def __getitem__(self, names):
+        assert names == self.columns
+        return self
+
+    def astype(self, kind):
+        assert kind is object
+        return self
+
+    @property
+    def values(self):
+        return self.rows
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"columns": ["text", "score"], "data": [["yes", 0.5]]},
+        {"columns": ("text", "score"), "data": [("yes", torch.tensor(0.5))]},
+        {"columns": ["text", "score"], "data": numpy.array([["yes", 0.5]], dtype=object)},
+        {"dataframe": Frame()},
+        {"data": Frame()},
+    ],
+)
+def test_wandb_stores_tables(tmp_path, table):
+    Accelerator(cpu=True)
+    tracker = tracking.WandBTracker("demo", dir=str(tmp_path))
+    tracker.start()
+    tracker.log_table("val/answers", step=3, **table)
+    path = pathlib.Path(tracker.run.dir) / "files/media/table/val/answers_3.table.json"
+    assert json.loads(path.read_text()) == {"columns": ["text", "score"], "data": [["yes", 0.5]]}
+    tracker.finish()
+
+
+def test_tables_that_cannot_be_stored_are_refused(tmp_path):
+    accelerator = Accelerator(cpu=True, log_with=["jsonl", "csv"], project_dir=tmp_path)
+    accelerator.init_trackers("demo")
+    tracker = accelerator.get_tracker("jsonl")
+    for table, message in [
+        ({"columns": ["a"]}, "needs data or dataframe"),
+        ({"data": [[1]]}, "the columns of the table 't' are missing"),
+        ({"columns": ["a"], "data": [[object()]]}, "of type object; expected None"),
+        ({"columns": ["a", "b"], "data": [[1]]}, "has a row 0 of 1 cells; expected 2"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            tracker.log_table("t", **table)
+    with pytest.raises(ConfigError, match="tracker 'csv' stores no tables"):
+        accelerator.get_tracker("csv").log_table("t", columns=["a"], data=[[1]])
+    accelerator.end_training()
+
+
+def test_an_engine_writes_an_offline_run_of_wandb(tmp_path, monkeypatch):
+    if not has("wandb.sdk.internal.datastore"):
+        pytest.skip("no reader of wandb; set LOCKSTEP_TRACKER_PYTHON to a Python with wandb 0.25")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    engine, *_ = start(wandb={"enabled": True, "group": "sweep", "team": "vision", "project": "demo"})
+    losses = [update(engine, step) for step in range(2)]
+    engine.destroy()
+    script = REPOSITORY / "tests/tracking/read_wandb.py"
+    found = json.loads(subprocess.check_output([TRACKER_PYTHON, script, tmp_path]))
+    assert (found["run"]["project"], found["run"]["group"], found["run"]["entity"]) == ("demo", "sweep", "vision")
+    rows = [{key: value for key, value in row.items() if key[0] != "_"} for row in found["history"]]
+    name = "Train/Samples/"
+    assert rows == [
+        {"step": 4 * (step + 1), name + "train_loss": pytest.approx(loss), name + "lr": 0.01}
+        for step, loss in enumerate(losses)
+    ]
+    assert found["summary"][name + "lr"] == 0.01 and found["exit"] == 0
 
 
 def test_wandb_refuses_what_it_cannot_do():

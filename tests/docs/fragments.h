@@ -41,6 +41,7 @@ extern lockstep::Optimizer optimizer;
 extern lockstep::Engine<Net> engine;
 extern std::vector<at::Tensor> parameters, batches;
 extern FragmentBatch batch;
+extern data::IdxImages test_set;
 extern at::Device device;
 extern double rate;
 at::Tensor criterion(const at::Tensor& answer, const at::Tensor& target);

@@ -90,6 +90,7 @@ def defaults():
         model(f"zero_optimization.{name}", getattr(section, name))
     model("tensorboard", config.monitor_config.tensorboard)
     model("csv_monitor", config.monitor_config.csv_monitor)
+    model("wandb", config.monitor_config.wandb)
     model("timers.throughput", config.timers_config)
     model("comms_logger", deepspeed.comm.config.CommsLoggerConfig())
     for name in ("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed",

@@ -50,7 +50,8 @@ def main():
         if kind == "run":
             run = record.run
             found["run"] = {"run_id": run.run_id, "project": run.project, "display_name": run.display_name,
-                            "tags": list(run.tags), "start_s": run.start_time.seconds}
+                            "tags": list(run.tags), "start_s": run.start_time.seconds, "group": run.run_group,
+                            "entity": run.entity}
         elif kind == "config":
             found["config"].update(values(record.config.update))
         elif kind == "history":

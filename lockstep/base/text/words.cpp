@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 namespace lockstep {
 
@@ -25,6 +26,15 @@ std::optional<bool> truth_value(const std::string& text) {
     return false;
   }
   return std::nullopt;
+}
+
+bool is_utf8(const std::string& text) {
+  // dump() is the only validator of the JSON library.
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
 }
 
 std::string counted(size_t count, const std::string& noun) {

@@ -14,6 +14,9 @@ std::string lower(std::string text);
 /// Parses true or false, yes or no, on or off, 1 or 0, in any case.
 std::optional<bool> truth_value(const std::string& text);
 
+/// Returns whether the text is valid UTF-8.
+bool is_utf8(const std::string& text);
+
 /// Formats "12 files" or "1 file".
 std::string counted(size_t count, const std::string& noun);
 

@@ -23,6 +23,15 @@ TEST(TruthValue, TakesTheUsualWords) {
   }
 }
 
+TEST(IsUtf8, KnowsCompleteCharacters) {
+  for (const char* text : {"", "plain", "caf\xc3\xa9", "\xf0\x9f\x98\x80"}) {
+    EXPECT_TRUE(is_utf8(text)) << text;
+  }
+  for (const char* text : {"\xff", "\xc3", "\xed\xa0\x80"}) {
+    EXPECT_FALSE(is_utf8(text)) << text;
+  }
+}
+
 TEST(Counted, KnowsOneFromMany) {
   EXPECT_EQ(counted(0, "file"), "0 files");
   EXPECT_EQ(counted(1, "file"), "1 file");

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys of monitoring, profiling, checkpoints and file access.
-#include <fmt/format.h>
-
 #include "lockstep/ds_config/keys/key_specs.h"
 
 namespace lockstep::ds_config {
 namespace {
-
-/// Describes the keys beside an `enabled` that is refused.
-constexpr const char* kOff = "has an effect only with enabled";
 
 /// A section of `DsConfig` that writes curves to files.
 template <auto Section>
@@ -22,30 +17,45 @@ void add_monitor(std::vector<KeySpec>& keys, const std::string& name) {
       works(name + ".job_name", KeyKind::kText, "a folder in output_path")));
 }
 
+void add_wandb(std::vector<KeySpec>& keys) {
+  keys.push_back(works(
+      "wandb",
+      KeyKind::kSection,
+      "curves of loss, learning rate and scale, as an offline run for `wandb sync`"));
+  keys.push_back(stored<&DsConfig::wandb, &WandbSection::enabled>(
+      works("wandb.enabled", KeyKind::kBoolean, "")));
+  keys.push_back(nullable(stored<&DsConfig::wandb, &WandbSection::group>(
+      works("wandb.group", KeyKind::kText, "the run's group"))));
+  keys.push_back(nullable(stored<&DsConfig::wandb, &WandbSection::team>(
+      works("wandb.team", KeyKind::kText, "the entity that owns the run"))));
+  keys.push_back(stored<&DsConfig::wandb, &WandbSection::project>(
+      works("wandb.project", KeyKind::kText, "the run's project")));
+}
+
 void add_monitors(std::vector<KeySpec>& keys) {
   add_monitor<&DsConfig::tensorboard>(keys, "tensorboard");
   add_monitor<&DsConfig::csv_monitor>(keys, "csv_monitor");
-  const std::string online =
-      "needs a Python library; set tensorboard.enabled instead, whose files the service can import";
-  for (const auto& [section, names] : std::vector<std::pair<std::string, std::vector<std::string>>>{
-           {"wandb", {"group", "team", "project"}},
-           {"comet",
-            {"samples_log_interval",
-             "project",
-             "workspace",
-             "api_key",
-             "experiment_name",
-             "experiment_key",
-             "online",
-             "mode"}}}) {
-    keys.push_back(works(section, KeyKind::kSection, ""));
-    keys.push_back(refused_unless(section + ".enabled", KeyKind::kBoolean, "false", online));
-    for (const std::string& name : names) {
-      const KeyKind kind = name == "samples_log_interval" ? KeyKind::kInteger
-                           : name == "online"             ? KeyKind::kBoolean
-                                                          : KeyKind::kText;
-      keys.push_back(nullable(ignored(fmt::format("{}.{}", section, name), kind, kOff)));
-    }
+  add_wandb(keys);
+  keys.push_back(works("comet", KeyKind::kSection, ""));
+  keys.push_back(refused_unless(
+      "comet.enabled",
+      KeyKind::kBoolean,
+      "false",
+      "Lockstep has no tracker for Comet; set wandb.enabled, tensorboard.enabled or "
+      "csv_monitor.enabled instead"));
+  for (const std::string name :
+       {"samples_log_interval",
+        "project",
+        "workspace",
+        "api_key",
+        "experiment_name",
+        "experiment_key",
+        "online",
+        "mode"}) {
+    const KeyKind kind = name == "samples_log_interval" ? KeyKind::kInteger
+                         : name == "online"             ? KeyKind::kBoolean
+                                                        : KeyKind::kText;
+    keys.push_back(nullable(ignored("comet." + name, kind, "has an effect only with enabled")));
   }
 }
 

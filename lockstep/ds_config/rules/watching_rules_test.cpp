@@ -62,6 +62,19 @@ TEST(Monitors, WriteIntoSeparateFolders) {
   }
 }
 
+TEST(Wandb, IsReadWithDeepSpeedsDefaults) {
+  const DsConfig named = config_of(
+      R"("wandb": {"enabled": true, "group": "sweep", "team": "vision", "project": "mnist"})");
+  EXPECT_TRUE(named.wandb.enabled.value);
+  EXPECT_EQ(named.wandb.group.value, "sweep");
+  EXPECT_EQ(named.wandb.team.value, "vision");
+  EXPECT_EQ(named.wandb.project.value, "mnist");
+  const DsConfig defaults = config_of(R"("wandb": {"enabled": true, "group": null})");
+  EXPECT_EQ(defaults.wandb.group.value, std::nullopt);
+  EXPECT_EQ(defaults.wandb.team.value, std::nullopt);
+  EXPECT_EQ(defaults.wandb.project.value, "deepspeed");
+}
+
 TEST(FlopsProfiler, IsRead) {
   const DsConfig config = config_of(
       R"("flops_profiler": {"enabled": true, "profile_step": 3, "top_modules": 5,

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/tracking/registry/registry.h"
+#include "lockstep/tracking/wandb/wandb_tracker.h"
 
 namespace lockstep {
 namespace {
@@ -42,6 +43,20 @@ StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
   };
   add("tensorboard", config.tensorboard);
   add("csv", config.csv_monitor);
+  if (is_main_process && config.wandb.enabled.value) {
+    trackers_.push_back(std::make_shared<tracking::WandbTracker>(
+        ".",
+        tracking::WandbOptions{
+            .project = config.wandb.project.value,
+            .entity = config.wandb.team.value.value_or(""),
+            .group = config.wandb.group.value.value_or("")}));
+  }
+}
+
+void StepReport::finish() {
+  for (const auto& tracker : trackers_) {
+    tracker->finish();
+  }
 }
 
 void StepReport::restart_throughput(int64_t global_samples) {

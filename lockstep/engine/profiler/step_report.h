@@ -73,6 +73,8 @@ class StepReport {
   void report_update(const StepFacts& facts);
   /// Restarts the throughput timer: a resumed run has not just processed `global_samples`.
   void restart_throughput(int64_t global_samples);
+  /// Marks the monitors' runs as finished. Without it they look interrupted.
+  void finish();
 
  private:
   std::optional<int64_t> steps_per_print_;

@@ -61,6 +61,7 @@ void EngineContext::release() {
   scheduler = {};
   parameters = nullptr;
   modules = nullptr;
+  report->finish();
   report.reset();
   accelerator->free_memory();
   accelerator.reset();

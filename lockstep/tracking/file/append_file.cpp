@@ -3,6 +3,8 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <fstream>
+#include <iterator>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
@@ -34,6 +36,15 @@ void make_folders(const std::filesystem::path& folder) {
         folder.string(),
         fmt::format("cannot create this folder: {}; choose a writable folder", error.message()));
   }
+}
+
+std::optional<std::string> file_bytes(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) {
+    return std::nullopt;
+  }
+  return bytes;
 }
 
 bool AppendFile::create(const std::filesystem::path& path) {

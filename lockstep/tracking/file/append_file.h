@@ -11,6 +11,9 @@ namespace lockstep::tracking {
 /// Creates `folder` and its missing parents. Throws ConfigError, naming it, if that fails.
 void make_folders(const std::filesystem::path& folder);
 
+/// Returns the bytes of a file; nothing if it cannot be read.
+std::optional<std::string> file_bytes(const std::filesystem::path& path);
+
 /// Appends complete records to a file. Each record is one write(2), so that the file of a killed
 /// process ends with a complete record. Closed on exec. Not thread-safe.
 ///

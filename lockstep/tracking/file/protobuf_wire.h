@@ -17,6 +17,15 @@ void append_little_endian(std::string& bytes, Integer value) {
   }
 }
 
+/// Returns the number of at most eight bytes, the lowest first.
+inline uint64_t little_endian(std::string_view bytes) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  }
+  return value;
+}
+
 /// Writes one protobuf message, field by field, in the order of the calls.
 ///
 /// It has no schema: the caller passes field numbers and types. Lockstep has its own writer,
@@ -63,6 +72,75 @@ class ProtobufWriter {
   }
 
   std::string bytes_;
+};
+
+/// Reads the fields of one protobuf message in their order.
+class ProtobufReader {
+ public:
+  explicit ProtobufReader(std::string_view bytes) : rest_(bytes) {}
+
+  /// Reads the next field. Returns false at the end, and if the rest is no field.
+  bool next() {
+    uint64_t key = 0;
+    if (rest_.empty() || !raw_varint(key)) {
+      return false;
+    }
+    field_ = static_cast<uint32_t>(key >> 3U);
+    bytes_ = {};
+    switch (key & 7U) {
+      case 0:
+        return raw_varint(bits_);
+      case 1:
+        return raw_fixed(8);
+      case 2:
+        return raw_varint(bits_) && raw_bytes(bits_);
+      case 5:
+        return raw_fixed(4);
+      default:
+        return false;
+    }
+  }
+  uint32_t field() const { return field_; }
+  /// Returns an int32, int64, uint64, bool or enum.
+  int64_t varint() const { return static_cast<int64_t>(bits_); }
+  float single() const { return std::bit_cast<float>(static_cast<uint32_t>(bits_)); }
+  /// Returns a string, bytes, or a message inside this one; empty for a field of another type.
+  std::string_view bytes() const { return bytes_; }
+
+ private:
+  bool raw_varint(uint64_t& value) {
+    value = 0;
+    for (unsigned shift = 0; shift < 64 && !rest_.empty(); shift += 7) {
+      const auto byte = static_cast<unsigned char>(rest_.front());
+      rest_.remove_prefix(1);
+      value |= static_cast<uint64_t>(byte & 0x7fU) << shift;
+      if (byte < 0x80) {
+        return true;
+      }
+    }
+    return false;
+  }
+  bool raw_fixed(size_t size) {
+    if (rest_.size() < size) {
+      return false;
+    }
+    bits_ = little_endian(rest_.substr(0, size));
+    rest_.remove_prefix(size);
+    return true;
+  }
+  bool raw_bytes(uint64_t size) {
+    if (rest_.size() < size) {
+      return false;
+    }
+    bytes_ = rest_.substr(0, size);
+    rest_.remove_prefix(size);
+    return true;
+  }
+
+  std::string_view rest_;
+  uint32_t field_ = 0;
+  uint64_t bits_ = 0;
+  std::string_view bytes_;
 };
 
 }  // namespace lockstep::tracking

@@ -53,5 +53,47 @@ TEST(ProtobufWriter, KeepsTheOrderOfItsCalls) {
       bytes({0x10, 0x01, 0x0a, 0x00, 0x10, 0x02}));
 }
 
+TEST(ProtobufReader, ReadsWhatTheWriterWrote) {
+  const std::string message = ProtobufWriter()
+                                  .varint(1, -2)
+                                  .number(16, 0.5F)
+                                  .number(3, 1.0)
+                                  .bytes(4, "testing")
+                                  .message(5, ProtobufWriter().varint(1, 150))
+                                  .written();
+  ProtobufReader reader(message);
+  ASSERT_TRUE(reader.next());
+  EXPECT_EQ(reader.field(), 1U);
+  EXPECT_EQ(reader.varint(), -2);
+  ASSERT_TRUE(reader.next());
+  EXPECT_EQ(reader.field(), 16U);
+  EXPECT_EQ(reader.single(), 0.5F);
+  ASSERT_TRUE(reader.next());
+  EXPECT_EQ(reader.field(), 3U);
+  ASSERT_TRUE(reader.next());
+  EXPECT_EQ(reader.bytes(), "testing");
+  ASSERT_TRUE(reader.next());
+  ProtobufReader inner(reader.bytes());
+  ASSERT_TRUE(inner.next());
+  EXPECT_EQ(inner.varint(), 150);
+  EXPECT_FALSE(inner.next());
+  EXPECT_FALSE(reader.next());
+}
+
+TEST(ProtobufReader, EndsAtBytesThatAreNoField) {
+  const std::string whole = ProtobufWriter().bytes(1, "testing").number(2, 1.0).written();
+  for (size_t size = 0; size < whole.size(); ++size) {
+    ProtobufReader reader(std::string_view(whole).substr(0, size));
+    int fields = 0;
+    while (reader.next()) {
+      ++fields;
+    }
+    EXPECT_EQ(fields, size < 9 ? 0 : 1) << size;
+  }
+  for (const std::string& wrong : {bytes({0x0b}), bytes({0x80}), std::string(11, '\xff')}) {
+    EXPECT_FALSE(ProtobufReader(wrong).next());
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::tracking

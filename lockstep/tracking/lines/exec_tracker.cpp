@@ -156,6 +156,10 @@ void ExecTracker::do_log_text(const Texts& texts, int64_t step) {
   spool_->append(json_lines::text(texts, step));
 }
 
+void ExecTracker::do_log_tables(const Tables& tables, int64_t step) {
+  spool_->append(json_lines::tables(tables, step));
+}
+
 void ExecTracker::do_flush() {
   spool_->sync();
   if (!spool_->wait_until_delivered(milliseconds(options_.finish_timeout_s))) {

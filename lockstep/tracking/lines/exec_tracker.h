@@ -42,6 +42,7 @@ class ExecTracker final : public Tracker {
   void do_log(const Values& values, int64_t step) override;
   void do_log_histograms(const Histograms& histograms, int64_t step) override;
   void do_log_text(const Texts& texts, int64_t step) override;
+  void do_log_tables(const Tables& tables, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;
 

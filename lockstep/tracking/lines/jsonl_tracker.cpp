@@ -38,6 +38,10 @@ void JsonlTracker::do_log_text(const Texts& texts, int64_t step) {
   append_line(json_lines::text(texts, step));
 }
 
+void JsonlTracker::do_log_tables(const Tables& tables, int64_t step) {
+  append_line(json_lines::tables(tables, step));
+}
+
 void JsonlTracker::do_flush() {
   file_.sync();
 }

@@ -17,6 +17,8 @@ namespace lockstep::tracking {
 ///     {"step": 10, "time": 1732190000.123, "loss": 0.5}
 ///     {"step": 10, "time": 1732190000.124, "text": {"note": "..."}}
 ///     {"step": 10, "time": 1732190000.125, "histograms": {"weights": {"counts": [1, 2], ...}}}
+///     {"step": 10, "time": 1732190000.126, "tables": {"answers": {"columns": ["a"], "data":
+///     [[1]]}}}
 ///     {"status": "finished", "time": 1732190060.456}
 ///
 /// A line of values has "step". A histogram has the members of Histogram. Images are not stored.
@@ -41,6 +43,7 @@ class JsonlTracker final : public Tracker {
   void do_log(const Values& values, int64_t step) override;
   void do_log_histograms(const Histograms& histograms, int64_t step) override;
   void do_log_text(const Texts& texts, int64_t step) override;
+  void do_log_tables(const Tables& tables, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;
   void append_line(std::string line);

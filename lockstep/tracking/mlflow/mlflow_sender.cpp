@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -20,11 +19,6 @@ using nlohmann::json;
 constexpr size_t kMostMetrics = 1000;
 constexpr size_t kMostParams = 100;
 constexpr size_t kMostTags = 100;
-
-std::string bytes_of(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 bool is_batch_line(const json& line) {
   return line.contains("metrics") || line.contains("params") || line.contains("tags");
@@ -54,7 +48,7 @@ bool append_if_it_fits(json& batch, const json& line) {
 
 MlflowSender::MlflowSender(std::filesystem::path folder, std::string name, const std::string& uri)
     : folder_(std::move(folder)), name_(std::move(name)), uri_(uri), server_(uri, stop_) {
-  const json known = json::parse(bytes_of(file(".run.json")), nullptr, false);
+  const json known = json::parse(file_bytes(file(".run.json")).value_or(""), nullptr, false);
   if (known.is_object()) {
     run_ = {
         known.value("run_id", ""),
@@ -198,8 +192,13 @@ Outcome MlflowSender::open_run(const json& request) {
 
 Outcome MlflowSender::deliver_artifact(const json& artifact) {
   const std::filesystem::path stored = file(".files") / artifact.at("file").get<std::string>();
+  const auto bytes = file_bytes(stored);
+  if (!bytes) {
+    log_warning(fmt::format("[mlflow] {} cannot be read; it is not sent", stored.string()));
+    return Outcome::kDone;
+  }
   const Outcome outcome =
-      server_.put_artifact(run_, artifact.at("path").get<std::string>(), bytes_of(stored));
+      server_.put_artifact(run_, artifact.at("path").get<std::string>(), *bytes);
   if (outcome == Outcome::kDone) {
     std::error_code ignored;
     std::filesystem::remove(stored, ignored);

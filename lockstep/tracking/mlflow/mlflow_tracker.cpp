@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cmath>
 #include <fstream>
-#include <iterator>
 #include <unistd.h>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include "lockstep/tracking/json_lines.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -29,6 +29,7 @@ using nlohmann::json;
 constexpr size_t kMostOfBatch = 1000;
 constexpr size_t kMostParamsOfBatch = 100;
 constexpr size_t kMostOfValue = 6000;
+constexpr size_t kMostOfTag = 5000;
 constexpr const char* kSpoolPrefix = "mlflow-";
 
 std::string variable_or(const char* name, const std::string& value) {
@@ -120,6 +121,21 @@ json tags_of(const MlflowOptions& options) {
   return result;
 }
 
+/// Returns the value of the tag that names the tables. Drops the oldest ones that do not fit.
+std::string tag_of_tables(std::deque<std::string>& paths) {
+  json entries = json::array();
+  for (const std::string& path : paths) {
+    entries.push_back({{"path", path}, {"type", "table"}});
+  }
+  std::string text = entries.dump();
+  while (text.size() > kMostOfTag && !paths.empty()) {
+    paths.pop_front();
+    entries.erase(0);
+    text = entries.dump();
+  }
+  return text;
+}
+
 json run_line(const MlflowOptions& options, const std::string& key) {
   return {
       {"uri", options.tracking_uri},
@@ -138,7 +154,7 @@ std::chrono::milliseconds limit_of(const MlflowOptions& options) {
 
 /// Returns the server of a spool; empty if it cannot be read.
 std::string uri_of_spool(const std::filesystem::path& path) {
-  std::ifstream file(path);
+  std::ifstream file(path);  // Only the first line: a spool may be long.
   std::string line;
   std::getline(file, line);
   const json first = json::parse(line, nullptr, false);
@@ -252,13 +268,23 @@ void MlflowTracker::do_log_text(const Texts& texts, int64_t step) {
   }
 }
 
+void MlflowTracker::do_log_tables(const Tables& tables, int64_t step) {
+  for (const auto& [name, table] : tables) {
+    const std::string path = artifact_path("tables", name, step) + ".json";
+    sender_->append_artifact(path, table_json(table).dump());
+    std::erase(tables_, path);
+    tables_.push_back(path);
+  }
+  const json tag = {{"key", "mlflow.loggedArtifacts"}, {"value", tag_of_tables(tables_)}};
+  sender_->append({{"tags", json::array({tag})}});
+}
+
 void MlflowTracker::log_artifact(const std::filesystem::path& file, const std::string& path) {
-  std::ifstream stream(file, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
-  if (!stream.is_open() || stream.bad()) {
+  const auto bytes = file_bytes(file);
+  if (!bytes) {
     throw ConfigError("log_artifact", file.string() + " cannot be read; expected a file");
   }
-  sender_->append_artifact(path, bytes);
+  sender_->append_artifact(path, *bytes);
 }
 
 void MlflowTracker::do_flush() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -16,9 +17,10 @@ namespace lockstep::tracking {
 ///
 /// Settings are parameters, nested ones as "optimizer.lr"; values over 6000 characters are cut, and
 /// the artifact config.json has all of them. Images, text and histograms are artifacts:
-/// images/<name>/<step>_<i>.png, text/<name>/<step>.txt, histograms/<name>/<step>.json. The server
-/// stores NaN, and on SQL the largest double in place of infinity. Characters that it does not
-/// accept in names become '_'.
+/// images/<name>/<step>_<i>.png, text/<name>/<step>.txt, histograms/<name>/<step>.json,
+/// tables/<name>/<step>.json. Tables are also named in the tag that mlflow.load_table() reads, of
+/// which the last 5000 bytes are kept. The server stores NaN, and on SQL the largest double in
+/// place of infinity. Characters that it does not accept in names become '_'.
 ///
 /// Every call is a write to a spool; see mlflow_sender.h. A thread sends it, so training never
 /// waits for the server. What is not sent when the process ends, or is killed, is sent by the next
@@ -42,6 +44,7 @@ class MlflowTracker final : public Tracker {
   void do_log_images(const ImageBatches& images, int64_t step) override;
   void do_log_histograms(const Histograms& histograms, int64_t step) override;
   void do_log_text(const Texts& texts, int64_t step) override;
+  void do_log_tables(const Tables& tables, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;
   /// Sends the spools that earlier processes left.
@@ -50,6 +53,7 @@ class MlflowTracker final : public Tracker {
   MlflowOptions options_;
   std::unique_ptr<MlflowSender> sender_;
   std::vector<std::unique_ptr<MlflowSender>> earlier_;
+  std::deque<std::string> tables_;  ///< The artifacts of the tag mlflow.loggedArtifacts.
 };
 
 /// Returns whether `log_with` "all" includes MLflow: a server is set, and libcurl is there.

@@ -21,6 +21,7 @@
 #include "lockstep/tracking/mlflow/test_http_server.h"
 #include "lockstep/tracking/test_folder.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -127,6 +128,28 @@ TEST_F(Mlflow, SendsARunInOrderAndLeavesNoFiles) {
                "HTTP/1.1"));
   EXPECT_TRUE(std::filesystem::is_empty(spools()));
   EXPECT_THAT(logged(), IsEmpty());
+}
+
+TEST_F(Mlflow, NamesTheLastTablesInATag) {
+  constexpr int kTables = 100;
+  TestHttpServer server(&answer_as_mlflow);
+  MlflowTracker tracker(spools(), options(server.url()));
+  for (int step = 0; step < kTables; ++step) {
+    tracker.log_tables({{"val/answers", {{"text"}, {{"yes"}}}}}, step);
+  }
+  tracker.log_tables({{"val/answers", {{"text"}, {{"no"}}}}}, kTables - 1);  // The same step again.
+  tracker.finish();
+  std::string tag;
+  for (const json& batch : bodies(server, "runs/log-batch")) {
+    for (const json& entry : batch.value("tags", json::array())) {
+      tag = entry.at("key") == "mlflow.loggedArtifacts" ? entry.at("value") : json(tag);
+    }
+  }
+  EXPECT_LE(tag.size(), 5000U);
+  const json tables = json::parse(tag);
+  ASSERT_GT(tables.size(), 80U);
+  EXPECT_EQ(tables.back().dump(), R"({"path":"tables/val/answers/99.json","type":"table"})");
+  EXPECT_EQ(tables[tables.size() - 2].at("path"), "tables/val/answers/98.json");
 }
 
 TEST_F(Mlflow, AnExperimentThatAnotherProcessCreatesMeanwhileIsUsed) {

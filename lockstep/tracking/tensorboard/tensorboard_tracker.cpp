@@ -12,6 +12,7 @@
 #include "lockstep/tracking/tensorboard/tfevents.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -78,6 +79,14 @@ void TensorBoardTracker::do_log_histograms(const Histograms& histograms, int64_t
 
 void TensorBoardTracker::do_log_text(const Texts& texts, int64_t step) {
   file_.append(tfevents::frame_record(tfevents::text(wall_time_s(), step, texts)));
+}
+
+void TensorBoardTracker::do_log_tables(const Tables& tables, int64_t step) {
+  Texts texts;
+  for (const auto& [tag, table] : tables) {
+    texts[tag] = table_markdown(table);
+  }
+  do_log_text(texts, step);
 }
 
 void TensorBoardTracker::do_flush() {

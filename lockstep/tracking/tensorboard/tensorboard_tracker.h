@@ -17,9 +17,9 @@ namespace lockstep::tracking {
 ///
 /// log() is one write(2) of a complete record, without buffering. The config appears in the Text
 /// tab as "config" and in the HParams tab, nested settings as "optimizer.lr". Scalars have single
-/// precision there. Images appear as samples of one tag. A histogram of numbers that are not all
-/// finite adds the scalar <name>/non_finite, their count. Costs about 1 kB of memory, and about 40
-/// bytes of file a value.
+/// precision there. Images appear as samples of one tag, tables in the Text tab. A histogram of
+/// numbers that are not all finite adds the scalar <name>/non_finite, their count. Costs about 1 kB
+/// of memory, and about 40 bytes of file a value.
 class TensorBoardTracker final : public Tracker {
  public:
   /// Creates the folder and the file events.out.tfevents.<unix time>.<host>.<pid>.<n>. Throws
@@ -36,6 +36,7 @@ class TensorBoardTracker final : public Tracker {
   void do_log_images(const ImageBatches& images, int64_t step) override;
   void do_log_histograms(const Histograms& histograms, int64_t step) override;
   void do_log_text(const Texts& texts, int64_t step) override;
+  void do_log_tables(const Tables& tables, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;
 

@@ -10,6 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/tracking/file/protobuf_wire.h"
+#include "lockstep/tracking/tensorboard/tfevents_fields.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
 
@@ -17,62 +18,6 @@ namespace lockstep::tracking::tfevents {
 namespace {
 
 using nlohmann::json;
-
-// Field numbers of tensorflow/core/{util/event,framework/summary,framework/tensor}.proto.
-constexpr uint32_t kEventWallTime = 1;
-constexpr uint32_t kEventStep = 2;
-constexpr uint32_t kEventFileVersion = 3;
-constexpr uint32_t kEventSummary = 5;
-constexpr uint32_t kSummaryValue = 1;
-constexpr uint32_t kValueTag = 1;
-constexpr uint32_t kValueSimple = 2;
-constexpr uint32_t kValueHistogram = 5;
-constexpr uint32_t kValueTensor = 8;
-constexpr uint32_t kValueMetadata = 9;
-constexpr uint32_t kMetadataPluginData = 1;
-constexpr uint32_t kPluginName = 1;
-constexpr uint32_t kPluginContent = 2;
-constexpr uint32_t kTensorDtype = 1;
-constexpr uint32_t kTensorShape = 2;
-constexpr uint32_t kTensorStrings = 8;
-constexpr uint32_t kShapeDim = 2;
-constexpr uint32_t kDimSize = 1;
-constexpr int64_t kDtypeString = 7;
-constexpr uint32_t kHistogramMin = 1;
-constexpr uint32_t kHistogramMax = 2;
-constexpr uint32_t kHistogramNum = 3;
-constexpr uint32_t kHistogramSum = 4;
-constexpr uint32_t kHistogramSumSquares = 5;
-constexpr uint32_t kHistogramLimits = 6;
-constexpr uint32_t kHistogramCounts = 7;
-
-// Field numbers of tensorboard/plugins/hparams/{plugin_data,api}.proto.
-constexpr uint32_t kHParamsExperiment = 2;
-constexpr uint32_t kHParamsSessionStart = 3;
-constexpr uint32_t kHParamsSessionEnd = 4;
-constexpr uint32_t kExperimentTime = 3;
-constexpr uint32_t kExperimentHParams = 4;
-constexpr uint32_t kExperimentMetrics = 5;
-constexpr uint32_t kHParamName = 1;
-constexpr uint32_t kHParamType = 4;
-constexpr uint32_t kMetricName = 1;
-constexpr uint32_t kMetricNameTag = 2;
-constexpr uint32_t kStartHParams = 1;
-constexpr uint32_t kStartTime = 5;
-constexpr uint32_t kEndStatus = 1;
-constexpr uint32_t kEndTime = 2;
-constexpr int64_t kTypeString = 1;
-constexpr int64_t kTypeBool = 2;
-constexpr int64_t kTypeNumber = 3;
-constexpr int64_t kStatusSuccess = 1;
-constexpr int64_t kStatusFailure = 2;
-
-// Field numbers of google/protobuf/struct.proto, and of a map entry.
-constexpr uint32_t kStructNumber = 2;
-constexpr uint32_t kStructString = 3;
-constexpr uint32_t kStructBool = 4;
-constexpr uint32_t kMapKey = 1;
-constexpr uint32_t kMapValue = 2;
 
 ProtobufWriter event(double wall_time_s) {
   return ProtobufWriter().number(kEventWallTime, wall_time_s);

@@ -16,6 +16,7 @@
 #include "lockstep/base/text/split.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -110,15 +111,32 @@ ProtobufWriter wandb_item(const std::string& key, const std::string& json_text) 
   return ProtobufWriter().bytes(kItemKey, key).bytes(kItemJson, json_text);
 }
 
-/// Returns `media/images/<name>_<step>_<index>.png`, without special parts.
-std::string image_path(const std::string& name, int64_t step, int64_t index) {
-  std::string path = "media/images";
+/// Returns a table's JSON as Python writes it, with NaN and infinities.
+std::string python_json(const Table& table) {
+  std::string text = json{{"columns", table.columns}}.dump();
+  text.back() = ',';
+  text += "\"data\":[";
+  for (size_t row = 0; row < table.rows.size(); ++row) {
+    text += row == 0 ? "[" : ",[";
+    for (size_t i = 0; i < table.columns.size(); ++i) {
+      const json& cell = table.rows[row][i];
+      text += i == 0 ? "" : ",";
+      text += cell.is_number_float() ? json_number(cell.get<double>()) : cell.dump();
+    }
+    text += ']';
+  }
+  return text + "]}";
+}
+
+/// Returns `media/<kind>/<name>_<step>`, without special parts.
+std::string media_path(const char* kind, const std::string& name, int64_t step) {
+  std::string path = fmt::format("media/{}", kind);
   for (const auto& part : std::filesystem::path(name)) {
     if (part != ".." && part != "." && part != "/" && !part.empty()) {
       path += "/" + part.string();
     }
   }
-  return fmt::format("{}_{}_{}.png", path, step, index);
+  return fmt::format("{}_{}", path, step);
 }
 
 }  // namespace
@@ -194,20 +212,25 @@ void WandbTracker::do_log(const Values& values, int64_t step) {
   append_history(items, step);
 }
 
+void WandbTracker::write_media(const std::string& path, const std::string& bytes) const {
+  const std::filesystem::path full = folder_ / "files" / path;
+  make_folders(full.parent_path());
+  std::error_code ignored;
+  std::filesystem::remove(full, ignored);  // Of the same step, before.
+  AppendFile file;
+  file.open(full);
+  file.append(bytes);
+  file.close();
+}
+
 void WandbTracker::do_log_images(const ImageBatches& images, int64_t step) {
   std::map<std::string, std::string> items;
   ProtobufWriter files;
   for (const auto& [name, batch] : images) {
     json paths = json::array();
     for (int64_t i = 0; i < batch.count; ++i) {
-      const std::string path = image_path(name, step, i);
-      make_folders((folder_ / "files" / path).parent_path());
-      std::error_code ignored;
-      std::filesystem::remove(folder_ / "files" / path, ignored);  // Of the same step, before.
-      AppendFile file;
-      file.open(folder_ / "files" / path);
-      file.append(png(batch, i));
-      file.close();
+      const std::string path = fmt::format("{}_{}.png", media_path("images", name, step), i);
+      write_media(path, png(batch, i));
       paths.push_back(path);
       files.message(kFilesItem, ProtobufWriter().bytes(kFilePath, path));
     }
@@ -245,6 +268,27 @@ void WandbTracker::do_log_text(const Texts& texts, int64_t step) {
     items[name] = json(text).dump();
   }
   append_history(items, step);
+}
+
+void WandbTracker::do_log_tables(const Tables& tables, int64_t step) {
+  std::map<std::string, std::string> items;
+  ProtobufWriter files;
+  for (const auto& [name, table] : tables) {
+    const std::string path = media_path("table", name, step) + ".table.json";
+    const std::string bytes = python_json(table);
+    write_media(path, bytes);
+    files.message(kFilesItem, ProtobufWriter().bytes(kFilePath, path));
+    items[name] = json{
+        {"_type", "table-file"},
+        {"path", path},
+        {"size", bytes.size()},
+        {"ncols", table.columns.size()},
+        {"nrows", table.rows.size()},
+        {"log_mode",
+         "IMMUTABLE"}}.dump();
+  }
+  append_history(items, step);
+  file_.append(kFiles, files);
 }
 
 void WandbTracker::append_summary() {

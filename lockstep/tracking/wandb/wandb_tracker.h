@@ -17,10 +17,12 @@ namespace lockstep::tracking {
 ///
 ///     <folder>/wandb/offline-run-<time>-<id>/run-<id>.wandb
 ///     <folder>/wandb/offline-run-<time>-<id>/files/media/images/<name>_<step>_<i>.png
+///     <folder>/wandb/offline-run-<time>-<id>/files/media/table/<name>_<step>.table.json
 ///
 /// Each call is a record of history at once, also several of one step; the summary is written by
-/// flush() and finish(). Settings, images, histograms and text appear as wandb's own. A resumed
-/// program writes another run; with the same `id` wandb appends it to the first. Nothing is sent.
+/// flush() and finish(). Settings, images, histograms, text and tables appear as wandb's own. A
+/// resumed program writes another run; with the same `id` wandb appends it to the first. Nothing is
+/// sent.
 class WandbTracker final : public Tracker {
  public:
   /// Creates the folder. Throws ConfigError if it cannot be written, or the id is no file name.
@@ -39,6 +41,7 @@ class WandbTracker final : public Tracker {
   void do_log_images(const ImageBatches& images, int64_t step) override;
   void do_log_histograms(const Histograms& histograms, int64_t step) override;
   void do_log_text(const Texts& texts, int64_t step) override;
+  void do_log_tables(const Tables& tables, int64_t step) override;
   void do_flush() override;
   void do_finish(RunStatus status) override;
 
@@ -46,6 +49,8 @@ class WandbTracker final : public Tracker {
   /// Appends a row of history: names, and their values as JSON text.
   void append_history(const std::map<std::string, std::string>& items, int64_t step);
   void append_summary();
+  /// Writes a file of the run, in place of an earlier one.
+  void write_media(const std::string& path, const std::string& bytes) const;
 
   WandbOptions options_;
   double start_s_;

@@ -183,7 +183,12 @@ TEST_F(TrainTest, TheDemoWritesAPictureAndEventsThatTensorboardReads) {
        folder_.string() + "/demo/logs"});
   ASSERT_EQ(read.code, 0) << read.err;
   const nlohmann::json all = nlohmann::json::parse(read.out);
-  EXPECT_THAT(all.dump(), AllOf(HasSubstr("train/loss"), HasSubstr("test/accuracy")));
+  EXPECT_TRUE(all.at("scalars").contains("train/loss")) << read.out;
+  EXPECT_TRUE(all.at("scalars").contains("test/accuracy")) << read.out;
+  EXPECT_TRUE(all.at("images").contains("test/mistakes")) << read.out;
+  EXPECT_TRUE(all.at("histograms").contains("test/confidence")) << read.out;
+  EXPECT_TRUE(all.at("text").contains("test/weakest/text_summary")) << read.out;
+  EXPECT_TRUE(all.at("hparams").at("start").contains("lr")) << read.out;
 }
 
 TEST_F(TrainTest, AKilledRankEndsTheJobInSecondsWithItsName) {
