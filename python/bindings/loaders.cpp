@@ -7,9 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
 #include "lockstep/data/loader/loader_core.h"
+#include "lockstep/data/order/cursor.h"
 #include "lockstep/data/order/shard.h"
+#include "lockstep/data/order/stream_shard.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/json.h"
 
 namespace lockstep::python {
 namespace {
@@ -49,7 +56,42 @@ std::shared_ptr<PythonLoader> make_loader(
       std::move(sampler));
 }
 
-void bind_layout(py::module_& module) {
+/// Returns the position of a loader, which load_position() reads.
+py::object position_of(const PythonLoader& loader) {
+  const data::LoaderCore& core = *loader.core();
+  return from_json(
+      {{"cursor", core.cursor()},
+       {"samples", core.layout().samples()},
+       {"round_rows", core.layout().global_batch_rows()}});
+}
+
+/// Throws ConfigError for the position of a loader with other data.
+void load_position(PythonLoader& loader, const py::dict& position) {
+  constexpr const char* kWhere = "load_state_dict";
+  const nlohmann::json saved = to_json(position, kWhere);
+  for (const char* key : {"cursor", "samples", "round_rows"}) {
+    if (!saved.contains(key)) {
+      throw ConfigError(
+          kWhere,
+          fmt::format(
+              "the position has no '{}'; expected a state_dict() of a prepared loader", key));
+    }
+  }
+  data::LoaderCore& core = *loader.core();
+  const auto samples = saved.at("samples").get<int64_t>();
+  if (samples != core.layout().samples()) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "the state was saved with {} samples; this loader has {}; give it the same data",
+            samples,
+            core.layout().samples()));
+  }
+  core.load_cursor(core.resharded(
+      saved.at("cursor").get<data::Cursor>(), saved.at("round_rows").get<int64_t>()));
+}
+
+void bind_layouts(py::module_& module) {
   py::class_<data::ShardLayout>(module, "ShardLayout")
       .def(
           py::init([](int64_t samples,
@@ -80,6 +122,17 @@ void bind_layout(py::module_& module) {
         }
         return positions;
       });
+  py::class_<data::StreamShard>(module, "StreamShard")
+      .def(
+          py::init<int64_t, bool, int, int, bool>(),
+          py::arg("batch_size"),
+          py::arg("drop_last"),
+          py::arg("world"),
+          py::arg("rank"),
+          py::arg("split_batches"))
+      .def_property_readonly("round_rows", &data::StreamShard::round_rows)
+      .def("positions", &data::StreamShard::positions, py::arg("round"), py::arg("read"))
+      .def("size", &data::StreamShard::size);
 }
 
 }  // namespace
@@ -91,7 +144,7 @@ PythonLoader::PythonLoader(
     : core_(std::make_shared<data::LoaderCore>(source, options, std::move(sampler))) {}
 
 void bind_loaders(py::module_& module) {
-  bind_layout(module);
+  bind_layouts(module);
   py::class_<data::Cursor>(module, "Cursor")
       .def_readonly("epoch", &data::Cursor::epoch)
       .def_readonly("batches", &data::Cursor::batches)
@@ -131,6 +184,11 @@ void bind_loaders(py::module_& module) {
                  .even_batches = even_batches,
                  .split_batches = split_batches});
           })
+      .def_property_readonly(
+          "even_batches",
+          [](const PythonLoader& loader) { return loader.core()->spec().even_batches; })
+      .def("position", &position_of)
+      .def("load_position", &load_position)
       .def(
           "check_skip",
           [](const PythonLoader& loader, int64_t batches) { loader.core()->check_skip(batches); })

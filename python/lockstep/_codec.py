@@ -5,7 +5,8 @@ The conversion never runs code that a file or another rank names, as pickle woul
 
 - None, bool, int of any size, float with inf and nan, complex, str, bytes, bytearray;
 - list, tuple, set, frozenset, range, slice, and dict with keys of these types, in order. OrderedDict, defaultdict and
-  other dict classes become dict. A namedtuple keeps its class, which the reader must have imported;
+  other dict classes become dict. A namedtuple, and a UserDict such as transformers' BatchEncoding, keep their class,
+  which the reader must have imported, and which is made of the items;
 - torch.Tensor of any dtype, without requires_grad. `decode` returns it on the CPU. torch.Size, dtype and device;
 - numpy arrays and scalars, except arrays of objects;
 - datetime, date, time and timedelta. A time zone becomes its offset from UTC. pathlib paths.
@@ -22,7 +23,8 @@ import json
 import math
 import pathlib
 import sys
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -122,7 +124,7 @@ class _Writer:
             return self._write_numpy_scalar(value, path)
         if isinstance(value, pathlib.PurePath):
             return {_TAG: "path", "v": str(value)}
-        if isinstance(value, (dict, tuple)) or type(value) in (list, set, frozenset, slice, torch.Size):
+        if isinstance(value, (dict, UserDict, tuple)) or type(value) in (list, set, frozenset, slice, torch.Size):
             return self._write_container(value, path)
         raise self._refusal(value, path)
 
@@ -149,11 +151,9 @@ class _Writer:
 
     def _write_items(self, value: Any, path: str) -> Any:
         if isinstance(value, dict):
-            pairs = [
-                [self.write(key, f"{path}<key {index}>"), self.write(item, f"{path}[{key!r}]")]
-                for index, (key, item) in enumerate(value.items())
-            ]
-            return {_TAG: "dict", "v": pairs}
+            return {_TAG: "dict", "v": self._write_pairs(value, path)}
+        if isinstance(value, UserDict):
+            return {_TAG: "userdict", "class": _place_of(type(value)), "v": self._write_pairs(value, path)}
         if type(value) is slice:
             return {_TAG: "slice", "v": [self.write(part, path) for part in (value.start, value.stop, value.step)]}
         items = [self.write(item, f"{path}[{index}]") for index, item in enumerate(value)]
@@ -162,9 +162,14 @@ class _Writer:
         if type(value) in (tuple, set, frozenset, torch.Size):
             return {_TAG: type(value).__name__, "v": items}
         if _is_namedtuple(value):
-            cls = type(value)
-            return {_TAG: "namedtuple", "class": [cls.__module__, cls.__qualname__], "v": items}
+            return {_TAG: "namedtuple", "class": _place_of(type(value)), "v": items}
         raise self._refusal(value, path)
+
+    def _write_pairs(self, value: Mapping[Any, Any], path: str) -> list[list[Any]]:
+        return [
+            [self.write(key, f"{path}<key {index}>"), self.write(item, f"{path}[{key!r}]")]
+            for index, (key, item) in enumerate(value.items())
+        ]
 
     def _add(self, tensor: torch.Tensor) -> str:
         name = str(len(self.tensors))
@@ -241,13 +246,33 @@ _WRITERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
+def _place_of(cls: type) -> list[str]:
+    return [cls.__module__, cls.__qualname__]
+
+
+def _class_at(place: list[str]) -> Any:
+    """Returns the class of an imported module; None if there is none."""
+    found: Any = sys.modules.get(place[0])
+    for part in place[1].split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
+def _read_userdict(written: dict, tensors: dict[str, torch.Tensor], where: str) -> Any:
+    cls = _class_at(written["class"])
+    if cls is None or not issubclass(cls, UserDict):
+        raise ConfigError(
+            f"[{where}] the value has a {'.'.join(written['class'])}, which this program does not define as a UserDict; "
+            "import its module first"
+        )
+    return cls(dict(unflatten(written["v"], tensors, where)))
+
+
 def _read_namedtuple(written: dict, tensors: dict[str, torch.Tensor], where: str) -> Any:
     module, name = written["class"]
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = _class_at(written["class"])
     values = unflatten(written["v"], tensors, where)
-    fits = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_make")
+    fits = found is not None and issubclass(found, tuple) and hasattr(found, "_make")
     if not fits or len(found._fields) != len(values):
         raise ConfigError(
             f"[{where}] the value has a {module}.{name} of {len(values)} fields, which this program does not define; "
@@ -292,6 +317,7 @@ _READERS: dict[str, Callable[[dict, dict, str], Any]] = {
     "Size": _items(torch.Size),
     "dict": _items(lambda pairs: {key: value for key, value in pairs}),
     "namedtuple": _read_namedtuple,
+    "userdict": _read_userdict,
     "ndarray": _read_array,
     "numpy_scalar": lambda written, tensors, where: numpy.frombuffer(
         bytes.fromhex(written["v"]), dtype=numpy.dtype(written["dtype"])

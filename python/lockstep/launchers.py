@@ -21,6 +21,7 @@ from .utils.other import get_free_port
 
 __all__ = ["debug_launcher", "notebook_launcher"]
 
+_SETTLE_SECONDS = 0.1  # After the first failure; processes that fail as well end by themselves.
 _GRACE_SECONDS = 5.0  # Between SIGTERM and SIGKILL.
 _PR_SET_PDEATHSIG = 1
 
@@ -51,9 +52,9 @@ def notebook_launcher(
     this process. `num_processes` is by default the number of GPUs. On several hosts, call it on each of them with its
     `node_rank`; `master_addr` and `use_port` are those of host 0. Port 0 is any free one, on one host.
 
-    When a process fails, the others end, and an Error has its traceback; before, all of them start again up to
-    `max_restarts` times. An interrupt ends them, too. A failure is noticed at once, sooner than `monitor_interval`
-    seconds. Torch uses OMP_NUM_THREADS threads in each process, else one: a fork cannot use this process's threads.
+    When a process fails, the others end, and an Error, which is torch's ChildFailedError, too, has its traceback;
+    before, all of them start again up to `max_restarts` times. An interrupt ends them, too. A failure is noticed at
+    once, sooner than `monitor_interval` seconds. Torch uses OMP_NUM_THREADS threads in each process, else one: a fork cannot use this process's threads.
 
     Throws ConfigError if an Accelerator exists or CUDA is initialized in this process.
     """
@@ -167,6 +168,19 @@ def _run_here(function: Callable[..., Any], args: Sequence[Any], variables: dict
                 os.environ[name] = value
 
 
+def _failure(message: str, rank: int, local_rank: int, pid: int, code: int) -> Error:
+    """Returns an Error that is torch's ChildFailedError, too, which programs for Accelerate catch."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    class RankError(Error, ChildFailedError):
+        def __init__(self) -> None:
+            Exception.__init__(self, message)
+            self.name = "lockstep"
+            self.failures = {rank: ProcessFailure(local_rank, pid, code, "<N/A>")}
+
+    return RankError()
+
+
 class _RankSet:
     """The processes of one attempt."""
 
@@ -197,9 +211,9 @@ class _RankSet:
                 receiver, sender = context.Pipe(duplex=False)
                 self.reports.append(receiver)
                 process = context.Process(target=self._run_rank, args=(local_rank, sender, os.getpid()))
+                self.processes.append(process)  # First, since an interrupt may follow the start at once.
                 process.start()
                 sender.close()
-                self.processes.append(process)
             self._wait()
         finally:
             self._end()
@@ -216,29 +230,37 @@ class _RankSet:
         if process.exitcode == 0:
             return
         rank = self.first_rank + local_rank
+        reason = self._reason(local_rank)
+        raise _failure(f"[{self.where}] process {rank} {reason}", rank, local_rank, process.pid, process.exitcode)
+
+    def _reason(self, local_rank: int) -> str:
         if self.reports[local_rank].poll():
             try:
-                raise Error(f"[{self.where}] process {rank} failed:\n\n{self.reports[local_rank].recv()}")
+                return f"failed:\n\n{self.reports[local_rank].recv()}"
             except EOFError:
                 pass  # The process ended without a report.
-        if process.exitcode < 0:
-            name = signal.Signals(-process.exitcode).name
-            raise Error(f"[{self.where}] process {rank} was ended by {name}; SIGKILL is often a lack of memory")
-        raise Error(f"[{self.where}] process {rank} exited with code {process.exitcode}; expected 0")
+        code = self.processes[local_rank].exitcode
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}; SIGKILL is often a lack of memory"
+        return f"exited with code {code}; expected 0"
 
     def _end(self) -> None:
         """Ends the running processes: by SIGTERM, and by SIGKILL after a few seconds."""
-        running = [process for process in self.processes if process.is_alive()]
-        for process in running:
+        for process in self._running_after(_SETTLE_SECONDS):
             process.terminate()
-        deadline = time.monotonic() + _GRACE_SECONDS
-        for process in running:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for process in self._running_after(_GRACE_SECONDS):
+            process.kill()
+            process.join()
         for report in self.reports:
             report.close()
+
+    def _running_after(self, seconds: float) -> list[Any]:
+        """Waits for the processes, at most so long, and returns those that are still running."""
+        deadline = time.monotonic() + seconds
+        started = [process for process in self.processes if process.pid is not None]
+        for process in started:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return [process for process in started if process.is_alive()]
 
     def _run_rank(self, local_rank: int, report: Any, parent: int) -> None:
         """Runs in the new process."""

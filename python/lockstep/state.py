@@ -178,7 +178,7 @@ class PartialState:
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Gives each process its contiguous share of a list, tuple, tensor, or dict of them.
+        """Gives each process its contiguous share of a list, tuple, tensor, datasets.Dataset, or dict of them.
 
         If the length is not divisible, the first processes get one more. `apply_padding` repeats the last element in
         shorter shares, so that all are equally long.
@@ -201,9 +201,13 @@ class PartialState:
         size, world, rank = len(inputs), self.num_processes, self.process_index
         each, extra = divmod(size, world)
         begin = rank * each + min(rank, extra)
-        share = inputs[begin : begin + each + (rank < extra)]
-        missing = each + (extra > 0) - len(share)
-        if not apply_padding or missing == 0 or size == 0:
+        end = begin + each + (rank < extra)
+        missing = each + (extra > 0) - (end - begin)
+        pads = apply_padding and missing > 0 and size > 0
+        if hasattr(inputs, "select") and hasattr(inputs, "column_names"):  # A datasets.Dataset; a slice would be a dict.
+            return inputs.select([*range(begin, end), *([size - 1] if pads else [])])
+        share = inputs[begin:end]
+        if not pads:
             return share
         last = inputs[size - 1 : size]
         if isinstance(inputs, torch.Tensor):
@@ -346,17 +350,17 @@ class AcceleratorState:
         if reset_partial_state:
             PartialState._reset_state()
 
-    def destroy_process_group(self, group: Any = None) -> None:
-        self._partial.destroy_process_group(group)
-
     def __repr__(self) -> str:
         return repr(self._partial) + f"Mixed precision type: {self.mixed_precision}\n"
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(PartialState, name):  # Its methods and properties need no Accelerator.
+            return getattr(PartialState(), name)
         if name != "_partial" and "_partial" in self.__dict__:
             return getattr(self._partial, name)
         raise AttributeError(
-            f"`AcceleratorState` object has no attribute `{name}`; create an Accelerator first"
+            f"`AcceleratorState` object has no attribute `{name}`. This happens if `AcceleratorState._reset_state()` was "
+            "called after the Accelerator was created; create the Accelerator again"
         )
 
 

@@ -165,6 +165,35 @@ print(json.dumps([len(batches), weights(net)]))
     assert first[1] == second[1]
 
 
+def test_the_backward_of_a_forward_within_no_sync_averages_nothing() -> None:
+    """As with torch's DistributedDataParallel: not after the block either, until a forward outside of it."""
+    program = NET + """
+accelerator = Accelerator()
+net = accelerator.prepare(torch.nn.Linear(1, 1, bias=False))
+x = torch.full((1, 1), accelerator.process_index + 1.0)
+gradients = []
+def backward(loss):
+    accelerator.backward(loss)
+    gradients.append(net.weight.grad.item())
+with accelerator.no_sync(net):
+    late = net(x).sum()
+with torch.no_grad():
+    net(x)
+backward(late)
+backward(net(x).sum())
+with accelerator.no_sync(net):
+    backward(net(x).sum())
+backward(net(x).sum())
+with accelerator.no_sync(net):
+    late = net(x).sum()
+with accelerator.trigger_sync_in_backward(net):
+    backward(late)
+print(json.dumps([gradients, len(net._forward_pre_hooks)]))
+"""
+    for rank, result in enumerate(report(run_ranks(program, 2))):
+        assert result == [[rank + 1, 3.0, 3.0 + rank + 1, 6.0, 7.5], 0]
+
+
 def test_gather_for_metrics_returns_every_sample_once() -> None:
     program = NET + """
 accelerator = Accelerator()

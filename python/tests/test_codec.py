@@ -21,6 +21,10 @@ from lockstep._core import ConfigError
 Point = collections.namedtuple("Point", ["x", "y"])
 
 
+class Batch(collections.UserDict):
+    """Has the form of transformers' BatchEncoding."""
+
+
 class Color(enum.IntEnum):
     RED = 1
 
@@ -233,3 +237,18 @@ def test_a_namedtuple_of_an_unknown_class_is_refused():
     json_value["class"] = ["os", "system"]
     with pytest.raises(ConfigError, match="os.system"):
         _codec.unflatten(json_value, tensors)
+
+
+def test_a_userdict_keeps_its_class():
+    batch = Batch({"ids": torch.arange(3), "names": ["a", "b"]})
+    for there_and_back in (through_bytes, through_json):
+        back = there_and_back([batch])[0]
+        assert type(back) is Batch and list(back) == list(batch)
+        assert torch.equal(back["ids"], batch["ids"]) and back["names"] == ["a", "b"]
+
+
+def test_a_userdict_of_an_unknown_class_is_refused():
+    json_value, tensors = _codec.flatten(Batch(x=1))
+    for place in (["os", "system"], ["collections", "OrderedDict"], ["unheard", "Of"]):
+        with pytest.raises(ConfigError, match=rf"{place[0]}\.{place[1]}, which this program does not define"):
+            _codec.unflatten({**json_value, "class": place}, tensors)

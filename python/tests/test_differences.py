@@ -12,7 +12,7 @@ from launch import run_ranks
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import lockstep
-from lockstep import Accelerator, ConfigError, DataLoaderConfiguration
+from lockstep import Accelerator, ConfigError, DataLoaderConfiguration, DeepSpeedPlugin
 
 
 class Numbers(Dataset):
@@ -192,6 +192,40 @@ def test_checkpoints_have_the_order_of_samples(tmp_path: Path) -> None:
         rest = accelerator.skip_first_batches(loader, 2) if skip else loader
         assert list(batches(rest)) == seen[2:]
         assert list(batches(loader)) == following
+
+
+def test_an_accelerator_keeps_its_deepspeed_plugin() -> None:
+    plugins = {"training": DeepSpeedPlugin(zero_stage=2), "other": DeepSpeedPlugin(zero_stage=1)}
+    accelerator = Accelerator(deepspeed_plugin=plugins)
+    accelerator.state.select_deepspeed_plugin("other")
+    with pytest.raises(ConfigError, match="another DeepSpeed plugin was selected"):
+        accelerator.prepare(torch.nn.Linear(2, 2))
+    net = Accelerator().prepare(torch.nn.Linear(2, 2))
+    accelerator.state.select_deepspeed_plugin("training")
+    assert accelerator.prepare(torch.nn.Linear(2, 2)) is not net
+
+
+@pytest.mark.parametrize("kind", ["dataset", "stream"])
+def test_a_loader_continues_at_the_position_of_its_state_dict(kind: str) -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(12))
+
+    torch.manual_seed(4)
+    data = DataLoader(Stream() if kind == "stream" else Numbers(12), batch_size=2, shuffle=kind == "dataset")
+    loader = Accelerator().prepare(data)
+    seen, state = [], {}
+    for index, batch in enumerate(loader):
+        seen.append(batch.tolist())
+        if index == 1:
+            state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == seen[2:]
+    with pytest.raises(ConfigError, match="expected 'position'"):
+        loader.load_state_dict({"_num_yielded": 2})
+    if kind == "dataset":
+        with pytest.raises(ConfigError, match="saved with 12 samples; this loader has 8"):
+            Accelerator().prepare(DataLoader(Numbers(8), batch_size=2)).load_state_dict(state)
 
 
 def test_unsupported_options_say_what_to_use() -> None:

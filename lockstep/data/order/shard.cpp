@@ -76,6 +76,11 @@ std::vector<int64_t> count_visits(const std::vector<int64_t>& order) {
 
 }  // namespace
 
+int64_t completed_position(int64_t position, int64_t samples, int64_t round_rows) {
+  // As Accelerate completes.
+  return position < samples ? position : (position - samples) % std::min(samples, round_rows);
+}
+
 ShardLayout::ShardLayout(int64_t samples, int64_t batch_size, bool drop_last, const ShardSpec& spec)
     : samples_(samples), drop_last_(drop_last), spec_(spec) {
   check(samples, batch_size, spec);
@@ -122,13 +127,7 @@ int64_t ShardLayout::valid_rows(int64_t batch, int rank) const {
 }
 
 int64_t ShardLayout::position(int64_t batch, int64_t row, int rank) const {
-  const int64_t position = start(batch, rank) + row;
-  if (position < samples_) {
-    return position;
-  }
-  // Accelerate fills up from the epoch's first round, which it repeats if that round is short
-  // itself.
-  return (position - samples_) % std::min(samples_, global_batch_rows_);
+  return completed_position(start(batch, rank) + row, samples_, global_batch_rows_);
 }
 
 ShardPlan::ShardPlan(std::vector<int64_t> order, const ShardLayout& layout)

@@ -23,6 +23,10 @@ struct ShardSpec {
   bool operator==(const ShardSpec&) const = default;
 };
 
+/// Returns the position whose sample takes `position` in a pass of `samples` samples: `position`
+/// itself, or past the end one of the first round, which repeats if it is short itself.
+int64_t completed_position(int64_t position, int64_t samples, int64_t round_rows);
+
 /// Maps each row of each rank's batches to a position in the epoch's order: Accelerate's
 /// BatchSamplerShard, in closed form.
 ///

@@ -126,9 +126,11 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
         self._custom_objects: list[Any] = []
+        self._local_forwards = {}
         self._extra = {"shared_parameters": shared_parameters, "non_finite": non_finite}
         if zero is not None:
             self._extra["zero"] = zero
+        self._deepspeed_plugin = self.state.deepspeed_plugin
         self._core = self._make_core()
         self._python_state = PythonState(self)
         self._core.register_save_state_pre_hook(self._python_state.save)
@@ -323,6 +325,11 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         return obj
 
     def _register(self, models: list[Any], loaders: list[Any], optimizers: list[AcceleratedOptimizer]) -> None:
+        if (models or optimizers) and self.state.deepspeed_plugin is not self._deepspeed_plugin:
+            raise _core.ConfigError(
+                "[prepare] another DeepSpeed plugin was selected after this Accelerator was created, which keeps its own; "
+                "select a plugin before you create the Accelerator for it"
+            )
         handles = self._core.prepare(
             [self._own_module(model) for model in models],
             [loader._core for loader in loaders],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from .. import _core
-from ..utils.dataclasses import AutocastKwargs
+from ..state import AcceleratorState
+from ..utils.dataclasses import AutocastKwargs, DistributedType
 
 
 class _JoinedBlock:
@@ -52,13 +55,61 @@ class _JoinedBlock:
             raise self._thrown
 
 
+class _LocalForwards:
+    """The forwards of one model within no_sync, whose backwards may follow after the block.
+
+    As with torch's DistributedDataParallel, such a backward averages nothing, until a forward outside of no_sync, or
+    trigger_sync_in_backward.
+    """
+
+    def __init__(self, model: torch.nn.Module, hold: Callable[[], Any], on_end: Callable[[], None]) -> None:
+        self._hold = hold
+        self._on_end = on_end
+        self._blocks = 0
+        self._pending = 0  # Forwards without a backward.
+        self._held: Any = None  # The scope that keeps averaging off after the block.
+        self._hook = model.register_forward_pre_hook(self._on_forward)
+
+    def _on_forward(self, *_: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._blocks > 0:
+            self._pending += 1
+        else:
+            self.end()
+
+    def on_backward(self) -> None:
+        if self._blocks > 0:
+            self._pending = max(0, self._pending - 1)
+
+    def enter_block(self) -> None:
+        self._blocks += 1
+
+    def leave_block(self) -> None:
+        self._blocks -= 1
+        if self._pending > 0:
+            self._held = self._held or self._hold()
+        elif self._blocks == 0:
+            self.end()
+
+    def end(self) -> None:
+        """Lets the next backward average."""
+        self._hook.remove()
+        if self._held is not None:
+            self._held.end()
+        self._on_end()
+
+
 class BackwardCalls:
     """The calls of an Accelerator from accumulation to the gradients of an update."""
 
     _core: Any
     _own_module: Callable[[Any], Any]
     autocast_handler: AutocastKwargs | None
+    state: AcceleratorState
+    _dataloaders: list[Any]
     _no_sync_scopes = 0
+    _local_forwards: dict[int, _LocalForwards]
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
@@ -71,21 +122,46 @@ class BackwardCalls:
 
     @contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:
-        """Runs a block in which backward averages no gradients; the next backward after it averages the sum."""
+        """Runs a block in which backward averages no gradients; the next backward after it averages the sum.
+
+        The backward of a forward within the block averages nothing either, when it follows after the block.
+        """
         scope = self._core.no_sync([self._own_module(model)])
         self._no_sync_scopes += 1
+        forwards = self._watch_forwards(model)
         try:
             yield
         finally:
             self._no_sync_scopes -= 1
+            if forwards is not None:
+                forwards.leave_block()
             scope.end()
+
+    def _watch_forwards(self, model: Any) -> _LocalForwards | None:
+        if not self.state.use_distributed:
+            return None
+        known = self._local_forwards
+
+        def forget() -> None:
+            known.pop(id(model), None)
+
+        if id(model) not in known:
+            hold = partial(self._core.no_sync, [self._own_module(model)])
+            known[id(model)] = _LocalForwards(model, hold, forget)
+        known[id(model)].enter_block()
+        return known[id(model)]
 
     @contextmanager
     def trigger_sync_in_backward(self, model: Any) -> Iterator[None]:
-        """Makes the following backward average within no_sync. Outside it every backward averages anyway."""
-        if self._no_sync_scopes > 0:
+        """Makes the following backward average, of a forward within no_sync. Other backwards average anyway."""
+        forwards = self._local_forwards.get(id(model))
+        if self._no_sync_scopes > 0 or forwards is not None:
             self._core.trigger_sync_in_backward([self._own_module(model)])
-        yield
+        try:
+            yield
+        finally:
+            if forwards is not None and self._no_sync_scopes == 0:
+                forwards.end()
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Computes gradients and averages them over the processes.
@@ -100,6 +176,8 @@ class BackwardCalls:
                 f"[backward] {next(iter(kwargs))} is not supported; call loss.backward with it on "
                 "accelerator.scale_loss(loss)"
             )
+        for forwards in self._local_forwards.values():
+            forwards.on_backward()
         if count is not None:
             self._core.backward_sum(loss, float(count))
         else:
@@ -140,6 +218,21 @@ class BackwardCalls:
         A process without further batches contributes zero gradients until all have finished. It holds for all prepared
         models, also those that are not in `joinables`. An exception in the block is not sent to other processes.
         """
+        if self.state.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+            warnings.warn(
+                "join_uneven_inputs is only supported for multi-GPU and multi-CPU training without FSDP and DeepSpeed; it "
+                "has no effect here",
+                stacklevel=3,
+            )
+            yield
+            return
+        streams = [one for one in self._dataloaders if isinstance(one.dataset, torch.utils.data.IterableDataset)]
+        if even_batches is not None and streams and self.state.use_distributed:
+            warnings.warn(
+                f"join_uneven_inputs: overriding even_batches is only supported for map-style datasets; {len(streams)} "
+                "prepared loaders of iterable datasets keep theirs",
+                stacklevel=3,
+            )
         joined = _JoinedBlock(lambda body: self._core.join_uneven_inputs(body, even_batches))
         joined.begin()
         try:

@@ -103,6 +103,27 @@ class _LoopMixin:
         if epoch != self._core.epoch:
             self._core.set_epoch(epoch)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position within the epoch, after the last batch that the loop has received."""
+        return {"position": self._core.position(), "random": self._saved_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next pass continue after the batch at which the state was taken."""
+        if "position" not in state_dict:
+            raise _core.ConfigError(
+                f"[load_state_dict] the state has the keys {sorted(state_dict)}; expected 'position', as in the result of "
+                "state_dict() of a prepared loader"
+            )
+        self._core.load_position(state_dict["position"])
+        self._load_saved_state(state_dict.get("random", {}))
+
+    def _saved_state(self) -> dict[str, Any]:
+        """Returns the random states from which the running order was drawn; none if nothing is drawn."""
+        return {}
+
+    def _load_saved_state(self, state: dict[str, Any]) -> None:
+        """Makes the next pass draw its order from these states."""
+
     def _place(self, batch: Any) -> Any:
         if self.device is None:
             return batch

@@ -134,17 +134,18 @@ class IterableDatasetShard(IterableDataset):
         process_index: int = 0,
         split_batches: bool = False,
     ) -> None:
-        if split_batches and batch_size > 1 and batch_size % num_processes != 0:
-            raise _core.ConfigError(
-                f"[IterableDatasetShard] split_batches needs a batch_size that is divisible by {num_processes} "
-                f"processes; got {batch_size}"
-            )
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
+        self._layout()  # Throws ConfigError for batches that cannot be split.
+
+    def _layout(self) -> _core.StreamShard:
+        return _core.StreamShard(
+            self.batch_size, self.drop_last, self.num_processes, self.process_index, self.split_batches
+        )
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -152,30 +153,30 @@ class IterableDatasetShard(IterableDataset):
             self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        size, round_rows = len(self.dataset), self.batch_size * self.num_processes
-        rounds = size // round_rows if self.drop_last else -(-size // round_rows)
-        return rounds * self.batch_size
+        return self._layout().size(len(self.dataset))
 
     def __iter__(self) -> Iterator[Any]:
         has_set_epoch = hasattr(self.dataset, "set_epoch")
         if not has_set_epoch and isinstance(getattr(self.dataset, "generator", None), torch.Generator):
             self.dataset.generator.manual_seed(getattr(self, "epoch", 0))
-        rows = self.batch_size if self.split_batches else self.batch_size * self.num_processes
-        each = rows // self.num_processes
-        begin = self.process_index * each
-        first: list[Any] | None = None
+        layout = self._layout()
+        rows = layout.round_rows
+        first: list[Any] = []  # The round that completes the last one.
         current: list[Any] = []
+        begin = 0
         for sample in self.dataset:
             current.append(sample)
             if len(current) == rows:
-                yield from current[begin : begin + each]
-                first = current if first is None else first
-                current = []
-        if current and not self.drop_last:
-            beginning = current.copy() if first is None else first
-            while len(current) < rows:
-                current += beginning
-            yield from current[begin : begin + each]
+                yield from self._share(layout, first, current, begin)
+                first = first or current
+                current, begin = [], begin + rows
+        yield from self._share(layout, first, current, begin)
+
+    @staticmethod
+    def _share(layout: _core.StreamShard, first: list[Any], current: list[Any], begin: int) -> Iterator[Any]:
+        """Yields this process's samples of the round `current`, which begins at position `begin` of the stream."""
+        for position in layout.positions(begin // layout.round_rows, begin + len(current)):
+            yield current[position - begin] if position >= begin else first[position]
 
 
 class SkipBatchSampler(BatchSampler):

@@ -34,6 +34,10 @@ class _OwnBatches(BatchSampler):
     def split_batches(self) -> bool:
         return self._loader._spec["split_batches"]
 
+    @property
+    def even_batches(self) -> bool:
+        return self._loader._core.even_batches
+
     def __len__(self) -> int:
         return len(self._loader._core)
 

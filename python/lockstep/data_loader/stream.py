@@ -33,12 +33,6 @@ class _StreamLoader(_LoopMixin, DataLoader):
                 self._core.begin_stream_batch(rows, new, is_last)
                 yield batch
 
-    def _saved_state(self) -> dict[str, Any]:
-        return {}
-
-    def _load_saved_state(self, state: dict[str, Any]) -> None:
-        pass
-
     @property
     def total_dataset_length(self) -> int:
         return len(cast(Sized, self.dataset))
@@ -115,6 +109,8 @@ class DataLoaderStreamShard(_StreamLoader):
             _synchronize(self.rng_types, self._random)
         if self._rounds is not None:
             source = self._rounds.batch_sampler
+            if self._rounds.batch_size is not None:
+                self._rounds.even_batches = self._core.even_batches  # join_uneven_inputs changes it.
             self._set_epoch_of(self.dataset, source, getattr(source, "sampler", None))
             self._queue: list[tuple[list[int], list[int]]] = []
             return self._loop(self._begun_batches(self._recorded_batches()))
@@ -151,6 +147,10 @@ class _Recorded(BatchSampler):
         self.sampler = getattr(rounds.batch_sampler, "sampler", rounds.batch_sampler)
         self.batch_size = rounds.batch_size
         self.drop_last = rounds.drop_last
+
+    @property
+    def even_batches(self) -> bool:
+        return self._loader._core.even_batches
 
     def __len__(self) -> int:
         return len(self._loader._rounds)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,10 +11,11 @@ import torch
 from ..state import PartialState
 from ..utils.operations import gather
 
-__all__ = ["are_the_same_tensors", "assert_exception", "device_count", "torch_device"]
+__all__ = ["are_the_same_tensors", "assert_exception", "device_count", "memory_allocated_func", "torch_device"]
 
 torch_device = "cuda" if torch.cuda.is_available() else "cpu"
 device_count = max(1, torch.cuda.device_count())
+memory_allocated_func: Callable[[], int] = torch.cuda.memory_allocated if torch_device == "cuda" else lambda: 0
 
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:
