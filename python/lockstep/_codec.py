@@ -262,8 +262,8 @@ def _read_userdict(written: dict, tensors: dict[str, torch.Tensor], where: str) 
     cls = _class_at(written["class"])
     if cls is None or not issubclass(cls, UserDict):
         raise ConfigError(
-            f"[{where}] the value has a {'.'.join(written['class'])}, which this program does not define as a UserDict; "
-            "import its module first"
+            f"[{where}] the value has a {'.'.join(written['class'])}, which this program does not define as a "
+            "UserDict; import its module first"
         )
     return cls(dict(unflatten(written["v"], tensors, where)))
 

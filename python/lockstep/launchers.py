@@ -54,7 +54,8 @@ def notebook_launcher(
 
     When a process fails, the others end, and an Error, which is torch's ChildFailedError, too, has its traceback;
     before, all of them start again up to `max_restarts` times. An interrupt ends them, too. A failure is noticed at
-    once, sooner than `monitor_interval` seconds. Torch uses OMP_NUM_THREADS threads in each process, else one: a fork cannot use this process's threads.
+    once, sooner than `monitor_interval` seconds. Torch uses OMP_NUM_THREADS threads in each process, else one: a fork
+    cannot use this process's threads.
 
     Throws ConfigError if an Accelerator exists or CUDA is initialized in this process.
     """

@@ -204,7 +204,7 @@ class PartialState:
         end = begin + each + (rank < extra)
         missing = each + (extra > 0) - (end - begin)
         pads = apply_padding and missing > 0 and size > 0
-        if hasattr(inputs, "select") and hasattr(inputs, "column_names"):  # A datasets.Dataset; a slice would be a dict.
+        if hasattr(inputs, "select") and hasattr(inputs, "column_names"):  # A datasets.Dataset, whose slice is a dict.
             return inputs.select([*range(begin, end), *([size - 1] if pads else [])])
         share = inputs[begin:end]
         if not pads:
@@ -359,8 +359,8 @@ class AcceleratorState:
         if name != "_partial" and "_partial" in self.__dict__:
             return getattr(self._partial, name)
         raise AttributeError(
-            f"`AcceleratorState` object has no attribute `{name}`. This happens if `AcceleratorState._reset_state()` was "
-            "called after the Accelerator was created; create the Accelerator again"
+            f"`AcceleratorState` object has no attribute `{name}`. This happens if `AcceleratorState._reset_state()` "
+            "was called after the Accelerator was created; create the Accelerator again"
         )
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerate's own test scripts pass with Lockstep when only their imports change.
 
-The scripts are those of its wheel, which scripts/bootstrap installs into build/accelerate without dependencies. The copy
-of a script may have further edits, each with its reason: a row of docs/python.md that is an intended difference, a part
-that the script runs on GPUs only, or a mistake of the script. stand_ins/ has the packages that some scripts import.
+The scripts are those of its wheel, which scripts/bootstrap installs into build/accelerate without dependencies. Each
+script is copied. The copy may have further edits, each with its reason: a row of docs/python.md that is an intended
+difference, a part that the script runs on GPUs only, or a mistake of the script. stand_ins/ has the packages that some
+scripts import.
 """
 
 from __future__ import annotations
@@ -139,18 +140,19 @@ RUN = (
 
 _MODELS = "it needs models and data of transformers, which the stand-ins lack"
 NOT_RUN = {
-    "test_merge_weights.py": "it reads files of torch's FSDP; test_merge_weights_names_the_alternative checks the error",
+    "test_merge_weights.py": "it reads files of torch's FSDP; a test below checks the error",
     "external_deps/test_peak_memory_usage.py": "it measures the memory of a GPU",
     "external_deps/test_pippy.py": f"{_MODELS}, and pipelines of stages, which Lockstep refuses",
     "external_deps/test_zero3_integration.py": f"{_MODELS}, and NCCL",
     "external_deps/test_ds_alst_ulysses_sp.py": "it needs sequence parallelism, which Lockstep refuses",
-    "external_deps/test_ds_multiple_model.py": "it reads configuration files that the wheel lacks",
+    "external_deps/test_ds_multiple_model.py": "it reads files that the wheel lacks, and prepares models of one "
+    "Accelerator under two DeepSpeed plugins, a difference in docs/python.md",
 }
 
 
 @pytest.fixture(autouse=True, scope="module")
 def wheel() -> None:
-    assert SCRIPTS.is_dir(), f"{SCRIPTS} is missing; run scripts/bootstrap test, which installs Accelerate's wheel there"
+    assert SCRIPTS.is_dir(), f"{SCRIPTS} is missing; run scripts/bootstrap test, which installs Accelerate's wheel"
 
 
 def copy_of(name: str, folder: Path, edits: tuple[Edit, ...] = ()) -> Path:

@@ -327,8 +327,8 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
     def _register(self, models: list[Any], loaders: list[Any], optimizers: list[AcceleratedOptimizer]) -> None:
         if (models or optimizers) and self.state.deepspeed_plugin is not self._deepspeed_plugin:
             raise _core.ConfigError(
-                "[prepare] another DeepSpeed plugin was selected after this Accelerator was created, which keeps its own; "
-                "select a plugin before you create the Accelerator for it"
+                "[prepare] another DeepSpeed plugin was selected after this Accelerator was created, which keeps its "
+                "own; select a plugin before you create the Accelerator for it"
             )
         handles = self._core.prepare(
             [self._own_module(model) for model in models],
@@ -458,6 +458,8 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         """Forgets all prepared objects. Returns None for each of `objects`, to reassign them."""
         from ..utils.memory import release_memory
 
+        for forwards in list(self._local_forwards.values()):
+            forwards.end()
         self._core.free_memory()
         for known in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             known.clear()

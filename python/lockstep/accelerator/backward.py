@@ -220,8 +220,8 @@ class BackwardCalls:
         """
         if self.state.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
             warnings.warn(
-                "join_uneven_inputs is only supported for multi-GPU and multi-CPU training without FSDP and DeepSpeed; it "
-                "has no effect here",
+                "join_uneven_inputs is only supported for multi-GPU and multi-CPU training without FSDP and "
+                "DeepSpeed; it has no effect here",
                 stacklevel=3,
             )
             yield

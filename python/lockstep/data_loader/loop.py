@@ -111,8 +111,8 @@ class _LoopMixin:
         """Makes the next pass continue after the batch at which the state was taken."""
         if "position" not in state_dict:
             raise _core.ConfigError(
-                f"[load_state_dict] the state has the keys {sorted(state_dict)}; expected 'position', as in the result of "
-                "state_dict() of a prepared loader"
+                f"[load_state_dict] the state has the keys {sorted(state_dict)}; expected 'position', as in the result "
+                "of state_dict() of a prepared loader"
             )
         self._core.load_position(state_dict["position"])
         self._load_saved_state(state_dict.get("random", {}))
