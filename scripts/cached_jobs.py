@@ -109,7 +109,7 @@ def changed_since_checked(commands):
     changed = set((tracked + untracked).splitlines())
     everywhere = sorted(path for path in changed if REACHES_ALL.fullmatch(path)) + versions.split()
     options = hash_of_options(commands)
-    if options != CHECKED_OPTIONS.read_text(encoding="utf-8").strip():
+    if not CHECKED_OPTIONS.exists() or options != CHECKED_OPTIONS.read_text(encoding="utf-8").strip():
         print(f"scripts/checked_options has another hash than the compile options, {options}; all files are checked", flush=True)
         return None
     if everywhere:

@@ -61,13 +61,35 @@ bool is_run_file(const fs::path& path) {
   return rank_of(path.filename().string()).has_value() || is_tracker_file(path);
 }
 
-bool has_run_files(const fs::path& folder) {
+/// Returns whether only Lockstep writes files of this name.
+bool is_own_file(const fs::path& path) {
+  return rank_of(path.filename().string()).has_value() || path.filename() == "metrics.jsonl";
+}
+
+bool has_files(const fs::path& folder, bool (*is_wanted)(const fs::path&)) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
     return false;
   }
   const std::vector<fs::path> entries = entries_of(folder);
-  return std::any_of(entries.begin(), entries.end(), is_run_file);
+  return std::any_of(entries.begin(), entries.end(), is_wanted);
+}
+
+/// Returns the folders in `path` that have files of a run. If some have files that only Lockstep
+/// writes, the others, such as that of a SummaryWriter, do not count.
+std::vector<std::string> run_folders_in(const fs::path& path) {
+  for (const auto is_wanted : {&is_own_file, &is_run_file}) {
+    std::vector<std::string> found;
+    for (const fs::path& entry : entries_of(path)) {
+      if (has_files(entry, is_wanted)) {
+        found.push_back(entry.string());
+      }
+    }
+    if (!found.empty()) {
+      return found;
+    }
+  }
+  return {};
 }
 
 PartSeconds parts_of(const OrderedJson& line) {
@@ -230,15 +252,10 @@ fs::path find_run_folder(const fs::path& path) {
     }
     return path.has_parent_path() ? path.parent_path() : fs::path(".");
   }
-  if (has_run_files(path)) {
+  if (has_files(path, &is_run_file)) {
     return path;
   }
-  std::vector<std::string> found;
-  for (const fs::path& entry : entries_of(path)) {
-    if (has_run_files(entry)) {
-      found.push_back(entry.string());
-    }
-  }
+  const std::vector<std::string> found = run_folders_in(path);
   if (found.empty()) {
     throw ConfigError(
         path.string(),

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,6 +37,16 @@ TEST(RunFiles, OfAProjectAreInItsOnlyFolderOfLogs) {
   EXPECT_EQ(find_run_folder(folder.path()), folder / "logs");
   EXPECT_EQ(find_run_folder(folder / "logs"), folder / "logs");
   EXPECT_EQ(find_run_folder(folder / "logs" / "steps_0.jsonl"), folder / "logs");
+}
+
+TEST(RunFiles, AreFoundBesideTheFolderOfAnotherWriterOfEventFiles) {
+  const TestFolder folder;
+  write_step_file(folder / "logs", 0, step_header(0, 1));
+  fs::create_directories(folder / "media");
+  std::ofstream(folder / "media" / "events.out.tfevents.1.host");
+  EXPECT_EQ(find_run_folder(folder.path()), folder / "logs");
+  fs::remove_all(folder / "logs");
+  EXPECT_EQ(find_run_folder(folder.path()), folder / "media");
 }
 
 TEST(RunFiles, OfSeveralRunsAreRefusedByName) {

@@ -36,7 +36,8 @@ bool is_curve_file(const fs::path& path) {
 }
 
 bool is_event_file(const fs::path& path) {
-  return tracking::is_event_file_name(path.filename().string());
+  std::error_code error;
+  return tracking::is_event_file_name(path.filename().string()) && fs::is_regular_file(path, error);
 }
 
 /// Returns the entries of a folder for which `is_wanted` is true, by name.
@@ -96,7 +97,8 @@ void read_event_files(const std::vector<fs::path>& paths, RunFiles& run) {
     if (!file.is_complete) {
       run.notes.push_back(
           path.string() +
-          ": its end is not complete and left out, probably of a killed process or a full disk");
+          ": a record is damaged or incomplete, so it and what follows are left out; probably the "
+          "process was killed while it wrote, or the disk was full");
     }
   }
   add_curves(values, run);

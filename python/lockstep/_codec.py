@@ -265,7 +265,17 @@ def _read_userdict(written: dict, tensors: dict[str, torch.Tensor], where: str) 
             f"[{where}] the value has a {'.'.join(written['class'])}, which this program does not define as a "
             "UserDict; import its module first"
         )
-    return cls(dict(unflatten(written["v"], tensors, where)))
+    content = dict(unflatten(written["v"], tensors, where))
+    try:
+        value = cls(content)
+    except TypeError:
+        value = None
+    if value is None or value.data.keys() != content.keys() or any(value.data[key] is not content[key] for key in content):
+        raise ConfigError(
+            f"[{where}] the value has a {'.'.join(written['class'])}, whose constructor does not take a dict of its "
+            "content, so it cannot be made again; send a dict"
+        )
+    return value
 
 
 def _read_namedtuple(written: dict, tensors: dict[str, torch.Tensor], where: str) -> Any:

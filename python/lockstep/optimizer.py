@@ -226,6 +226,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._prepared is None:
             raise _core.ConfigError("[optimizer] step() was called before accelerator.prepare(optimizer)")
+        self._accelerator._begin_step()
         if self._name is None:
             return self._run(closure)
         self._push_options()

@@ -108,6 +108,11 @@ RUN = (
                 '    if os.environ["RANK"] != "0":\n        PartialState()\n        return\n',
                 reason="a process that finds the queue empty ends, and the other one waits for it in PartialState()",
             ),
+            Edit(
+                "num_processes=NUM_PROCESSES",
+                "num_processes=NUM_PROCESSES, use_port=0",
+                reason="another program of this machine may use the default port",
+            ),
         ),
     ),
     Script("external_deps/test_metrics.py", (1,), "**Test that `drop_last` is taken into account**"),

@@ -194,6 +194,92 @@ print(json.dumps([gradients, len(net._forward_pre_hooks)]))
         assert result == [[rank + 1, 3.0, 3.0 + rank + 1, 6.0, 7.5], 0]
 
 
+def test_an_update_with_gradients_that_no_sync_left_local_is_refused() -> None:
+    program = NET + """
+import copy, pickle
+from lockstep._core import ConfigError
+accelerator = Accelerator()
+net = torch.nn.Linear(1, 1, bias=False)
+net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+other = accelerator.prepare(torch.nn.Linear(1, 1, bias=False))
+x = torch.full((1, 1), accelerator.process_index + 1.0)
+said = []
+def attempt(call):
+    try:
+        call()
+    except ConfigError as error:
+        said.append(str(error).split("]")[0])
+with accelerator.no_sync(net):
+    net(x)  # A batch without a backward.
+attempt(lambda: accelerator.backward(other(x).sum(), count=2))
+copied = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+copied(x)
+accelerator.backward((net.weight * x).sum())
+attempt(optimizer.step)
+optimizer.zero_grad()
+accelerator.backward((net.weight * x).sum())
+optimizer.step()
+with accelerator.no_sync(net):
+    accelerator.backward((net(x) + net(x)).sum())
+accelerator.backward((net.weight * x).sum())
+print(json.dumps([said, net.weight.grad.item()]))
+"""
+    first, second = report(run_ranks(program, 2))
+    assert first[0] == ["[backward", "[step"]
+    assert first == second  # All gradients are averaged.
+
+
+@pytest.mark.parametrize("saving, resuming", [(1, 2), (2, 1)])
+def test_other_processes_continue_a_shuffled_epoch(tmp_path: Path, saving: int, resuming: int) -> None:
+    program = NET + f"""
+accelerator = Accelerator()
+torch.manual_seed(3)
+data = TensorDataset(torch.arange(24))
+loader = accelerator.prepare(DataLoader(data, batch_size=4 // accelerator.num_processes, shuffle=True))
+path, seen = {str(tmp_path / "saved")!r}, []
+if accelerator.num_processes == {resuming}:
+    accelerator.load_state(path)
+    accelerator.save_state(path + "_again")  # It has the position and the order that are to come.
+    accelerator.load_state(path + "_again")
+for index, (batch,) in enumerate(loader):
+    seen += batch.tolist()
+    if index == 2 and accelerator.num_processes == {saving}:
+        accelerator.save_state(path)
+        break
+print(json.dumps(seen))
+"""
+    begun = sum(report(run_ranks(program, saving)), [])
+    rest = sum(report(run_ranks(program, resuming)), [])
+    assert len(begun) == 12
+    assert sorted(begun + rest) == list(range(24))
+
+
+def test_a_selected_epoch_has_its_own_order() -> None:
+    program = NET + """
+accelerator = Accelerator()
+torch.manual_seed(3)
+loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(12)), batch_size=2, shuffle=True))
+begin, orders = loader.state_dict(), []
+for index, _ in enumerate(loader):
+    if index == 1:
+        middle = loader.state_dict()
+orders = []
+for state in (middle, begin):  # A position within an epoch, then none.
+    loader.load_state_dict(middle)
+    if state is middle:
+        loader.set_epoch(5)
+    else:
+        loader.load_state_dict(begin)
+    orders.append([batch[0].tolist() for batch in loader])
+loader.load_state_dict(middle)
+orders.append([batch[0].tolist() for batch in loader])
+print(json.dumps(orders))
+"""
+    other_epoch, begun_again, rest = report(run_ranks(program, 1))[0]
+    assert [len(other_epoch), len(begun_again), len(rest)] == [6, 6, 4]
+    assert other_epoch[2:] != rest and begun_again[2:] != rest
+
+
 def test_gather_for_metrics_returns_every_sample_once() -> None:
     program = NET + """
 accelerator = Accelerator()

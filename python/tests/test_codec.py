@@ -25,6 +25,14 @@ class Batch(collections.UserDict):
     """Has the form of transformers' BatchEncoding."""
 
 
+class Named(collections.UserDict):
+    """Its constructor takes something else than its content."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.data["path"] = path
+
+
 class Color(enum.IntEnum):
     RED = 1
 
@@ -245,6 +253,11 @@ def test_a_userdict_keeps_its_class():
         back = there_and_back([batch])[0]
         assert type(back) is Batch and list(back) == list(batch)
         assert torch.equal(back["ids"], batch["ids"]) and back["names"] == ["a", "b"]
+
+
+def test_a_userdict_that_is_not_made_of_its_content_is_refused():
+    with pytest.raises(ConfigError, match="constructor does not take a dict of its content"):
+        through_bytes(Named("x"))
 
 
 def test_a_userdict_of_an_unknown_class_is_refused():

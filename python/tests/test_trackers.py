@@ -280,6 +280,7 @@ def test_tables_that_cannot_be_stored_are_refused(tmp_path):
         ({"columns": ["a"]}, "needs data or dataframe"),
         ({"data": [[1]]}, "the columns of the table 't' are missing"),
         ({"columns": ["a"], "data": [[object()]]}, "of type object; expected None"),
+        ({"columns": ["a"], "data": numpy.array([["2026-01-01"]], "datetime64[ns]")}, "of type datetime64; expected None"),
         ({"columns": ["a", "b"], "data": [[1]]}, "has a row 0 of 1 cells; expected 2"),
     ]:
         with pytest.raises(ConfigError, match=message):

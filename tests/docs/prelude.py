@@ -11,9 +11,9 @@ import torch
 
 __all__ = ["Net", "args", "dataset", "images", "loader", "model", "net", "optimizer", "training_loop"]
 
-# torchrun's variables of a job of one process.
 # A server that is away: values wait in a file, and end_training waits for it for 10 s.
 os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+# torchrun's variables of a job of one process.
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
 
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/tracking/values/table.h"
 
+#include <cmath>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -22,6 +24,17 @@ std::string markdown_cell(const std::string& text) {
     cell += c == '\n' || c == '\r' ? ' ' : c;
   }
   return cell;
+}
+
+std::string cell_text(const json& cell) {
+  if (cell.is_string()) {
+    return cell.get<std::string>();
+  }
+  if (cell.is_number_float() && !std::isfinite(cell.get<double>())) {  // dump() would write null.
+    const double value = cell.get<double>();
+    return std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+  }
+  return cell.dump();
 }
 
 }  // namespace
@@ -77,8 +90,7 @@ std::string table_markdown(const Table& table) {
   for (const std::vector<json>& row : table.rows) {
     text += "\n|";
     for (const json& cell : row) {
-      text += fmt::format(
-          " {} |", markdown_cell(cell.is_string() ? cell.get<std::string>() : cell.dump()));
+      text += fmt::format(" {} |", markdown_cell(cell_text(cell)));
     }
   }
   return text;

@@ -25,7 +25,7 @@ const Table kAnswers = {
 TEST(Table, IsMarkdownWithALineForEachRow) {
   EXPECT_EQ(
       table_markdown(kAnswers),
-      "| text | score | right |\n|---|---|---|\n| a\\|b c | 0.5 | true |\n| d | null | null |");
+      "| text | score | right |\n|---|---|---|\n| a\\|b c | 0.5 | true |\n| d | NaN | null |");
 }
 
 TEST(Table, IsALineOfJsonl) {

@@ -59,41 +59,70 @@ class _LocalForwards:
     """The forwards of one model within no_sync, whose backwards may follow after the block.
 
     As with torch's DistributedDataParallel, such a backward averages nothing, until a forward outside of no_sync, or
-    trigger_sync_in_backward.
+    trigger_sync_in_backward. An update with gradients of such backwards is refused.
     """
+
+    _blocks = 0
+    _pending = False  # Whether a forward within the block had no backward yet.
+    _held: Any = None  # The scope that keeps averaging off after the block.
+    _ran_local = False  # Whether a backward ran since.
+    _hook: Any = None
 
     def __init__(self, model: torch.nn.Module, hold: Callable[[], Any], on_end: Callable[[], None]) -> None:
         self._hold = hold
         self._on_end = on_end
-        self._blocks = 0
-        self._pending = 0  # Forwards without a backward.
-        self._held: Any = None  # The scope that keeps averaging off after the block.
         self._hook = model.register_forward_pre_hook(self._on_forward)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of the model have a hook that does nothing."""
+        return object.__new__, (_LocalForwards,)
 
     def _on_forward(self, *_: Any) -> None:
         if not torch.is_grad_enabled():
             return
         if self._blocks > 0:
-            self._pending += 1
+            self._pending = True
         else:
             self.end()
 
+    @property
+    def averages_nothing(self) -> bool:
+        """Whether a backward outside of the block would average nothing."""
+        return self._held is not None
+
     def on_backward(self) -> None:
         if self._blocks > 0:
-            self._pending = max(0, self._pending - 1)
+            self._pending = False
+        else:
+            self._ran_local = True
+
+    def on_step(self) -> None:
+        """Runs before an update: ends the wait, or refuses gradients that were not averaged."""
+        if self._held is None:
+            return
+        ran_local = self._ran_local
+        self.end()
+        if ran_local:
+            raise _core.ConfigError(
+                "[step] a backward after a no_sync block averaged nothing, since the model had a forward within the block "
+                "without a backward; call trigger_sync_in_backward before the last backward of an update, or run the "
+                "model's forward for it outside of no_sync"
+            )
 
     def enter_block(self) -> None:
         self._blocks += 1
 
     def leave_block(self) -> None:
         self._blocks -= 1
-        if self._pending > 0:
+        if self._pending:
             self._held = self._held or self._hold()
         elif self._blocks == 0:
             self.end()
 
     def end(self) -> None:
         """Lets the next backward average."""
+        if self._hook is None:  # Of a copied model.
+            return
         self._hook.remove()
         if self._held is not None:
             self._held.end()
@@ -176,12 +205,22 @@ class BackwardCalls:
                 f"[backward] {next(iter(kwargs))} is not supported; call loss.backward with it on "
                 "accelerator.scale_loss(loss)"
             )
+        if count is not None and any(forwards.averages_nothing for forwards in self._local_forwards.values()):
+            raise _core.ConfigError(
+                "[backward] a model had a forward within no_sync, and its backward is still to come; a backward with "
+                "count cannot run before it, since both would be scaled; run that backward first, within no_sync"
+            )
         for forwards in self._local_forwards.values():
             forwards.on_backward()
         if count is not None:
             self._core.backward_sum(loss, float(count))
         else:
             self._core.backward(loss, retain_graph)
+
+    def _begin_step(self) -> None:
+        """Runs before each update of a prepared optimizer."""
+        for forwards in list(self._local_forwards.values()):
+            forwards.on_step()
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns the loss that backward(loss) differentiates, for a program that calls .backward() on it."""

@@ -102,6 +102,7 @@ class _LoopMixin:
         """Selects the epoch of the next pass. Without a call each pass is the next epoch."""
         if epoch != self._core.epoch:
             self._core.set_epoch(epoch)
+            self._load_saved_state({})
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position within the epoch, after the last batch that the loop has received."""

@@ -134,11 +134,15 @@ class DataLoaderShard(_LoopMixin, DataLoader):
     def _draw_again(self, drawn: dict[str, Any], generator: torch.Generator | None) -> None:
         """Draws the order of a resumed pass. The default generator continues as the checkpoint has it."""
         self._drawn = drawn
-        if generator is not None:
+        if generator is None and drawn["generator"] is not None:  # Saved by several processes, resumed by one.
+            generator = self._sampler.generator = torch.Generator(device="cpu")
+        if drawn["generator"] is not None:
             generator.set_state(drawn["generator"])
         else:
             torch.set_rng_state(drawn["default"])
             torch.empty((), dtype=torch.int64).random_()  # The seed of workers, which DataLoader draws first.
+            if generator is not None:  # Saved by one process, resumed by several: as the sampler seeds its own.
+                generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         self._take()
         if self.generator is None:  # DataLoader has drawn that seed for this pass, too.
             torch.set_rng_state(self._default_state)
@@ -185,10 +189,13 @@ class DataLoaderShard(_LoopMixin, DataLoader):
 
     # --- checkpoints
     def _saved_state(self) -> dict[str, Any]:
-        return {} if self._drawn is None else {name: state for name, state in self._drawn.items() if state is not None}
+        drawn = self._redraw or self._drawn  # The first: loaded, and no pass has begun since.
+        return {} if drawn is None else {name: state for name, state in drawn.items() if state is not None}
 
     def _load_saved_state(self, state: dict[str, Any]) -> None:
-        if state and self._core.cursor.batches > 0:
+        self._redraw = None
+        cursor = self._core.cursor
+        if state and (cursor.batches > 0 or cursor.first_sample > 0):
             self._redraw = {"default": state.get("default"), "generator": state.get("generator")}
 
     def skipping(self, batches: int) -> DataLoaderShard:
