@@ -270,7 +270,9 @@ def _read_userdict(written: dict, tensors: dict[str, torch.Tensor], where: str) 
         value = cls(content)
     except TypeError:
         value = None
-    if value is None or value.data.keys() != content.keys() or any(value.data[key] is not content[key] for key in content):
+    if value is None or [(key, id(item)) for key, item in value.data.items()] != [
+        (key, id(item)) for key, item in content.items()
+    ]:
         raise ConfigError(
             f"[{where}] the value has a {'.'.join(written['class'])}, whose constructor does not take a dict of its "
             "content, so it cannot be made again; send a dict"

@@ -194,7 +194,8 @@ def _batch(name: str, images: Any, dataformats: str | None) -> torch.Tensor:
 
 def _cell(name: str, value: Any) -> Any:
     """Returns a table's cell as None, bool, int, float or str."""
-    if isinstance(value, (numpy.generic, torch.Tensor)) and value.ndim == 0 and getattr(value.dtype, "kind", "") not in "mM":
+    is_time = isinstance(value, (numpy.datetime64, numpy.timedelta64))  # item() may be its number of nanoseconds.
+    if isinstance(value, (numpy.generic, torch.Tensor)) and value.ndim == 0 and not is_time:
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

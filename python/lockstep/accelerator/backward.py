@@ -104,8 +104,8 @@ class _LocalForwards:
         self.end()
         if ran_local:
             raise _core.ConfigError(
-                "[step] a backward after a no_sync block averaged nothing, since the model had a forward within the block "
-                "without a backward; call trigger_sync_in_backward before the last backward of an update, or run the "
+                "[step] a backward after a no_sync block averaged nothing, since the model had a forward within the "
+                "block without a backward; call trigger_sync_in_backward before the last backward of an update, or run the "
                 "model's forward for it outside of no_sync"
             )
 

@@ -134,9 +134,9 @@ class DataLoaderShard(_LoopMixin, DataLoader):
     def _draw_again(self, drawn: dict[str, Any], generator: torch.Generator | None) -> None:
         """Draws the order of a resumed pass. The default generator continues as the checkpoint has it."""
         self._drawn = drawn
-        if generator is None and drawn["generator"] is not None:  # Saved by several processes, resumed by one.
-            generator = self._sampler.generator = torch.Generator(device="cpu")
         if drawn["generator"] is not None:
+            if generator is None:  # Saved by several processes, resumed by one.
+                generator = self._sampler.generator = torch.Generator(device="cpu")
             generator.set_state(drawn["generator"])
         else:
             torch.set_rng_state(drawn["default"])
