@@ -97,7 +97,8 @@ TEST(TrackerFiles, OfTensorBoardThatAreCutAreNoted) {
   }
   fs::resize_file(path, fs::file_size(path) - 1);
   EXPECT_THAT(
-      read_run_files(path).notes, Contains(HasSubstr(path.string() + ": a record is damaged or incomplete")));
+      read_run_files(path).notes,
+      Contains(HasSubstr(path.string() + ": a record is damaged or incomplete")));
 }
 
 TEST(TrackerFiles, OfCsvAreReadUnderTheNamesOfTheFiles) {
