@@ -55,20 +55,25 @@ OF_ONE_FILE = {"-o", "-c", "-MT", "-MF", "-MQ"}
 
 
 def options_of(entry):
-    """Returns the options of a compile command, without the compiler's folder, this repository's and the file's names."""
-    arguments, kept = iter(entry["arguments"]), []
+    """Returns a compile command without ccache and the names of its file: the compiler and its options."""
+    arguments = iter(entry["arguments"])
+    kept = []
     for argument in arguments:
         if argument in OF_ONE_FILE:
             next(arguments)
         elif not argument.endswith("/ccache"):
-            kept.append(argument.replace(str(ROOT), ""))
-    return [Path(kept[0]).name, *kept[1:]]
+            kept.append(argument)
+    return kept
 
 
 def hash_of_options(commands):
     """Returns a hash of the sets of options. Which file has which set is not part of it: see folders in reached_by()."""
-    different = sorted({json.dumps(options_of(entry)) for entry in commands.values()})
-    return hashlib.sha256("\n".join(different).encode()).hexdigest()
+    different = set()
+    for entry in commands.values():
+        compiler, *options = options_of(entry)
+        # Neither the compiler's folder nor that of the repository counts.
+        different.add(json.dumps([Path(compiler).name, *(option.replace(str(ROOT), "") for option in options)]))
+    return hashlib.sha256("\n".join(sorted(different)).encode()).hexdigest()
 
 
 def with_includes(path, seen=None):

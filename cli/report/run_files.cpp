@@ -63,7 +63,7 @@ bool is_run_file(const fs::path& path) {
 
 /// Returns whether only Lockstep writes files of this name.
 bool is_own_file(const fs::path& path) {
-  return rank_of(path.filename().string()).has_value() || path.filename() == "metrics.jsonl";
+  return rank_of(path.filename().string()).has_value() || path.filename() == kMetrics;
 }
 
 bool has_files(const fs::path& folder, bool (*is_wanted)(const fs::path&)) {

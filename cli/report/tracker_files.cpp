@@ -19,8 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr const char* kMetrics = "metrics.jsonl";
-
 /// Values by the curve's name and step. The later value of a step counts.
 using Values = std::map<std::string, std::map<int64_t, double>>;
 
