@@ -69,12 +69,13 @@ int train(const Options& options) {
       .batch_size = options.common.batch_size, .seed = options.common.seed};
   data::LoaderOptions shuffled = loading;
   shuffled.shuffle = true;
+  const auto test_set = data::fashion_mnist(data::FashionMnistSplit::kTest, options.data);
   Net net;
   auto [model, optimizer, train_loader, test_loader] = accelerator.prepare(
       net,
       optim::AdamW(net->parameters(), {.lr = options.lr}),
       data::Loader(data::fashion_mnist(data::FashionMnistSplit::kTrain, options.data), shuffled),
-      data::Loader(data::fashion_mnist(data::FashionMnistSplit::kTest, options.data), loading));
+      data::Loader(test_set, loading));
   const int64_t accumulated = accelerator.gradient_accumulation_steps();
   const int64_t updates_an_epoch = (train_loader.size() + accumulated - 1) / accumulated;
   auto scheduler = accelerator.prepare(
@@ -113,7 +114,7 @@ int train(const Options& options) {
       }
     }
     result = evaluate(accelerator, model, test_loader);
-    examples::log_evaluation(accelerator, result, options.data);
+    examples::log_evaluation(accelerator, result, test_set);
     accelerator.save_state();
     char line[80];
     std::snprintf(
@@ -147,7 +148,7 @@ int train(const Options& options) {
     for (const auto& parameter : model->parameters()) {
       summary.parameters += parameter.numel();
     }
-    examples::write_mistakes(output / "mistakes.png", result, options.data);
+    examples::write_mistakes(output / "mistakes.png", result, test_set);
     accelerator.print(examples::summary_text(summary, result));
     if (options.common.json) {
       accelerator.print(nlohmann::json{

@@ -14,7 +14,6 @@
 #include "examples/common/text.h"
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/dataset/fashion_mnist.h"
 
 namespace examples {
 namespace {
@@ -159,13 +158,13 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
 }
 
 void log_evaluation(
-    lockstep::Accelerator& accelerator, const Evaluation& result, const std::string& data_root) {
+    lockstep::Accelerator& accelerator,
+    const Evaluation& result,
+    const lockstep::data::IdxImages& test_set) {
   if (!accelerator.is_main_process()) {
     return;
   }
   constexpr int64_t kPictures = 8;
-  const auto test =
-      lockstep::data::fashion_mnist(lockstep::data::FashionMnistSplit::kTest, data_root);
   const auto [surest, answers] = result.probabilities.max(1);
   const at::Tensor order =
       (surest * (answers != result.targets)).argsort(/*dim=*/0, /*descending=*/true);
@@ -173,7 +172,7 @@ void log_evaluation(
   for (int64_t i = 0; i < kPictures; ++i) {
     samples.at(static_cast<size_t>(i)) = order[i].item<int64_t>();
   }
-  const at::Tensor pictures = test.get_batch(samples).data;
+  const at::Tensor pictures = test_set.get_batch(samples).data;
   accelerator.log({{"test/accuracy", result.accuracy()}, {"test/loss", result.loss()}});
   accelerator.log_histograms({{"test/confidence", surest}});
   accelerator.log_images(
@@ -182,9 +181,9 @@ void log_evaluation(
 }
 
 void write_mistakes(
-    const std::filesystem::path& path, const Evaluation& result, const std::string& data_root) {
-  const auto test =
-      lockstep::data::fashion_mnist(lockstep::data::FashionMnistSplit::kTest, data_root);
+    const std::filesystem::path& path,
+    const Evaluation& result,
+    const lockstep::data::IdxImages& test_set) {
   const auto [surest, answers] = result.probabilities.max(1);
   const at::Tensor mistaken = answers != result.targets;
   Picture picture(kMargin + kColumns * kCell + 12, kTitle + 10 * kRow, kBackground);
@@ -211,7 +210,8 @@ void write_mistakes(
     for (int column = 0; column < std::min<int64_t>(count, kColumns); ++column) {
       const auto sample = order[column].item<int64_t>();
       const int left = kMargin + column * kCell;
-      draw_sample(picture, left, top, test.get_batch(std::array<int64_t, 1>{sample}).data[0][0]);
+      draw_sample(
+          picture, left, top, test_set.get_batch(std::array<int64_t, 1>{sample}).data[0][0]);
       const std::string taken_for = kClasses.at(answers[sample].item<int64_t>());
       const std::string sureness = fmt::format("{:.0f} %", 100 * surest[sample].item<double>());
       draw_centred(picture, left, top + kImage + 6, taken_for, kOrange);

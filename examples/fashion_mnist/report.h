@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/data/dataset/idx_images.h"
 #include "lockstep/fwd.h"
 
 namespace examples {
@@ -35,14 +36,18 @@ struct Summary {
 std::string summary_text(const Summary& summary, const Evaluation& result);
 
 /// Logs an evaluation on the main process: accuracy, loss, the confidence of all answers, the most
-/// confident mistakes and the weakest classes. `data_root` has the test pictures.
+/// confident mistakes and the weakest classes. `test_set` has the pictures.
 void log_evaluation(
-    lockstep::Accelerator& accelerator, const Evaluation& result, const std::string& data_root);
+    lockstep::Accelerator& accelerator,
+    const Evaluation& result,
+    const lockstep::data::IdxImages& test_set);
 
 /// Writes a picture of wrongly classified test pictures. Each row has those of one class, the most
-/// confident first; below each is the class that it was taken for. `data_root` has the test
+/// confident first; below each is the class that it was taken for. `test_set` has the
 /// pictures.
 void write_mistakes(
-    const std::filesystem::path& path, const Evaluation& result, const std::string& data_root);
+    const std::filesystem::path& path,
+    const Evaluation& result,
+    const lockstep::data::IdxImages& test_set);
 
 }  // namespace examples
