@@ -9,6 +9,7 @@ steps, under `lockstep launch` or torchrun. The import is the time that a packag
 only if the peers' Python has it. All programs run in turn (rounds.py). Prints tables and writes all figures to
 build/bench/python.json.
 """
+import os
 import subprocess
 
 from peers import ROOT
@@ -38,8 +39,10 @@ class Programs:
 
     def __init__(self, bench):
         self.bench, self.ranks, self.python = bench, str(bench.options.ranks), str(bench.python)
-        # The package of the build whose programs are measured.
+        # The package of the build whose programs are measured, with bytecode, as pip installs it.
         self.own = {"PYTHONPATH": str(bench.options.bin.resolve().parent / "python"), "LOCKSTEP_USE_CPU": "true"}
+        self.own["PYTHONDONTWRITEBYTECODE"] = ""
+        subprocess.run([self.python, "-c", "import lockstep.deepspeed"], env={**os.environ, **self.own}, check=True)
         found = subprocess.run([self.python, "-c", "import deepspeed"], capture_output=True, check=False)
         self.has_deepspeed = found.returncode == 0 and not bench.options.no_deepspeed
 

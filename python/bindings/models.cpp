@@ -51,11 +51,18 @@ const void* id_of(const py::handle& module) {
 }
 
 GivenModel given_model(const py::object& module) {
-  const Held<> held(module);
-  const auto with_gil = [&held](auto function) {
-    return [held, function] {
+  // Weak, since a module may refer to the Accelerator that owns the C++ one: see _weak.py.
+  const Held<> reference{py::weakref(module)};
+  const auto with_gil = [&reference](auto function) {
+    return [reference, function] {
       const py::gil_scoped_acquire gil;
-      return function(held.get());
+      const py::object alive = reference.get()();
+      if (alive.is_none()) {
+        PyErr_SetString(
+            PyExc_ReferenceError, "a prepared model was freed while its Accelerator was in use");
+        throw py::error_already_set();
+      }
+      return function(alive);
     };
   };
   return {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch as _torch  # noqa: F401  # Loads libtorch_python before _core.
 
-from . import _torch_check  # noqa: F401  # Refuses another torch.
+from . import _torch_check, _torch_optimizers  # noqa: F401  # _torch_check refuses another torch.
 from ._core import CheckpointError, CommError, ConfigError, Error
 from .accelerator import Accelerator
 from .data_loader import skip_first_batches
@@ -30,6 +30,8 @@ from .utils import (
     load_checkpoint_in_model,
     synchronize_rng_states,
 )
+
+_torch_optimizers.install()
 
 if TYPE_CHECKING:
     from .big_modeling import init_empty_weights, init_on_device

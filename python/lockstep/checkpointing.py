@@ -17,6 +17,7 @@ import torch
 
 from . import _core
 from ._codec import flatten, unflatten
+from ._weak import weak_method
 from .logging import get_logger
 
 if TYPE_CHECKING:
@@ -62,10 +63,27 @@ class PythonState:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        accelerator._core.register_save_state_pre_hook(weak_method(self.save))
+        accelerator._core.register_load_state_pre_hook(weak_method(self.load))
         self._pending: list[Callable[[], None]] = []
         # OrderedDicts, to which a RemovableHandle can refer weakly.
         self.save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self.load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+
+    def register(self, obj: Any) -> None:
+        """Adds an object with state_dict() and load_state_dict()."""
+        objects = self._accelerator._custom_objects
+        index = len(objects)
+        objects.append(obj)
+        self._accelerator._core.register_for_checkpointing(
+            obj, partial(weak_method(self._custom_state), index), partial(weak_method(self._load_custom_state), index)
+        )
+
+    def _custom_state(self, index: int) -> Any:
+        return flatten(self._accelerator._custom_objects[index].state_dict())
+
+    def _load_custom_state(self, index: int, values: Any, tensors: dict[str, torch.Tensor]) -> None:
+        self._accelerator._custom_objects[index].load_state_dict(unflatten(values, tensors))
 
     def save(self, state: Any) -> None:
         """Runs within save_state, before anything is written."""

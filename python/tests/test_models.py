@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import weakref
 
 import numpy
 import pytest
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lockstep import big_modeling, utils
+from lockstep import Accelerator, big_modeling, utils
 from lockstep._core import CheckpointError, ConfigError
 from lockstep.state import PartialState
 
@@ -260,3 +262,44 @@ def test_a_progress_bar_is_shown_by_the_main_process_only(capsys):
     assert list(utils.tqdm(range(3), main_process_only=False)) == [0, 1, 2] and capsys.readouterr().err != ""
     with pytest.raises(ConfigError, match="main_process_only="):
         utils.tqdm(True, range(3))
+
+
+class Trainer:
+    """Refers to the Accelerator that saves it, as many programs do."""
+
+    def __init__(self, accelerator):
+        self.accelerator = accelerator
+
+    def state_dict(self):
+        return {"steps": 1}
+
+    def load_state_dict(self, state):
+        assert state == {"steps": 1}
+
+
+def references_after_training(precision, optimizer_class, folder):
+    """Trains with an Accelerator that hooks and objects refer to. Returns weak references to all that it prepared."""
+    accelerator = Accelerator(mixed_precision=precision)
+    model = nn.Linear(3, 1)
+    optimizer = optimizer_class(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 3)), batch_size=2)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    trainer, names = Trainer(accelerator), []
+    accelerator.register_for_checkpointing(trainer)
+    accelerator.register_save_state_pre_hook(lambda *_: names.append(accelerator.device))
+    for (batch,) in loader:
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    accelerator.save_state(folder)
+    accelerator.load_state(folder)
+    return {type(each).__name__: weakref.ref(each) for each in (accelerator, model, optimizer, loader, schedule, trainer)}
+
+
+@pytest.mark.parametrize("precision, optimizer", [("no", "AdamW"), ("bf16", "Rprop")])
+def test_an_accelerator_that_nothing_else_refers_to_is_freed(tmp_path, precision, optimizer):
+    references = references_after_training(precision, getattr(torch.optim, optimizer), tmp_path / "state")
+    gc.collect()
+    assert [name for name, reference in references.items() if reference() is not None] == []

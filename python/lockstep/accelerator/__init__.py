@@ -133,8 +133,6 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         self._deepspeed_plugin = self.state.deepspeed_plugin
         self._core = self._make_core()
         self._python_state = PythonState(self)
-        self._core.register_save_state_pre_hook(self._python_state.save)
-        self._core.register_load_state_pre_hook(self._python_state.load)
 
     # --- construction
     @staticmethod

@@ -79,20 +79,13 @@ class CheckpointCalls:
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Adds objects with state_dict() and load_state_dict() to all later checkpoints."""
-        from .._codec import flatten, unflatten
-
         invalid = [obj for obj in objects if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))]
         if invalid:
             raise _core.ConfigError(
                 f"[register_for_checkpointing] {type(invalid[0]).__name__} has no state_dict() and load_state_dict()"
             )
         for obj in objects:
-            self._core.register_for_checkpointing(
-                obj,
-                lambda obj=obj: flatten(obj.state_dict()),
-                lambda values, tensors, obj=obj: obj.load_state_dict(unflatten(values, tensors)),
-            )
-            self._custom_objects.append(obj)
+            self._python_state.register(obj)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Runs `hook(models, weights, folder)` in each save_state. Files in `folder` become part of the checkpoint."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from .. import _core
+from .._weak import weak_method
 from ..state import GradientState
 from .loop import _kept_arguments, _LoopMixin, _synchronize
 from .samplers import _give_generator, _seedable
@@ -88,7 +89,7 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         if num_processes > 1 and not use_seedable_sampler:
             _give_generator(self._sampler)
         self._core = _core.LoaderCore(
-            len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, self._order
+            len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, weak_method(self._order)
         )
         super().__init__(
             loader.dataset, batch_sampler=_OwnBatches(self, batch_sampler), **_kept_arguments(loader)
