@@ -2,6 +2,7 @@
 """Creates the Python environment of the benches' peers, build/bench-peers, if it is missing."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / "build/bench-peers"
 PEERS = ("torch", "accelerate", "safetensors", "deepspeed")
-PACKAGES = (*PEERS, "matplotlib")
+# The torch of the build, which the Python package needs.
+TORCH = re.search(r"^readonly torch_version=(\S+)$", (ROOT / "scripts/lib.sh").read_text(encoding="utf-8"), re.M)[1]
+PACKAGES = (f"torch=={TORCH}", *PEERS[1:], "matplotlib")
 
 
 def own_python():

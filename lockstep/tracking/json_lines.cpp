@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/values/histogram.h"
+#include "lockstep/tracking/values/non_finite.h"
 #include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking::json_lines {

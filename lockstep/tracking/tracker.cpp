@@ -11,6 +11,7 @@
 #include "lockstep/base/text/words.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/non_finite.h"
 #include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {
@@ -208,13 +209,6 @@ void Tracker::finish(RunStatus status) {
     finished_ = true;
     do_finish(status);
   }
-}
-
-const char* name_of_non_finite(double value) {
-  if (std::isnan(value)) {
-    return "NaN";
-  }
-  return value > 0 ? "Infinity" : "-Infinity";
 }
 
 nlohmann::json portable_config(const nlohmann::json& config) {

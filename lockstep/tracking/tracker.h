@@ -105,9 +105,6 @@ class Tracker {
 /// Returns "images", "histograms", "text" or "tables".
 const char* name_of(MediaKind kind);
 
-/// Returns "NaN", "Infinity" or "-Infinity", for formats with finite numbers only.
-const char* name_of_non_finite(double value);
-
 /// Converts `config` for formats without such values: non-finite numbers become their names, and
 /// invalid UTF-8 becomes U+FFFD.
 nlohmann::json portable_config(const nlohmann::json& config);

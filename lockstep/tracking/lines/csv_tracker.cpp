@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/tracking/values/non_finite.h"
+
 namespace lockstep::tracking {
 namespace {
 

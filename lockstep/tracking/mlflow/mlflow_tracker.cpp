@@ -19,6 +19,7 @@
 #include "lockstep/tracking/json_lines.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/non_finite.h"
 #include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {

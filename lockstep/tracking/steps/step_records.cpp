@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/tracking/values/non_finite.h"
 
 namespace lockstep::tracking {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/words.h"
+#include "lockstep/tracking/values/non_finite.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -31,8 +32,7 @@ std::string cell_text(const json& cell) {
     return cell.get<std::string>();
   }
   if (cell.is_number_float() && !std::isfinite(cell.get<double>())) {  // dump() would write null.
-    const double value = cell.get<double>();
-    return std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+    return name_of_non_finite(cell.get<double>());
   }
   return cell.dump();
 }

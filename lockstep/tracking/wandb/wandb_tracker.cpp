@@ -16,6 +16,7 @@
 #include "lockstep/base/text/split.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
+#include "lockstep/tracking/values/non_finite.h"
 #include "lockstep/tracking/values/table.h"
 
 namespace lockstep::tracking {
