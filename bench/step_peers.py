@@ -20,6 +20,13 @@ from torch.nn import functional
 
 
 PEERS = ("alone", "ddp", "accelerate", "deepspeed", "fsdp2", "lockstep", "lockstep_engine")
+# The modules of peers, of which a run imports one.
+MODULES = {
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "lockstep": "lockstep",
+    "lockstep_engine": "lockstep.deepspeed",
+}
 
 
 def cross_entropy(scores, target):
@@ -50,7 +57,7 @@ def plain_step(options, net, optimizer, batches, no_sync):
 
 
 def accelerate_step(options, net, optimizer, batches):
-    library = importlib.import_module(options.peer)  # Here, so that the other peers do not load it.
+    library = importlib.import_module(options.peer)
     accelerator = library.Accelerator(
         cpu=options.device == "cpu",
         mixed_precision=options.precision,
@@ -86,7 +93,7 @@ def ddp_step(options, net, batches):
 
 def deepspeed_step(options, net, batches):
     # DeepSpeed runs with DS_ACCELERATOR=cpu.
-    deepspeed = importlib.import_module("deepspeed" if options.peer == "deepspeed" else "lockstep.deepspeed")
+    deepspeed = importlib.import_module(MODULES[options.peer])
     deepspeed.init_distributed("gloo" if options.device == "cpu" else "nccl")
     world = int(os.environ["WORLD_SIZE"])
     config = {
@@ -183,6 +190,8 @@ def measure(options):
 
 def main():
     options = parse_arguments()
+    if options.peer in MODULES:
+        importlib.import_module(MODULES[options.peer])  # As programs do, before they create anything of torch's.
     us, peak = measure(options)
     gc.collect()  # The step and the model are a cycle.
     if int(os.environ.get("RANK", "0")) == 0:
