@@ -29,6 +29,14 @@ void forward_to_receiver(int signal) {
   errno = error;
 }
 
+bool a_signal_that_ends_the_job_waits() {
+  sigset_t pending;
+  ::sigpending(&pending);
+  return std::ranges::any_of(std::array{SIGINT, SIGTERM, SIGHUP, SIGQUIT}, [&](int signal) {
+    return sigismember(&pending, signal) == 1;
+  });
+}
+
 }  // namespace
 
 std::vector<int> parse_signals(const std::string& text, const std::string& flag) {
@@ -112,8 +120,15 @@ void SignalInbox::stop_this_process() {
   sigemptyset(&only_this);
   sigaddset(&only_this, SIGTSTP);
   sigset_t blocked;
-  ::pthread_sigmask(SIG_UNBLOCK, &only_this, &blocked);
+  ::pthread_sigmask(SIG_BLOCK, &only_this, &blocked);
+  // From here on a SIGCONT removes this SIGTSTP, or ends the stop. A shell sends it after the
+  // signal that ends a stopped job, so both may have come before.
   ::raise(SIGTSTP);
+  if (a_signal_that_ends_the_job_waits()) {
+    const timespec at_once{};
+    ::sigtimedwait(&only_this, nullptr, &at_once);
+  }
+  ::pthread_sigmask(SIG_UNBLOCK, &only_this, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
   ::sigaction(SIGTSTP, &received, nullptr);
 }

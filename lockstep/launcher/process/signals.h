@@ -38,8 +38,8 @@ class SignalInbox {
   /// Returns the next pending signal, if there is one.
   std::optional<int> next();
   /// Stops this process, as the default SIGTSTP does, and returns after SIGCONT. Returns at once if
-  /// the kernel does not stop it, since no shell would continue it (POSIX: an orphaned process
-  /// group).
+  /// a signal that ends the job waits to be read, or if the kernel does not stop the process, since
+  /// no shell would continue it (POSIX: an orphaned process group).
   static void stop_this_process();
 
  private:

@@ -82,6 +82,24 @@ TEST(SignalInbox, ReceivesCtrlZAndStopsWhenItsOwnerIsReady) {
   EXPECT_EQ(WEXITSTATUS(status), 75);
 }
 
+/// `kill %1` of a job that the shell takes for stopped, before the launcher has stopped itself.
+TEST(SignalInbox, DoesNotStopWhenASignalThatEndsTheJobWaits) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setpgid(0, 0);
+    SignalInbox inbox({SIGTERM});
+    ::raise(SIGTERM);
+    ::raise(SIGCONT);
+    SignalInbox::stop_this_process();
+    ::_exit(inbox.next() == SIGTERM && inbox.next() == std::nullopt ? 75 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  ::kill(child, SIGKILL);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 75);
+}
+
 TEST(SignalInbox, CtrlZStaysIgnored) {
   ::signal(SIGTSTP, SIG_IGN);
   {
