@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <ATen/ops/zeros.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/comm/fail_together.h"
 #include "lockstep/sync/agreement.h"
@@ -65,6 +67,24 @@ ShardPlaces* pointer_to(std::optional<ShardPlaces>& places) {
 
 const std::string& last_name(const NamedTensors& items, const flat::BucketPlan& plan) {
   return items[static_cast<size_t>(plan.entries.back().parameter)].name;
+}
+
+/// Connects the groups on the device. A group's first operation there waits for all ranks, and in a
+/// backward some of them may wait for an exchange of the coordinator.
+void connect(const BucketComm& comm, at::Device device) {
+  if (device.is_cpu()) {
+    return;
+  }
+  for (Group group :
+       {comm.parameter_group,
+        comm.gradient_group,
+        comm.plus_plus.hpz,
+        comm.plus_plus.within,
+        comm.plus_plus.between}) {
+    if (group.size() > 1) {
+      group.all_reduce(at::zeros({1}, at::TensorOptions(device))).wait();
+    }
+  }
 }
 
 }  // namespace
@@ -141,6 +161,9 @@ void ShardedModel::prepare(
       .quantized_gradients = options.plus_plus.quantized_gradients,
       .comm_dtype_for_gradients_only = options.comm_dtypes_for_gradients_only,
       .plus_plus = PlusPlusGroups(group_, options.plus_plus)};
+  if (coordinator_ && !parameters.empty()) {
+    connect(comm_, parameters[0].tensor.device());
+  }
 }
 
 void ShardedModel::reserve(

@@ -7,6 +7,7 @@
 //   FAKE_NCCL_NO_JOIN=R        rank R cannot join ("Duplicate GPU detected")
 //   FAKE_NCCL_FAIL_REDUCE=N    an all_reduce of N elements fails at once
 //   FAKE_NCCL_LATE_ERROR=N     an all_reduce of N elements fails after its start
+// A communicator of another library is refused ("corrupted comm object"), as NCCL does.
 // fake_nccl_destroyed() and fake_nccl_aborted() count the communicators that have ended so.
 #include <atomic>
 #include <condition_variable>
@@ -27,6 +28,7 @@ namespace {
 using lockstep::comm::NcclApi;
 using Result = NcclApi::Result;
 
+constexpr Result kInvalidArgument = 4;
 constexpr Result kInvalidUsage = 5;
 constexpr Result kSystemError = 2;
 
@@ -184,7 +186,14 @@ struct Comm {
   std::shared_ptr<Ring> ring;
   int rank = 0;
   Result error = NcclApi::kSuccess;
+  const void* library = nullptr;  ///< The loaded file that has created it.
 };
+
+/// Returns an address that differs between two loaded copies of this file.
+const void* this_library() {
+  static const char mark = 0;
+  return &mark;
+}
 
 Comm* from(NcclApi::Comm comm) {
   return reinterpret_cast<Comm*>(comm);
@@ -192,6 +201,9 @@ Comm* from(NcclApi::Comm comm) {
 
 Result run(NcclApi::Comm comm, Call call) {
   const Comm& mine = *from(comm);
+  if (mine.library != this_library()) {
+    return kInvalidArgument;
+  }
   return mine.ring->run(mine.rank, std::move(call));
 }
 
@@ -221,6 +233,14 @@ Result ncclGetUniqueId(NcclApi::UniqueId* id) {
   return NcclApi::kSuccess;
 }
 
+/// Is exported, as are functions of NCCL that others call. `ring` is a std::shared_ptr<Ring>*.
+NcclApi::Comm fake_nccl_new_comm(const void* ring, int rank) {
+  return reinterpret_cast<NcclApi::Comm>(new Comm{
+      .ring = *static_cast<const std::shared_ptr<Ring>*>(ring),
+      .rank = rank,
+      .library = this_library()});
+}
+
 Result ncclCommInitRankConfig(
     NcclApi::Comm* comm, int size, NcclApi::UniqueId id, int rank, NcclApi::Config* config) {
   if (config->magic != 0xcafebeef || config->blocking != 0 || rank == number("FAKE_NCCL_NO_JOIN")) {
@@ -233,7 +253,7 @@ Result ncclCommInitRankConfig(
     ring = std::make_shared<Ring>(size);
   }
   ring->join();
-  *comm = reinterpret_cast<NcclApi::Comm>(new Comm{ring, rank});
+  *comm = fake_nccl_new_comm(&ring, rank);
   return NcclApi::kInProgress;
 }
 

@@ -66,7 +66,10 @@ NcclApi load_any() {
 }  // namespace
 
 NcclApi NcclApi::load(const std::string& path) {
-  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // The functions of a second NCCL would call those of libtorch's, which have the same names.
+  const bool is_second = ::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr;
+  const int own_names_first = is_second ? RTLD_DEEPBIND : 0;
+  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | own_names_first);
   if (library == nullptr) {
     throw Error("nccl", fmt::format("cannot load {}: {}", path, ::dlerror()));
   }

@@ -21,6 +21,7 @@
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/nccl/nccl_comm.h"
 #include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/ordered_worker.h"
 #include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
@@ -158,48 +159,136 @@ class Launcher {
 
 class NcclWork final : public Work {
  public:
-  NcclWork(std::shared_ptr<NcclComm> comm, std::shared_ptr<c10::Event> done, Collective collective)
-      : comm_(std::move(comm)), done_(std::move(done)), collective_(std::move(collective)) {}
+  NcclWork(
+      std::shared_ptr<NcclComm> comm,
+      std::shared_ptr<Work> launch,
+      std::shared_ptr<c10::Event> done,
+      Collective collective)
+      : comm_(std::move(comm)),
+        launch_(std::move(launch)),
+        done_(std::move(done)),
+        collective_(std::move(collective)) {}
 
   bool done() const override {
     try {
-      return done_->query();
+      return launch_->done() && done_->query();
     } catch (const c10::Error&) {
       return true;  // CUDA itself has failed; wait() throws it.
     }
   }
-  void wait(Milliseconds /*timeout*/) override {
+  void wait(Milliseconds timeout) override {
+    launch_->wait(timeout + kGrace);
     comm_->check_alive(collective_.op);
     const c10::impl::VirtualGuardImpl device(done_->device_type());
     done_->block(device.getStream(done_->device()));
   }
 
  private:
+  /// The launch has the same timeout, and its error names the rank.
+  static constexpr Milliseconds kGrace = std::chrono::milliseconds(500);
+
   std::shared_ptr<NcclComm> comm_;
+  std::shared_ptr<Work> launch_;
   std::shared_ptr<c10::Event> done_;
   Collective collective_;  ///< Keeps the tensors alive.
 };
 
-class NcclBackend final : public DeviceBackend {
+/// Compares an operation with those of the other ranks, and enqueues it. Owned by the thread's
+/// jobs, too: a job whose peers never arrive outlives the backend.
+class NcclQueue {
  public:
-  NcclBackend(
-      std::shared_ptr<Transport> host,
-      std::shared_ptr<NcclComm> comm,
-      at::Device device,
-      uint64_t group)
+  NcclQueue(std::shared_ptr<Transport> host, std::shared_ptr<NcclComm> comm, at::Device device)
       : host_(std::move(host)),
         comm_(std::move(comm)),
         device_(device),
-        group_(group),
         guard_(device.type()),
         stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
 
+  const std::shared_ptr<NcclComm>& comm() const { return comm_; }
+
+  /// Enqueues the operation behind `ready`, and records `done` behind it. Throws CommError, on all
+  /// ranks, unless all start the same operation.
+  void launch(
+      const Collective& collective,
+      int64_t sequence,
+      const FlightEntry& entry,
+      const c10::Event& ready,
+      const std::shared_ptr<c10::Event>& done,
+      Milliseconds timeout) {
+    const c10::DeviceGuard on_device(device_);
+    entry.begin();
+    try {
+      comm_->check_alive(collective.op);
+      compare(collective, sequence, timeout);
+      ready.block(stream_);
+      std::shared_ptr<c10::Event> begun;
+      if (entry.is_timed()) {
+        begun = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+        begun->record(stream_);
+      }
+      comm_->run(collective.op, timeout, [&](const NcclApi& api, NcclApi::Comm comm) {
+        return Launcher(
+            api, comm, stream_.native_handle(), host_->rank(), host_->size())(collective);
+      });
+      done->record(stream_);
+      for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
+        if (tensor->defined()) {  // Its memory must not be reused before the operation ends.
+          guard_.recordDataPtrOnStream(tensor->storage().data_ptr(), stream_);
+        }
+      }
+      comm_->watch(std::move(begun), done, entry, collective.op, timeout);
+    } catch (const std::exception& error) {
+      entry.end(false);
+      comm_->fail(error.what());
+      throw;
+    }
+  }
+
+ private:
+  void compare(const Collective& collective, int64_t sequence, Milliseconds timeout) {
+    const FlightRecordingPause pause;
+    const auto all = exchange(*host_, fingerprint_of(collective, sequence), timeout);
+    if (const auto sides = mismatch(all)) {
+      throw CommError(name_of(collective.op), *sides);
+    }
+  }
+
+  std::shared_ptr<Transport> host_;  ///< Used for comparisons only.
+  std::shared_ptr<NcclComm> comm_;
+  at::Device device_;
+  c10::impl::VirtualGuardImpl guard_;
+  c10::Stream stream_;
+};
+
+class NcclBackend final : public DeviceBackend {
+ public:
+  NcclBackend(std::shared_ptr<NcclQueue> queue, at::Device device, uint64_t group)
+      : queue_(std::move(queue)), device_(device), group_(group) {}
+
+  /// Operations that other ranks have not started within a second are dropped.
+  ~NcclBackend() override {
+    const std::shared_ptr<NcclComm>& comm = queue_->comm();
+    bool launched = std::uncaught_exceptions() == 0;
+    try {
+      if (launched && last_launch_) {
+        last_launch_->wait(std::chrono::seconds(1));
+      }
+    } catch (const std::exception&) {
+      launched = false;
+    }
+    if (!launched) {
+      comm->abort();
+    }
+  }
+  NcclBackend(const NcclBackend&) = delete;
+  NcclBackend& operator=(const NcclBackend&) = delete;
+
   const char* name() const override { return "nccl"; }
 
-  void check_alive(Op op) const override { comm_->check_alive(op); }
+  void check_alive(Op op) const override { queue_->comm()->check_alive(op); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    comm_->check_alive(collective.op);
+    check_alive(collective.op);
     for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
       if (tensor->defined() && tensor->device() != device_) {
         throw ConfigError(
@@ -211,62 +300,30 @@ class NcclBackend final : public DeviceBackend {
                 device_.str()));
       }
     }
-    compare(collective, timeout);
-    const FlightEntry entry(collective, group_, sequence_++);
-    entry.begin();
-    const c10::DeviceGuard on_device(device_);
+    const int64_t sequence = sequence_++;
+    const FlightEntry entry(collective, group_, sequence);
     const auto flag =
         entry.is_timed() ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
     auto done = std::make_shared<c10::Event>(device_.type(), flag);
-    std::shared_ptr<c10::Event> begun;
-    try {
-      begin_behind_current_stream();
-      if (entry.is_timed()) {
-        begun = std::make_shared<c10::Event>(device_.type(), flag);
-        begun->record(stream_);
-      }
-      comm_->run(collective.op, timeout, [&](const NcclApi& api, NcclApi::Comm comm) {
-        return Launcher(
-            api, comm, stream_.native_handle(), host_->rank(), host_->size())(collective);
-      });
-      done->record(stream_);
-    } catch (...) {
-      entry.end(false);
-      throw;
-    }
-    for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
-      if (tensor->defined()) {  // Its memory must not be reused before the operation ends.
-        guard_.recordDataPtrOnStream(tensor->storage().data_ptr(), stream_);
-      }
-    }
-    comm_->watch(std::move(begun), done, entry, collective.op, timeout);
-    return std::make_shared<NcclWork>(comm_, std::move(done), std::move(collective));
+    const auto ready = std::make_shared<c10::Event>(device_.type());
+    ready->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    // Not on this thread: other ranks may wait for another operation of this rank first.
+    last_launch_ = worker_.submit(
+        name_of(collective.op),
+        [queue = queue_, collective, sequence, entry, ready, done, timeout] {
+          queue->launch(collective, sequence, entry, *ready, done, timeout);
+        });
+    return std::make_shared<NcclWork>(
+        queue_->comm(), last_launch_, std::move(done), std::move(collective));
   }
 
  private:
-  /// Throws CommError, on all ranks, unless all start the same operation.
-  void compare(const Collective& collective, Milliseconds timeout) {
-    const FlightRecordingPause pause;
-    const auto all = exchange(*host_, fingerprint_of(collective, sequence_), timeout);
-    if (const auto sides = mismatch(all)) {
-      comm_->fail(fmt::format("{}: {}", name_of(collective.op), *sides));
-      throw CommError(name_of(collective.op), *sides);
-    }
-  }
-
-  void begin_behind_current_stream() {
-    c10::Event ready(device_.type());
-    ready.record(guard_.getStream(device_));
-    ready.block(stream_);
-  }
-
-  std::shared_ptr<Transport> host_;
-  std::shared_ptr<NcclComm> comm_;
+  std::shared_ptr<NcclQueue> queue_;
   at::Device device_;
   uint64_t group_;
-  c10::impl::VirtualGuardImpl guard_;
-  c10::Stream stream_;
   int64_t sequence_ = 0;
+  std::shared_ptr<Work> last_launch_;
+  OrderedWorker worker_;
 };
 
 /// Runs `step` on all ranks. Returns the first rank that failed and its reason; empty if none did.
@@ -323,7 +380,10 @@ std::unique_ptr<DeviceBackend> make_nccl_backend(
       !all_can([&] { comm->join(std::min(timeout, kJoinTimeout)); })) {
     return nullptr;
   }
-  return std::make_unique<NcclBackend>(std::move(host), std::move(comm), device, group);
+  // The thread that compares operations must not share `host` with the caller's operations.
+  auto queue = std::make_shared<NcclQueue>(
+      host->split(/*color=*/0, /*key=*/host->rank(), timeout), std::move(comm), device);
+  return std::make_unique<NcclBackend>(std::move(queue), device, group);
 }
 
 }  // namespace lockstep::comm

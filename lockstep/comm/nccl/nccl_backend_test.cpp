@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <dlfcn.h>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/base/test_folder.h"
 #include "lockstep/comm/device/test_device.h"
 #include "lockstep/comm/shm/shm_transport.h"
 
@@ -30,6 +32,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 constexpr Milliseconds kLong = std::chrono::seconds(20);
+constexpr Milliseconds kShort = std::chrono::seconds(5);
 
 const NcclApi& fake() {
   static const NcclApi api = NcclApi::load(FAKE_NCCL);
@@ -60,14 +63,15 @@ struct Rank {
 };
 
 /// Returns the error of each rank; "" if it has none.
-std::vector<std::string> linked_ranks(int size, const std::function<void(Rank&)>& body) {
+std::vector<std::string> linked_ranks(
+    int size, const std::function<void(Rank&)>& body, const NcclApi& api = fake()) {
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (const auto& host : make_shm_thread_transports({.ranks = size})) {
     threads.emplace_back([&, host] {
       const ThreadRankScope label({host->rank(), size});
       Rank rank{host, nullptr, ""};
-      rank.link = make_nccl_backend(rank.host, test_device(0), fake(), 1, kLong, rank.why);
+      rank.link = make_nccl_backend(rank.host, test_device(0), api, 1, kLong, rank.why);
       try {
         body(rank);
       } catch (const Error& error) {
@@ -98,6 +102,31 @@ TEST(NcclApi, ReadsItsVersionAndRefusesOtherLibraries) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("/nowhere/libnccl.so.2"));
   }
+}
+
+TEST(NcclApi, ASecondLibraryUsesItsOwnFunctions) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizers refuse RTLD_DEEPBIND";
+#endif
+  const TestFolder folder;
+  const auto copy = [&](const char* name) {
+    std::filesystem::copy_file(FAKE_NCCL, folder.path() / name);
+    return folder.path() / name;
+  };
+  // As libtorch for CUDA loads its NCCL.
+  void* const of_libtorch = ::dlopen(copy("first.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
+  ASSERT_NE(of_libtorch, nullptr) << ::dlerror();
+  const NcclApi second = NcclApi::load(copy("second.so"));
+  ::dlclose(of_libtorch);
+  const auto errors = linked_ranks(
+      2,
+      [](Rank& rank) {
+        ASSERT_TRUE(rank.link) << rank.why;
+        const at::Tensor sum = rank.run({.op = Op::kAllReduce, .output = device(at::ones({3}))});
+        EXPECT_TRUE(at::equal(sum, at::full({3}, 2.0)));
+      },
+      second);
+  EXPECT_THAT(errors, Each(""));
 }
 
 TEST(NcclBackend, EveryOperationGivesItsResult) {
@@ -155,6 +184,43 @@ TEST(NcclBackend, EveryOperationGivesItsResult) {
             }),
         Each(""));
   }
+}
+
+TEST(NcclBackend, RanksMayStartOperationsOfTwoGroupsInDifferentOrders) {
+  const auto errors = linked_ranks(2, [](Rank& rank) {
+    ASSERT_TRUE(rank.link) << rank.why;
+    const auto host = rank.host->split(0, rank.host->rank(), kLong);
+    const auto second = make_nccl_backend(host, test_device(0), fake(), 2, kLong, rank.why);
+    ASSERT_TRUE(second) << rank.why;
+    std::vector<DeviceBackend*> order = {rank.link.get(), second.get()};
+    if (host->rank() == 1) {
+      std::swap(order[0], order[1]);
+    }
+    std::vector<std::shared_ptr<Work>> works;
+    std::vector<at::Tensor> sums;
+    for (DeviceBackend* const backend : order) {
+      sums.push_back(device(at::ones({3})));
+      works.push_back(backend->start({.op = Op::kAllReduce, .output = sums.back()}, kShort));
+    }
+    for (size_t i = 0; i < works.size(); ++i) {
+      works[i]->wait(kShort);
+      EXPECT_TRUE(at::equal(sums[i].cpu(), at::full({3}, 2.0)));
+    }
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
+TEST(NcclBackend, AnOperationThatAnotherRankDoesNotStartFailsAndNamesTheRank) {
+  set_log_sink([](const std::string&) {});
+  const auto errors = linked_ranks(2, [](Rank& rank) {
+    if (rank.host->rank() == 0) {
+      rank.run({.op = Op::kAllReduce, .output = device(at::ones({3}))}, Milliseconds(200));
+    } else {
+      std::this_thread::sleep_for(Milliseconds(400));
+    }
+  });
+  set_log_sink(nullptr);
+  EXPECT_THAT(errors[0], HasSubstr("rank 1 did not call the operation within 0.2 s"));
 }
 
 TEST(NcclBackend, ARankThatCannotJoinIsNamedToAllAndNoneHasIt) {

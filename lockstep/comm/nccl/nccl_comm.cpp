@@ -79,7 +79,10 @@ std::string NcclComm::reason(NcclApi::Result result) const {
 
 void NcclComm::wait_for_call(const char* what, NcclApi::Result result, Milliseconds timeout) {
   const auto start = Clock::now();
-  while (result == NcclApi::kInProgress && comm_ != nullptr) {
+  while (result == NcclApi::kInProgress) {
+    if (aborting_) {
+      throw CommError(what, "the communicator was aborted");
+    }
     if (Clock::now() - start > timeout) {
       throw CommError(
           what, fmt::format("NCCL did not complete the call within {} s", seconds(timeout)));
@@ -187,7 +190,9 @@ void NcclComm::watch_all() {
 }
 
 void NcclComm::fail(const std::string& why) {
-  failure_.mark_failed(why);
+  if (!failure_.mark_failed(why)) {
+    return;
+  }
   log_error("the NCCL communicator was aborted: " + without_rank_suffix(why));
   abort();
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -200,6 +205,7 @@ void NcclComm::fail(const std::string& why) {
 }
 
 void NcclComm::abort() {
+  aborting_ = true;
   const std::lock_guard<std::mutex> lock(comm_mutex_);
   if (comm_ != nullptr) {
     api_.comm_abort(comm_);

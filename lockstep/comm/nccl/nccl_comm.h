@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -51,8 +52,10 @@ class NcclComm {
       Milliseconds timeout);
   /// Throws CommError if an operation has failed.
   void check_alive(Op op) const { failure_.check(op); }
-  /// Aborts the communicator on this rank, permanently.
+  /// Aborts the communicator on this rank, permanently. Only the first reason counts.
   void fail(const std::string& why);
+  /// Aborts the communicator without a reason: it is about to be destroyed.
+  void abort();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -71,12 +74,12 @@ class NcclComm {
   void watch_all();
   /// Returns the reason why `first` cannot succeed; empty while it may.
   std::string failure_of(const RunningOperation& first);
-  void abort();
 
   const NcclApi& api_;
   RankLabel label_;
   at::Device device_;
-  std::mutex comm_mutex_;  ///< Serializes calls of NCCL.
+  std::atomic<bool> aborting_{false};  ///< Ends wait_for_call, which holds the next mutex.
+  std::mutex comm_mutex_;              ///< Serializes calls of NCCL.
   NcclApi::Comm comm_ = nullptr;
   GroupError failure_;
   std::mutex mutex_;  ///< Protects the members below.

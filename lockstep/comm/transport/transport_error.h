@@ -33,11 +33,14 @@ inline CommError error_after(const std::string& cause, const char* operation) {
 /// Holds the first failure of a group, after which every operation fails. Thread-safe.
 class GroupError {
  public:
-  void mark_failed(const std::string& why) {
+  /// Returns whether this is the first failure, whose reason counts.
+  bool mark_failed(const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (cause_.empty()) {
+    const bool is_first = cause_.empty();
+    if (is_first) {
       cause_ = why;
     }
+    return is_first;
   }
   /// Throws CommError if the group has failed.
   void check(Op op) const {
