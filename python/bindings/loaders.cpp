@@ -52,7 +52,11 @@ std::shared_ptr<PythonLoader> make_loader(
   }
   return std::make_shared<PythonLoader>(
       data::SourceInfo{.samples = samples, .streamed = streamed, .transferable = false},
-      data::LoaderOptions{.batch_size = batch_size, .drop_last = drop_last, .workers = 0},
+      data::LoaderOptions{
+          .batch_size = batch_size,
+          .drop_last = drop_last,
+          .workers = 0,
+          .device = at::kCPU},  // Python moves the batches.
       std::move(sampler));
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ._core import ConfigError, Error
+from .state import wants_cpu
 from .utils.environment import get_current_device_type
 from .utils.other import get_free_port
 
@@ -88,7 +89,7 @@ def notebook_launcher(
             raise ConfigError(f"[{where}] use_port is 0; expected a fixed port with {num_nodes} hosts")
         port = get_free_port()
     variables |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(port)}
-    device = get_current_device_type()[0].upper()
+    device = "CPU" if wants_cpu(None) else get_current_device_type()[0].upper()
     print(f"Launching training on {count} {device}s.", flush=True)
     for attempt in range(max_restarts + 1):
         variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
@@ -128,7 +129,7 @@ def _check_precision(where: str, precision: str) -> str:
 
 
 def _check_count(where: str, num_processes: int | None) -> int:
-    if num_processes is None and get_current_device_type()[0] == "cuda":
+    if num_processes is None and not wants_cpu(None) and get_current_device_type()[0] == "cuda":
         num_processes = torch.cuda.device_count()
     if num_processes is None or num_processes < 1:
         raise ConfigError(f"[{where}] num_processes is {num_processes}; expected at least 1; pass num_processes=")

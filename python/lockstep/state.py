@@ -32,11 +32,13 @@ def do_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def wants_cpu(cpu: bool | None) -> bool:
-    """Returns whether training is limited to the CPU, by the argument or a variable."""
-    if cpu:
-        return True
-    names = ("ACCELERATE_USE_CPU", "LOCKSTEP_USE_CPU")
-    return any(os.environ.get(name, "").lower() not in _FALSE for name in names)
+    """Returns whether training is limited to the CPU: by the argument, LOCKSTEP_USE_CPU, or else ACCELERATE_USE_CPU."""
+    return bool(cpu) or _either_boolean("USE_CPU")
+
+
+def _either_boolean(name: str) -> bool:
+    """Returns whether LOCKSTEP_<name> is true, or if it is not set ACCELERATE_<name>, as the C++ library does."""
+    return (os.environ.get(f"LOCKSTEP_{name}") or os.environ.get(f"ACCELERATE_{name}", "")).lower() not in _FALSE
 
 
 class PartialState:
@@ -82,9 +84,7 @@ class PartialState:
         self.distributed_type = self._find_type()
         self.backend = None if world.size == 1 else ("gloo" if self.device.type == "cpu" else "nccl")
         self.fork_launched = os.environ.get("FORK_LAUNCHED", "").lower() not in _FALSE
-        self.debug = any(
-            os.environ.get(name, "").lower() not in _FALSE for name in ("ACCELERATE_DEBUG_MODE", "LOCKSTEP_DEBUG_MODE")
-        )
+        self.debug = _either_boolean("DEBUG_MODE")
 
     def _find_device(self) -> torch.device:
         chosen = os.environ.get("ACCELERATE_TORCH_DEVICE")
@@ -140,7 +140,9 @@ class PartialState:
 
     @property
     def default_device(self) -> torch.device:
-        return torch.device("cpu") if wants_cpu(None) or not torch.cuda.is_available() else torch.device("cuda")
+        from .utils.imports import is_cuda_available
+
+        return torch.device("cuda" if is_cuda_available() and not wants_cpu(None) else "cpu")
 
     def wait_for_everyone(self) -> None:
         """Blocks until every process has called it. Collective."""

@@ -332,10 +332,10 @@ def train_bf16() -> Any:
 def bf16_outputs() -> Any:
     accelerator = make(mixed_precision="bf16")
     model = accelerator.prepare(net())
-    x = torch.ones(2, 8)
+    x = torch.ones(2, 8, device=accelerator.device)
     output = model(x)
     with accelerator.autocast():
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
+        product = x @ x.T
     return [str(output.dtype), str(product.dtype), str(accelerator.unwrap_model(model)[0].weight.dtype)]
 
 

@@ -10,7 +10,10 @@ import pytest
 from lockstep.state import AcceleratorState, GradientState
 from lockstep.utils.environment import clear_environment
 
-_KEPT = ("PATH", "HOME", "PYTHONPATH", "TMPDIR", "LOCKSTEP_BINARY", "LD_LIBRARY_PATH", "LD_PRELOAD")
+_KEPT = (
+    *("PATH", "HOME", "PYTHONPATH", "TMPDIR", "LOCKSTEP_BINARY", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("CUDA_VISIBLE_DEVICES", "LOCKSTEP_NCCL_LIBRARY", "LOCKSTEP_DEVICE_COMM", "NCCL_MULTI_RANK_GPU_ENABLE"),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from ..utils.dataclasses import (
 )
 from .backward import BackwardCalls
 from .checkpoints import CheckpointCalls
-from .forward import AutocastForward
+from .forward import AutocastForward, move_inputs
 from .logs import LogCalls
 from .processes import ProcessCalls
 from .values import ValueCalls
@@ -338,9 +338,11 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             optimizer._accelerator = self
         for known, new in ((self._models, models), (self._optimizers, optimizers), (self._dataloaders, loaders)):
             known += [obj for obj in new if not any(obj is other for other in known)]
-        if self.native_amp:
-            for model in models:
+        for model in models:
+            if self.native_amp:
                 self._wrap_forward(model)
+            if self.num_processes > 1 and self.device_placement and self.device.type != "cpu":
+                move_inputs(model, self.device)
 
     def _place_model(self, model: torch.nn.Module, place: bool) -> None:
         device_map: Any = getattr(model, "hf_device_map", {})  # Of transformers' and Accelerate's models.

@@ -7,10 +7,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from .. import _core
-from ..utils.operations import convert_to_fp32
+from ..utils.operations import convert_to_fp32, recursively_apply
 
 if TYPE_CHECKING:
     from . import Accelerator
+
+
+class _MoveInputs:
+    """Moves the tensors of a forward's arguments to a device. A forward pre-hook."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return recursively_apply(self._move, (args, kwargs))
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+
+def move_inputs(model: torch.nn.Module, device: torch.device) -> None:
+    """Makes the model accept tensors of other devices, as torch's DistributedDataParallel does. Once per model."""
+    if not any(isinstance(hook, _MoveInputs) for hook in model._forward_pre_hooks.values()):
+        model.register_forward_pre_hook(_MoveInputs(device), with_kwargs=True)
 
 
 class AutocastForward:

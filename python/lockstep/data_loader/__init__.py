@@ -68,7 +68,7 @@ def prepare_data_loader(
     if dispatch_batches and not put_on_device:
         raise _core.ConfigError("[prepare_data_loader] dispatch_batches needs put_on_device=True")
     target = device if put_on_device else None
-    if dispatch_batches and world > 1:
+    if dispatch_batches:
         dispatcher = DataLoaderDispatcher(
             dataloader,
             split_batches=split_batches,

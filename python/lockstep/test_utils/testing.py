@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import torch
 
 from ..state import PartialState
+from ..utils.environment import get_current_device_type
 from ..utils.operations import gather
 
 __all__ = ["are_the_same_tensors", "assert_exception", "device_count", "memory_allocated_func", "torch_device"]
 
-torch_device = "cuda" if torch.cuda.is_available() else "cpu"
+torch_device = get_current_device_type()[0]  # Without initializing CUDA: notebook_launcher forks.
 device_count = max(1, torch.cuda.device_count())
 memory_allocated_func: Callable[[], int] = torch.cuda.memory_allocated if torch_device == "cuda" else lambda: 0
 

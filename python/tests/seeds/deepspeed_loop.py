@@ -42,7 +42,7 @@ class NetWithLoss(torch.nn.Module):
         self.net = net
 
     def forward(self, batch):
-        inputs, targets = batch
+        inputs, targets = (tensor.to(self.net.hidden.weight.device) for tensor in batch)
         return F.cross_entropy(self.net(inputs.to(self.net.hidden.weight.dtype)).float(), targets)
 
 

@@ -44,7 +44,7 @@ alone = None
 if accelerator.is_main_process:
     # Evaluation loop
     with torch.no_grad():
-        alone = [model(source).argmax(dim=-1).tolist() for source, _ in plain_dataloader]
+        alone = [model(source.to(accelerator.device)).argmax(dim=-1).tolist() for source, _ in plain_dataloader]
     alone = [value for batch in alone for value in batch]
 
 report(

@@ -17,7 +17,7 @@ model, optimizer, lr_scheduler = accelerator.prepare(model, optimizer, lr_schedu
 
 
 def step():
-    accelerator.backward(model(torch.ones(2, 16)).square().mean())
+    accelerator.backward(model(torch.ones(2, 16, device=accelerator.device)).square().mean())
     optimizer.step()
     lr_scheduler.step()
     optimizer.zero_grad()

@@ -18,7 +18,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 model, optimizer = accelerator.prepare(model, optimizer)
 
 # ...fine-tune with PyTorch...
-tokens = torch.arange(24).reshape(2, 12)
+tokens = torch.arange(24, device=accelerator.device).reshape(2, 12)
 losses = []
 for step in range(10):
     loss = model(input_ids=tokens).last_hidden_state[:, :, 0].sub(1).square().mean()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...state import PartialState, wants_cpu
+from ...utils.imports import is_cuda_available
 
 __all__ = ["TorchDevice", "get_accelerator"]
 
@@ -16,7 +17,7 @@ class TorchDevice:
     """The GPU of this process, or the CPU. Names that it lacks are those of torch.cuda, on a GPU only."""
 
     def __init__(self) -> None:
-        on_gpu = torch.cuda.is_available() and not wants_cpu(None)
+        on_gpu = is_cuda_available() and not wants_cpu(None)
         self._name = "cuda" if on_gpu else "cpu"
         self._communication_backend_name = "nccl" if on_gpu else "gloo"
 
