@@ -54,9 +54,10 @@ def machine_of(report):
     """Formats the date, the machine and its load."""
     before, after = report["load"]
     real_time = ", all under `chrt -r 1`" if report["real_time"] else ""
+    gpus = f"{report['ranks']} {report['gpu']}; " if "gpu" in report else ""
     return (
         f"{report['rounds']} rounds{real_time}, {report['date'][:10]}; "
-        f"{report['cores']} cores ({report['cpu']}), load {before:.1f} before and {after:.1f} after"
+        f"{gpus}{report['cores']} cores ({report['cpu']}), load {before:.1f} before and {after:.1f} after"
     )
 
 

@@ -39,16 +39,13 @@ class Programs:
 
     def __init__(self, bench):
         self.bench, self.ranks, self.python = bench, str(bench.options.ranks), str(bench.python)
-        # The package of the build whose programs are measured, with bytecode, as pip installs it.
-        self.own = {"PYTHONPATH": str(bench.options.bin.resolve().parent / "python"), "LOCKSTEP_USE_CPU": "true"}
-        self.own["PYTHONDONTWRITEBYTECODE"] = ""
+        self.own = bench.launch_python(1, SCRIPT).environment
         subprocess.run([self.python, "-c", "import lockstep.deepspeed"], env={**os.environ, **self.own}, check=True)
         found = subprocess.run([self.python, "-c", "import deepspeed"], capture_output=True, check=False)
         self.has_deepspeed = found.returncode == 0 and not bench.options.no_deepspeed
 
     def ours(self, peer, *what):
-        launcher = [str(self.bench.options.bin / "lockstep"), "launch", "-n", self.ranks]
-        return Program([*launcher, self.python, SCRIPT, *map(str, what), "--peer", peer], environment=self.own)
+        return self.bench.launch_python(self.ranks, SCRIPT, *what, "--peer", peer)
 
     def torchrun(self, peer, *what):
         launcher = [self.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", self.ranks]

@@ -86,6 +86,8 @@ class Bench:
         self.hangs, self.failures = {}, {}  # {name: times}
         self.began = datetime.datetime.now().astimezone()
         self.load_before = os.getloadavg()[0]
+        # The Python package of the build whose programs are measured.
+        self.package = options.bin.resolve().parent / "python"
         adopt_orphans()
         print(f"{name}: {options.rounds} rounds, {os.cpu_count()} cores" + (", chrt -r 1" if self.prefix else ""))
 
@@ -93,6 +95,13 @@ class Bench:
         """Returns a program of Lockstep's, under its launcher."""
         launcher = [str(self.options.bin / "lockstep"), "launch", "-n", str(ranks)]
         return Program([*launcher, str(self.options.bin / program), *map(str, arguments)])
+
+    def launch_python(self, ranks, script, *arguments):
+        """Returns a script in bench/ that uses our Python package, under our launcher."""
+        launcher = [str(self.options.bin / "lockstep"), "launch", "-n", str(ranks), str(self.python)]
+        # With bytecode, as pip installs it.
+        environment = {"PYTHONPATH": str(self.package), "PYTHONDONTWRITEBYTECODE": ""}
+        return Program([*launcher, str(ROOT / "bench" / script), *map(str, arguments)], environment=environment)
 
     def torchrun(self, ranks, script, *arguments):
         """Returns a peer in bench/, under PyTorch's launcher."""

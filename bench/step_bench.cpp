@@ -32,6 +32,7 @@ struct Options {
   std::string precision = "no";
   int64_t steps = 100;
   int64_t accumulate = 1;
+  std::string trace;  ///< A folder for a Kineto trace of three more steps.
 };
 
 struct Batch {
@@ -144,7 +145,15 @@ Figures train(const Options& options, Model net, const Batch& batch, const Loss&
       at::accelerator::synchronizeDevice(device.index());
     }
   };
-  return of_all(accelerator, bench::step_microseconds(step, options.steps, finish));
+  const Figures figures =
+      of_all(accelerator, bench::step_microseconds(step, options.steps, finish));
+  if (!options.trace.empty()) {
+    const auto profile = accelerator.profile({.output_trace_dir = options.trace});
+    bench::seconds_of(step, 3);
+    finish();
+    profile->finish();
+  }
+  return figures;
 }
 
 Figures measure(const Options& options) {
@@ -203,6 +212,7 @@ int main(int argc, char** argv) {
     app.add_option("--precision", options.precision);
     app.add_option("--steps", options.steps);
     app.add_option("--accumulate", options.accumulate);
+    app.add_option("--trace", options.trace, "a folder for a trace of three more steps");
     CLI11_PARSE(app, argc, argv);
     at::set_num_threads(1);
     lockstep::keep_freed_memory();  // As the Accelerator does: alone is the limit.

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from models import model_and_batch
 from pictures import endless, picture_loader
-from timing import step_microseconds
+from timing import seconds_of, step_microseconds
 from torch import nn
 from torch.nn import functional
 
@@ -160,6 +160,7 @@ def parse_arguments():
     parser.add_argument("--workers", type=int, help="workers of a DataLoader, instead of one resident batch; cnn only")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("no", "bf16"), default="no")
+    parser.add_argument("--trace", type=Path, help="a file for a trace of three more steps")
     return parser.parse_args()
 
 
@@ -184,7 +185,13 @@ def measure(options):
         step = fsdp2_step(options, net, batches)
     else:
         step = plain_step(options, net, adamw(net), batches, lambda i: contextlib.nullcontext())
-    us = step_microseconds(step, options.steps, torch.cuda.synchronize if options.device == "cuda" else lambda: None)
+    finish = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    us = step_microseconds(step, options.steps, finish)
+    if options.trace is not None:
+        with torch.profiler.profile() as profile:
+            seconds_of(step, 3)
+            finish()
+        profile.export_chrome_trace(str(options.trace))
     return largest(options, torch.tensor([us, peak_mib()], device=options.device))
 
 

@@ -35,14 +35,22 @@ struct BlockImpl : torch::nn::Module {
         down(register_module("down", torch::nn::Linear(4 * options.width, options.width))) {}
 
   torch::Tensor forward(torch::Tensor x) {
-    x = x + drop(projection(attend(attention(norm1(x)))));
-    return x + drop(down(torch::gelu(up(norm2(x)))));
+    x = x + drop(apply(projection, attend(apply(attention, norm1(x)))));
+    return x + drop(apply(down, torch::gelu(apply(up, norm2(x)))));
+  }
+
+  /// Applies the layer in one kernel. `layer(x)` adds the bias of a 3-D input in a second one.
+  static torch::Tensor apply(const torch::nn::Linear& layer, const torch::Tensor& x) {
+    return torch::linear(x, layer->weight, layer->bias);
   }
 
   /// Attends with qkv (batch, time, 3 * width); returns (batch, time, width).
   torch::Tensor attend(const torch::Tensor& qkv) {
     const int64_t batch = qkv.size(0), time = qkv.size(1), width = qkv.size(2) / 3;
-    const auto parts = qkv.reshape({batch, time, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
+    // Unbound, since the gradients of parts[0] to parts[2] would be three tensors with zeros,
+    // added.
+    const auto parts =
+        qkv.reshape({batch, time, 3, heads, width / heads}).permute({2, 0, 3, 1, 4}).unbind();
     const auto mixed = at::scaled_dot_product_attention(
         parts[0], parts[1], parts[2], {}, is_training() ? dropout : 0.0, /*is_causal=*/true);
     return mixed.transpose(1, 2).reshape({batch, time, width});

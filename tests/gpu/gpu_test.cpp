@@ -17,11 +17,16 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/version.h>
 
-// libtorch 2.13 has device-independent graphs; a program for CUDA alone can use
-// at::cuda::CUDAGraph.
+// libtorch 2.13 has device-independent graphs. With an older libtorch for CUDA, compile with
+// -DLOCKSTEP_CUDA_GRAPHS, which needs CUDA's headers.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
 #define LOCKSTEP_GRAPHS 1
 #include <ATen/accelerator/Graph.h>
+using Graph = at::accelerator::Graph;
+#elif defined(LOCKSTEP_CUDA_GRAPHS)
+#define LOCKSTEP_GRAPHS 1
+#include <ATen/cuda/CUDAGraph.h>
+using Graph = at::cuda::CUDAGraph;
 #else
 #define LOCKSTEP_GRAPHS 0
 #endif
@@ -207,7 +212,7 @@ void expect_replays(typename Optimizer::Options options) {
   at::accelerator::synchronizeDevice(gpu().index());
   const c10::StreamGuard beside(
       c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(gpu()));
-  at::accelerator::Graph graph;
+  Graph graph;
   for (int t = 0; t < 20; ++t) {
     set_rate(t);
     step(on_host, t, [&] { host.step(); });
