@@ -6,7 +6,8 @@ function(lockstep_warnings target)
   # gcc 12 sees an overlap in `"text" + std::string()` where there is none (its bug 105651), and with precompiled
   # headers also an overflow there. gcc 13 sees overflows and wrong pointers in inlined std::vectors.
   target_compile_options(${target} PRIVATE
-    $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,14>>:-Wno-restrict;-Wno-array-bounds;-Wno-stringop-overflow;-Wno-free-nonheap-object>)
+    $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,14>>:-Wno-restrict;-Wno-array-bounds;-Wno-stringop-overflow>
+    $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,13>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,14>>:-Wno-free-nonheap-object>)
   if(LOCKSTEP_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=${LOCKSTEP_SANITIZE})

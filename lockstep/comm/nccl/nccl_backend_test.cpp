@@ -157,7 +157,7 @@ TEST(NcclBackend, EveryOperationGivesItsResult) {
               EXPECT_TRUE(at::equal(
                   rank.run({.op = Op::kReduceScatter, .input = own, .output = rows}),
                   stacked.sum(0).narrow(0, me * part, part)));
-              const at::Tensor room = device(at::zeros({12 * size, 2}));
+              const at::Tensor room = device(at::zeros({int64_t{12} * size, 2}));
               EXPECT_TRUE(
                   at::equal(rank.run({.op = Op::kAllGather, .input = own, .output = room}), all));
               const at::Tensor swapped = rank.run(
