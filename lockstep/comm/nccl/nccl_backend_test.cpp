@@ -330,6 +330,24 @@ TEST(NcclBackend, DestructionFinishesItsOwnWorkWithoutAborting) {
   EXPECT_EQ(count("fake_nccl_destroyed"), destroyed + 2);
 }
 
+TEST(NcclBackend, DestructionDropsAnOperationThatAnotherRankDoesNotStart) {
+  const int aborted = count("fake_nccl_aborted");
+  const auto errors = linked_ranks(2, [](Rank& rank) {
+    if (rank.host->rank() == 0) {
+      const at::Tensor own = device(at::ones({3}));
+      const auto work = rank.link->start({.op = Op::kAllReduce, .output = own}, Milliseconds(1500));
+      const auto began = std::chrono::steady_clock::now();
+      rank.link.reset();
+      EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+      EXPECT_THROW(work->wait(kLong), CommError);
+    } else {
+      std::this_thread::sleep_for(Milliseconds(2000));
+    }
+  });
+  EXPECT_THAT(errors, Each(""));
+  EXPECT_EQ(count("fake_nccl_aborted"), aborted + 1);
+}
+
 TEST(NcclBackend, TensorsOfAnotherDeviceAreRefused) {
   EXPECT_THAT(
       linked_ranks(

@@ -102,6 +102,9 @@ void NcclComm::run(
     const std::function<NcclApi::Result(const NcclApi& api, NcclApi::Comm comm)>& launch) {
   std::unique_lock<std::mutex> lock(comm_mutex_);
   check_alive(op);
+  if (comm_ == nullptr) {
+    throw CommError(name_of(op), "the group was destroyed before the operation started");
+  }
   try {
     wait_for_call(name_of(op), launch(api_, comm_), timeout);
   } catch (const CommError& error) {
@@ -193,7 +196,9 @@ void NcclComm::fail(const std::string& why) {
   if (!failure_.mark_failed(why)) {
     return;
   }
-  log_error("the NCCL communicator was aborted: " + without_rank_suffix(why));
+  if (!aborting_) {  // Else its owner is gone, and nobody waits for the operation.
+    log_error("the NCCL communicator was aborted: " + without_rank_suffix(why));
+  }
   abort();
   const std::lock_guard<std::mutex> lock(mutex_);
   failed_ = true;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/training_state/full_values.h"
 
+#include <utility>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +60,7 @@ Seen seen_in_stage(int stage, int world) {
     engine.step();
     here.after_step = engine.safe_get_full_fp32_param(weight);
     if (first) {
-      seen = here;
+      seen = std::move(here);
     }
   });
   return seen;
@@ -78,7 +81,8 @@ TEST(FullValues, EqualThoseOfOneProcessInEveryStageAlsoAfterAnEdit) {
       EXPECT_EQ(seen.step.item<double>(), 2);
       EXPECT_TRUE(at::equal(seen.edited_parameter, alone.edited_parameter));
       EXPECT_TRUE(at::equal(seen.edited_state, at::full({16, 6}, 3.0)));
-      EXPECT_TRUE(at::allclose(seen.after_step, alone.after_step));
+      // The step moves some weights from 2 to nearly 0, so a relative error says nothing.
+      EXPECT_TRUE(at::allclose(seen.after_step, alone.after_step, 1e-5, 1e-6));
     }
   }
 }
@@ -146,9 +150,10 @@ TEST(FullValues, ExistWithOffloadingWithFullParametersAndWithoutALossScale) {
   for (const std::string& extra :
        {std::string(R"("zero_optimization": {"stage": 3})"),  // All small enough to stay whole.
         R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"s,
-        R"("zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0,
-               "offload_optimizer": )" +
-            nvme + R"(, "offload_param": )" + nvme + "}",
+        fmt::format(
+            R"("zero_optimization": {{"stage": 3, "stage3_param_persistence_threshold": 0,
+               "offload_optimizer": {0}, "offload_param": {0}}})",
+            nvme),
         R"("zero_optimization": {"stage": 0}, "fp16": {"enabled": true, "loss_scale": 1024})"s,
         R"("zero_optimization": {"stage": 2}, "fp16": {"enabled": true, "loss_scale": 1024})"s}) {
     SCOPED_TRACE(extra);
