@@ -23,6 +23,11 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 
+if(LOCKSTEP_UNITY)  # clang-tidy, which reads the commands of other builds, does not know the option.
+  # gcc frees memory less often, which saves a tenth of its time and costs 0.3 GB.
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
+endif()
+
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${LOCKSTEP_CCACHE}")

@@ -33,7 +33,7 @@ function(lockstep_precompile target)
   endif()
 endfunction()
 
-# lockstep_join_sources(TARGET COUNT): compiles COUNT sources as one, since half of the time is spent on headers and
+# lockstep_join_sources(TARGET COUNT): compiles COUNT sources as one, since most of the time is spent on headers and
 # templates. For full builds; with -DLOCKSTEP_UNITY=OFF a change recompiles less.
 function(lockstep_join_sources target count)
   if(LOCKSTEP_UNITY)
@@ -45,9 +45,12 @@ endfunction()
 
 # lockstep_unity(TARGET HEADERS...): joins sources and precompiles headers.
 function(lockstep_unity target)
-  lockstep_join_sources(${target} 8)
+  lockstep_join_sources(${target} 16)
   lockstep_precompile(${target} ${ARGN})
 endfunction()
+
+# The headers that most sources without torch include.
+set(lockstep_core_headers <filesystem> <fmt/format.h> <fmt/ranges.h> <functional> <map> <nlohmann/json.hpp>)
 
 # Settings of both libraries, static or shared. Programs leave out the functions that they do not use.
 function(lockstep_configure_library target)
@@ -84,7 +87,7 @@ function(lockstep_configure_core target)
     PRIVATE $<BUILD_INTERFACE:ZLIB::ZLIB> $<INSTALL_INTERFACE:lockstep::zlib>
       $<BUILD_INTERFACE:${LOCKSTEP_YAML_CPP}> $<INSTALL_INTERFACE:lockstep::yaml_cpp>)
   lockstep_warnings(${target})
-  lockstep_unity(${target} <filesystem> <fmt/format.h> <fmt/ranges.h> <functional> <map> <nlohmann/json.hpp>)
+  lockstep_unity(${target} ${lockstep_core_headers})
 endfunction()
 
 function(lockstep_configure_torch target)
@@ -101,10 +104,6 @@ endfunction()
 # For commands and tests, whose speed is not worth the time of -O2, a third of gcc's.
 function(lockstep_runs_once target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
-  # gcc frees memory less often, which saves a seventh of its time and costs 0.3 GB.
-  if(LOCKSTEP_UNITY)  # clang-tidy, which reads the commands of other builds, does not know the option.
-    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=1000000>)
-  endif()
 endfunction()
 
 # Adds precompiled headers for tests, which save two thirds of gcc's time: lockstep_test_headers for tests with torch,
@@ -165,7 +164,7 @@ function(lockstep_test name)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_include_directories(${name} SYSTEM PRIVATE "${LOCKSTEP_FMT_ONLY}")
   lockstep_runs_once(${name})
-  lockstep_join_sources(${name} 8)
+  lockstep_join_sources(${name} 16)
   if("lockstep" IN_LIST arg_LIBRARIES)
     lockstep_use_test_headers(${name} lockstep)
   elseif(LOCKSTEP_UNITY)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 import lockstep
 
 _DEADLINE_SECONDS = 120
+_FORK_SERVER = str(Path(__file__).with_name("fork_server.py"))
 
 
 def run_ranks(program: str, ranks: int, deadline: float = _DEADLINE_SECONDS, **variables: str) -> list[str]:
@@ -34,29 +37,35 @@ def finish_ranks(
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "program.py"
         script.write_text(textwrap.dedent(program), encoding="utf-8")
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(script)],
-                env=_environment(rank, ranks, port) | variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for port in [_free_port()]
-            for rank in range(ranks)
-        ]
-        try:
-            return [(process.wait(deadline), process.stdout.read()) for process in processes]
-        except subprocess.TimeoutExpired:
-            for process in processes:
-                process.kill()
-            outputs = "\n".join(process.stdout.read() for process in processes)
-            raise AssertionError(f"the processes did not end within {deadline} s:\n{outputs}") from None
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-                process.stdout.close()
+        outputs = [Path(folder) / f"output_{rank}" for rank in range(ranks)]
+        port = _free_port()
+        request = {
+            "script": str(script),
+            "environments": [_environment(rank, ranks, port) | variables for rank in range(ranks)],
+            "outputs": [str(output) for output in outputs],
+            "seconds": deadline,
+        }
+        server = _fork_server()
+        print(json.dumps(request), file=server.stdin, flush=True)
+        answer = server.stdout.readline()
+        assert answer, f"{_FORK_SERVER} ended with exit code {server.wait()}"
+        codes = json.loads(answer)
+        texts = [output.read_text(encoding="utf-8") for output in outputs]
+    late = [rank for rank, code in enumerate(codes) if code is None]
+    assert not late, f"the processes {late} did not end within {deadline} s:\n" + "\n".join(texts)
+    return list(zip(codes, texts, strict=True))
+
+
+@functools.cache
+def _fork_server() -> subprocess.Popen[str]:
+    """Returns the process whose forks run the programs. It ends with this process."""
+    return subprocess.Popen(
+        [sys.executable, _FORK_SERVER],
+        env=_environment(0, 1, 0),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _free_port() -> int:

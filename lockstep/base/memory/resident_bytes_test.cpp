@@ -9,11 +9,11 @@ namespace lockstep {
 namespace {
 
 TEST(ResidentBytes, GrowWithMemoryThatIsWritten) {
-  constexpr int64_t kBytes = 64 << 20;
+  constexpr int64_t kSize = 64 << 20;
   const int64_t before = resident_bytes();
   ASSERT_GT(before, 0);
-  const std::vector<char> memory(kBytes, 1);
-  EXPECT_GT(resident_bytes(), before + kBytes * 9 / 10) << memory.back();
+  const std::vector<char> memory(kSize, 1);
+  EXPECT_GT(resident_bytes(), before + kSize * 9 / 10) << memory.back();
 }
 
 }  // namespace

@@ -12,7 +12,11 @@
 
 namespace lockstep::config {
 
+namespace {
+
 using Kind = Node::Kind;
+
+}  // namespace
 
 Section::Section(const Document& file, const Node& map, std::string prefix)
     : file_(file), map_(map), prefix_(std::move(prefix)) {
