@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Python programs as forks of one process that has imported torch, which saves each of them 2.5 s.
+"""Runs Python programs as forks of one process that has imported torch, which saves each of them 2 s.
 
 Reads requests from standard input: one line of JSON with the programs' `script`, the `environments` and `outputs` of
 its processes, and `seconds`, the time they have. Prints a line of JSON with their exit codes; null means that a process
@@ -17,8 +17,6 @@ import time
 import types
 from pathlib import Path
 from typing import Any
-
-import torch._dynamo  # The optimizers import it.
 
 import lockstep  # noqa: F401
 
@@ -69,6 +67,6 @@ def _serve() -> str | None:
     return None
 
 
-gc.freeze()  # Else each fork visits, and so copies, the modules when it ends: 0.6 s.
+gc.freeze()  # Else each fork visits, and so copies, the modules when it ends, which takes 0.6 s.
 if _script := _serve():
     exec(compile(Path(_script).read_bytes(), _script, "exec"), sys.modules["__main__"].__dict__)
