@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs Python programs as forks of one process that has imported torch, which saves each of them 2 s.
 
-Reads requests from standard input: one line of JSON with the programs' `script`, the `environments` and `outputs` of
-its processes, and `seconds`, the time they have. Prints a line of JSON with their exit codes; null means that a process
-did not end in time and was killed.
+Reads requests from standard input: one line of JSON with the `command`, a Python file and its arguments; the
+`environments` and `outputs` of its processes; and `seconds`, the time they have. Prints a line of JSON with their exit
+codes; null means that a process did not end in time and was killed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import lockstep  # noqa: F401
 
 
-def _become(script: str, environment: dict[str, str], output: str) -> None:
-    """Makes this fork look like a new interpreter that runs `script`, with its output in a file."""
+def _become(command: list[str], environment: dict[str, str], output: str) -> None:
+    """Makes this fork look like a new interpreter that runs the command, with its output in a file."""
     for number, path in ((0, os.devnull), (1, output)):
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
@@ -30,10 +30,10 @@ def _become(script: str, environment: dict[str, str], output: str) -> None:
     os.dup2(1, 2)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv[:] = [script]
-    sys.path[0] = str(Path(script).parent)
+    sys.argv[:] = command
+    sys.path[0] = str(Path(command[0]).parent)
     main = types.ModuleType("__main__")
-    main.__file__ = script
+    main.__file__ = command[0]
     sys.modules["__main__"] = main
 
 
@@ -61,8 +61,8 @@ def _serve() -> str | None:
         for environment, output in zip(request["environments"], request["outputs"], strict=True):
             processes.append(os.fork())
             if processes[-1] == 0:
-                _become(request["script"], environment, output)
-                return request["script"]
+                _become(request["command"], environment, output)
+                return request["command"][0]
         print(json.dumps(_wait(processes, request["seconds"])), flush=True)
     return None
 

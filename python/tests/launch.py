@@ -37,10 +37,26 @@ def finish_ranks(
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "program.py"
         script.write_text(textwrap.dedent(program), encoding="utf-8")
+        return _finish([str(script)], ranks, deadline, **variables)
+
+
+def run_alone(script: Path, *arguments: str) -> str:
+    """Runs a Python file as the only process of a job. Returns what it printed.
+
+    Throws AssertionError with the output if it fails, or does not end within two minutes.
+    """
+    ((code, output),) = _finish([str(script), *arguments], 1, _DEADLINE_SECONDS)
+    assert code == 0, f"{script} exited with {code}:\n{output}"
+    return output
+
+
+def _finish(command: list[str], ranks: int, deadline: float, **variables: str) -> list[tuple[int, str]]:
+    """Runs a Python file with its arguments as `ranks` processes."""
+    with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"output_{rank}" for rank in range(ranks)]
         port = _free_port()
         request = {
-            "script": str(script),
+            "command": command,
             "environments": [_environment(rank, ranks, port) | variables for rank in range(ranks)],
             "outputs": [str(output) for output in outputs],
             "seconds": deadline,

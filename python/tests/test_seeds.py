@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training snippets of seeds/, which are written for Accelerate and DeepSpeed, run and give the right results.
 
-Each seed runs with one and with two processes on the CPU. It writes one JSON file for each process.
+Each seed runs with one process, and with two that `lockstep launch` starts, on the CPU. It writes one JSON file for
+each process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from launch import binary, package_folder
+from launch import binary, package_folder, run_alone
 
 SEEDS = Path(__file__).resolve().parent / "seeds"
 PROCESSES = (1, 2)
@@ -32,20 +33,25 @@ def environment() -> dict[str, str]:
 
 def run_seed(name: str, folder: Path, processes: int, *arguments: str, launched: bool = True) -> list[dict[str, Any]]:
     """Returns the result of each process. `launched` False: the seed starts its own processes."""
-    launch = [str(binary()), "launch", "-n", str(processes)] if launched else []
-    done = subprocess.run(
-        [*launch, sys.executable, str(SEEDS / f"{name}.py"), str(folder), *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    seed = SEEDS / f"{name}.py"
+    if launched and processes == 1:
+        text = run_alone(seed, str(folder), *arguments)
+    else:
+        launch = [str(binary()), "launch", "-n", str(processes)] if launched else []
+        done = subprocess.run(
+            [*launch, sys.executable, str(seed), str(folder), *arguments],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        text = done.stdout
     results = [
         json.loads((folder / f"result.{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)
     ]
     for result in results:
-        result["output"] = done.stdout
+        result["output"] = text
     return results
 
 
