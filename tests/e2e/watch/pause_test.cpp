@@ -156,7 +156,9 @@ TEST(Pause, DoesNotCountTowardsTheTimeOfACollective) {
 class PausedNodes : public testing::Test {
  protected:
   LockstepRun& start(int node, const std::vector<std::string>& rest) {
-    std::vector<std::string> words = {"-c", "set -m; \"$0\" \"$@\" & wait -f $!"};
+    // `wait -f` sometimes returns the status of a stop, so it is not the last.
+    std::vector<std::string> words = {
+        "-c", R"(set -m; "$0" "$@" & while kill -0 $! 2>/dev/null; do wait -f $!; done; wait $!)"};
     words.emplace_back(LOCKSTEP_BIN_DIR "/lockstep");
     std::vector<std::string> options = node_options(node, port_);
     options.insert(options.end(), {"--stall-timeout", "1", "--save-pid", pid_file(node).string()});
