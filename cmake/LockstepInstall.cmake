@@ -24,7 +24,8 @@ configure_package_config_file(
 write_basic_package_version_file(
   "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/lockstepConfig.cmake"
-  "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake" DESTINATION "${lockstep_package_dir}")
+  "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/lockstepCudart.cmake" DESTINATION "${lockstep_package_dir}")
 # LockstepPrebuilt.cmake reads this file.
 file(WRITE "${PROJECT_BINARY_DIR}/lockstepTorch.cmake"
   "set(lockstep_torch_version \"${Torch_VERSION}\")\nset(lockstep_torch_folder \"${Torch_DIR}\")\n")

@@ -40,6 +40,7 @@ find_package(ZLIB REQUIRED)
 find_package(yaml-cpp 0.7 REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
+include(lockstepCudart)
 find_package(Torch 2.11 REQUIRED)
 # yaml-cpp 0.7 has the second name only; 0.10 will have the first only.
 set(LOCKSTEP_YAML_CPP_SHARED yaml-cpp::yaml-cpp)
