@@ -4,7 +4,10 @@
 // result, unless --silent, and writes it to FOLDER/checks.jsonl, which `lockstep test` reads. The
 // exit code is 0 if all checks were run.
 #include <cstdio>
+#include <dlfcn.h>
+#include <filesystem>
 #include <fstream>
+#include <link.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -18,6 +21,25 @@ namespace {
 
 namespace selftest = lockstep::selftest;
 using Json = nlohmann::json;
+
+/// Loads libtorch's library for CUDA, if it lies beside that for CPUs. This program does not link
+/// it, because packages contain a build with a libtorch for CPUs. libtorch must not have searched
+/// for devices yet.
+void load_cuda_library() {
+  const link_map* loaded = nullptr;
+  void* const cpu_library = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  if (cpu_library == nullptr || dlinfo(cpu_library, RTLD_DI_LINKMAP, &loaded) != 0) {
+    return;
+  }
+  const auto cuda_library =
+      std::filesystem::path(loaded->l_name).replace_filename("libtorch_cuda.so");
+  if (std::filesystem::exists(cuda_library) && dlopen(cuda_library.c_str(), RTLD_NOW) == nullptr) {
+    throw lockstep::ConfigError(
+        "lockstep_selftest",
+        fmt::format(
+            "libtorch's library for CUDA cannot be loaded: {}; install torch again", dlerror()));
+  }
+}
 
 void write_result(const selftest::Result& result, std::ofstream& file) {
   Json failures = Json::array();
@@ -54,6 +76,7 @@ int run(const std::vector<std::string>& words) {
         "lockstep_selftest",
         "only `lockstep test` runs this program; expected a folder, and optionally --silent");
   }
+  load_cuda_library();
   const lockstep::Environment environment = lockstep::Environment::process();
   const lockstep::WorldSpec world = lockstep::world_from_environment(environment);
   selftest::Rank rank{

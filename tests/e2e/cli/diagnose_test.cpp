@@ -249,6 +249,21 @@ TEST(SelfTestCommand, HoldsOnThisMachine) {
   EXPECT_THAT(outcome.out, HasSubstr("lockstep test of 2 ranks: 17 checks passed\n"));
 }
 
+TEST(SelfTestCommand, LoadsTheLibraryForCudaThatLiesBesideTheOneForCpus) {
+  const std::string libraries = run_command({"ldd", LOCKSTEP_BIN_DIR "/lockstep_selftest"}).out;
+  const std::string arrow = "libtorch_cpu.so => ";
+  const size_t begin = libraries.find(arrow) + arrow.size();
+  const TestFolder folder;
+  fs::create_symlink(
+      libraries.substr(begin, libraries.find(' ', begin) - begin), folder / "libtorch_cpu.so");
+  std::ofstream(folder / "libtorch_cuda.so") << "not a library";
+  const Outcome outcome =
+      run_lockstep({"test", "-n", "1"}, {"LD_LIBRARY_PATH=" + folder.path().string()});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(
+      outcome.out + outcome.err, HasSubstr((folder / "libtorch_cuda.so: file too short").string()));
+}
+
 TEST(SelfTestCommand, SaysTheSameAsJsonForAnyNumberOfRanks) {
   const Json json = json_of({"test", "-n", "3"}, 0, "lockstep.test/1");
   EXPECT_EQ(json["ranks"], 3);
