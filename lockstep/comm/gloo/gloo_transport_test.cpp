@@ -119,6 +119,28 @@ TEST(GlooJoin, ARankClaimedTwiceIsRefused) {
   EXPECT_THAT(c, HasSubstr("rank 2 did not join"));
 }
 
+TEST(GlooJoin, AProcessMayJoinAgainWhileItHasAGroup) {
+  Port port;
+  port.close();
+  const auto join_three_times = [&](int rank) {
+    std::vector<Group> groups;
+    for (int join = 0; join < 3; ++join) {
+      groups.push_back(connect(
+          world_of(rank, 2, port.number()),
+          {.join_timeout = std::chrono::seconds(30), .transport = TransportKind::kGloo}));
+      if (join == 1) {
+        groups.erase(groups.begin());  // Rank 0 still serves the store of the first join.
+      }
+      for (Group& group : groups) {
+        EXPECT_EQ(group.all_reduce(at::full({2}, rank + 1)).wait()[0].item<float>(), 3.0F);
+      }
+    }
+  };
+  std::thread second([&] { join_three_times(1); });
+  join_three_times(0);
+  second.join();
+}
+
 /// Returns the local addresses on which this process listens, from the kernel's table.
 std::string listening_addresses() {
   std::ostringstream found;

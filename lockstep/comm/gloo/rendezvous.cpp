@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <poll.h>
@@ -14,6 +15,8 @@
 #include <stdexcept>
 #include <sys/socket.h>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -228,6 +231,46 @@ void await_all(
   }
 }
 
+/// Holds what a process must know of its earlier joins. A program may connect again at the job's
+/// only port, also while its earlier groups exist.
+class EarlierJoins {
+ public:
+  using Job = std::tuple<std::string, int, int>;  ///< Master's address and port, restarts.
+
+  static Job job_of(const WorldSpec& world) {
+    return {world.master_addr, world.master_port, world.restart_count};
+  }
+  static EarlierJoins& of_process() {
+    // Never destroyed: a fork that exits would wait there for the server's thread, which it lacks.
+    static EarlierJoins& joins = *new EarlierJoins;
+    return joins;
+  }
+
+  /// Returns how often this rank has joined. All ranks have joined equally often.
+  int64_t count(const WorldSpec& world) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return counts_[{job_of(world), world.rank}];
+  }
+  bool serves(const WorldSpec& world) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return servers_.count(job_of(world)) > 0;
+  }
+  /// Keeps `server`, if any, until the process ends. Else another rank could connect to it for the
+  /// next join just before this rank closes it.
+  void add(const WorldSpec& world, c10::intrusive_ptr<c10d::Store> server) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++counts_[{job_of(world), world.rank}];
+    if (server) {
+      servers_.emplace(job_of(world), std::move(server));
+    }
+  }
+
+ private:
+  std::mutex mutex_;  // Ranks may be threads of one process.
+  std::map<std::pair<Job, int>, int64_t> counts_;
+  std::map<Job, c10::intrusive_ptr<c10d::Store>> servers_;
+};
+
 /// Signs in, and blocks until all ranks have signed in, so that the error can name missing ranks.
 void sign_in(
     c10d::Store& store,
@@ -265,9 +308,10 @@ void sign_in(
 c10::intrusive_ptr<c10d::Store> join_store(
     const WorldSpec& world, const shm::RendezvousAddress& address, Milliseconds timeout) {
   const auto start = Clock::now();
+  EarlierJoins& earlier = EarlierJoins::of_process();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(world.master_port);
-  options.isServer = world.rank == 0 && !world.agent_store;
+  options.isServer = world.rank == 0 && !world.agent_store && !earlier.serves(world);
   options.waitWorkers = false;
   options.timeout = timeout;
   // The server binds to one address, and cannot be reached at the host's other addresses.
@@ -285,11 +329,13 @@ c10::intrusive_ptr<c10d::Store> join_store(
       await_listener(host, world.master_port, start + timeout, check);
     }
     auto tcp = c10::make_intrusive<c10d::TCPStore>(host, options);
-    // A restarted job must not read the values of the previous attempt in the launcher's store.
+    // A join must not read the values of an earlier one, or of the previous attempt of the job.
     auto store = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("lockstep/attempt_{}/", world.restart_count), std::move(tcp));
+        fmt::format("lockstep/attempt_{}/join_{}/", world.restart_count, earlier.count(world)),
+        tcp);
     check.open();
     sign_in(*store, world, address, check, timeout, start);
+    earlier.add(world, options.isServer ? std::move(tcp) : nullptr);
     return store;
   } catch (const Error&) {
     throw;

@@ -13,7 +13,8 @@
 
 namespace lockstep::comm {
 
-/// Connects to the job's key-value store, which rank 0 starts. Blocks until all ranks have joined.
+/// Connects to the job's key-value store, which rank 0 starts in its first join and serves until
+/// its process ends. Blocks until all ranks have joined. A process may join again at any time.
 /// `address`: the rendezvous address of ranks of this host that join over shared memory. Throws as
 /// `connect`.
 c10::intrusive_ptr<c10d::Store> join_store(
