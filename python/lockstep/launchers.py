@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -183,6 +185,23 @@ def _failure(message: str, rank: int, local_rank: int, pid: int, code: int) -> E
     return RankError()
 
 
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Lets an interrupt take effect after the block. Python drops one that arrives in the hooks of os.fork."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield  # Python does not handle the interrupt, or not in this thread.
+        return
+    arrived: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if arrived:
+        signal.raise_signal(signal.SIGINT)
+
+
 class _RankSet:
     """The processes of one attempt."""
 
@@ -209,13 +228,14 @@ class _RankSet:
         """Starts the processes and waits for them. Throws Error for the first one that fails. Leaves none behind."""
         context = multiprocessing.get_context("fork")
         try:
-            for local_rank in range(self.count):
-                receiver, sender = context.Pipe(duplex=False)
-                self.reports.append(receiver)
-                process = context.Process(target=self._run_rank, args=(local_rank, sender, os.getpid()))
-                self.processes.append(process)  # First, since an interrupt may follow the start at once.
-                process.start()
-                sender.close()
+            with _interrupts_deferred():
+                for local_rank in range(self.count):
+                    receiver, sender = context.Pipe(duplex=False)
+                    self.reports.append(receiver)
+                    process = context.Process(target=self._run_rank, args=(local_rank, sender, os.getpid()))
+                    process.start()
+                    self.processes.append(process)
+                    sender.close()
             self._wait()
         finally:
             self._end()
@@ -259,10 +279,9 @@ class _RankSet:
     def _running_after(self, seconds: float) -> list[Any]:
         """Waits for the processes, at most so long, and returns those that are still running."""
         deadline = time.monotonic() + seconds
-        started = [process for process in self.processes if process.pid is not None]
-        for process in started:
+        for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
-        return [process for process in started if process.is_alive()]
+        return [process for process in self.processes if process.is_alive()]
 
     def _run_rank(self, local_rank: int, report: Any, parent: int) -> None:
         """Runs in the new process."""

@@ -111,10 +111,20 @@ def test_a_notebook_job_starts_again(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
 
 
+def test_an_interrupt_while_processes_start_ends_them():
+    armed = [True]
+    os.register_at_fork(after_in_parent=lambda: armed and armed.pop() and signal.raise_signal(signal.SIGINT))
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launchers.debug_launcher(time.sleep, (60,))
+    assert time.monotonic() - began < 60
+    assert not multiprocessing.active_children()
+
+
 def test_an_interrupt_ends_all_processes(tmp_path):
     def wait(folder):
         (folder / str(os.getpid())).touch()
-        time.sleep(600)
+        time.sleep(60)
 
     def interrupt():
         while len(list(tmp_path.iterdir())) < 2:
