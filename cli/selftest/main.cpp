@@ -26,9 +26,10 @@ using Json = nlohmann::json;
 /// it, because packages contain a build with a libtorch for CPUs. libtorch must not have searched
 /// for devices yet.
 void load_cuda_library() {
-  const link_map* loaded = nullptr;
+  link_map* loaded = nullptr;
   void* const cpu_library = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
-  if (cpu_library == nullptr || dlinfo(cpu_library, RTLD_DI_LINKMAP, &loaded) != 0) {
+  if (cpu_library == nullptr ||
+      dlinfo(cpu_library, RTLD_DI_LINKMAP, static_cast<void*>(&loaded)) != 0) {
     return;
   }
   const auto cuda_library =
