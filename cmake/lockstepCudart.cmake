@@ -1,7 +1,8 @@
-# Defines torch::cudart, which is CUDA's library and headers, or nothing on a machine without the CUDA toolkit. Else the
-# CMake package of a torch for CUDA, such as PyPI's, would require the complete toolkit, also of a project without CUDA
-# sources. One with CUDA sources enables the language CUDA, and gets torch's own search.
-if(NOT TARGET torch::cudart AND NOT CMAKE_CUDA_COMPILER)
+# Defines torch::cudart, so that the CMake package of a torch for CUDA, such as PyPI's, does not search for the complete
+# CUDA toolkit. The target is empty if CMake finds no toolkit. A project that has enabled the language CUDA gets torch's
+# own search.
+get_property(_lockstep_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+if(NOT TARGET torch::cudart AND NOT "CUDA" IN_LIST _lockstep_languages)
   add_library(torch::cudart INTERFACE IMPORTED)
   if(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
     set_target_properties(torch::cudart PROPERTIES IMPORTED_GLOBAL TRUE)

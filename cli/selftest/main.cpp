@@ -34,11 +34,14 @@ void load_cuda_library() {
   }
   const auto cuda_library =
       std::filesystem::path(loaded->l_name).replace_filename("libtorch_cuda.so");
-  if (std::filesystem::exists(cuda_library) && dlopen(cuda_library.c_str(), RTLD_NOW) == nullptr) {
+  if (std::filesystem::exists(cuda_library) &&
+      dlopen(cuda_library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     throw lockstep::ConfigError(
         "lockstep_selftest",
         fmt::format(
-            "libtorch's library for CUDA cannot be loaded: {}; install torch again", dlerror()));
+            "libtorch's library for CUDA cannot be loaded: {}; install the packages that torch "
+            "requires",
+            dlerror()));
   }
 }
 

@@ -141,6 +141,41 @@ TEST(GlooJoin, AProcessMayJoinAgainWhileItHasAGroup) {
   second.join();
 }
 
+TEST(GlooJoin, AProcessMayJoinAgainAtOnceAfterItsGroup) {
+  Port port;
+  port.close();
+  const auto join_often = [&](int rank) {
+    for (int join = 0; join < 20; ++join) {
+      const Group group = connect(
+          world_of(rank, 2, port.number()),
+          {.join_timeout = std::chrono::seconds(30), .transport = TransportKind::kGloo});
+      EXPECT_EQ(group.size(), 2);
+    }
+  };
+  std::thread second([&] { join_often(1); });
+  join_often(0);
+  second.join();
+}
+
+TEST(GlooJoin, AFailedJoinMayBeTriedAgain) {
+  Port port;
+  port.close();
+  const auto join = [&](int rank) {
+    connect(
+        world_of(rank, 2, port.number()),
+        {.join_timeout = std::chrono::seconds(30), .transport = TransportKind::kGloo});
+  };
+  const auto join_together = [&] {
+    std::thread second([&] { join(1); });
+    join(0);
+    second.join();
+  };
+  join_together();
+  EXPECT_THAT(
+      join_error<CommError>(world_of(0, 2, port.number()), 300), HasSubstr("rank 1 did not join"));
+  join_together();
+}
+
 /// Returns the local addresses on which this process listens, from the kernel's table.
 std::string listening_addresses() {
   std::ostringstream found;

@@ -246,7 +246,7 @@ class EarlierJoins {
     return joins;
   }
 
-  /// Returns how often this rank has joined. All ranks have joined equally often.
+  /// Returns how often this rank has joined. All ranks must have joined equally often.
   int64_t count(const WorldSpec& world) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return counts_[{job_of(world), world.rank}];
@@ -262,6 +262,14 @@ class EarlierJoins {
     ++counts_[{job_of(world), world.rank}];
     if (server) {
       servers_.emplace(job_of(world), std::move(server));
+    }
+  }
+  /// Closes the server once no group uses it. A failed join leaves values in it, which another
+  /// attempt must not read.
+  void forget_server(const WorldSpec& world) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (world.rank == 0) {
+      servers_.erase(job_of(world));
     }
   }
 
@@ -311,16 +319,19 @@ c10::intrusive_ptr<c10d::Store> join_store(
   EarlierJoins& earlier = EarlierJoins::of_process();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(world.master_port);
-  options.isServer = world.rank == 0 && !world.agent_store && !earlier.serves(world);
+  const bool on_server = world.rank == 0 && !world.agent_store;
+  options.isServer = on_server && !earlier.serves(world);
   options.waitWorkers = false;
   options.timeout = timeout;
   // The server binds to one address, and cannot be reached at the host's other addresses.
   const bool local = world.on_one_host() && !world.agent_store;
   std::string host = local ? kLoopback : world.master_addr;
-  if (options.isServer) {
+  if (on_server) {
     const Address server = store_address(world, start + std::min(timeout, kNameTimeout));
-    options.masterListenFd = bind_store_port(server, world.master_port);
     host = server.host();
+    if (options.isServer) {
+      options.masterListenFd = bind_store_port(server, world.master_port);
+    }
   }
   quieten_c10d();
   TransportCheck check(address);
@@ -338,8 +349,10 @@ c10::intrusive_ptr<c10d::Store> join_store(
     earlier.add(world, options.isServer ? std::move(tcp) : nullptr);
     return store;
   } catch (const Error&) {
+    earlier.forget_server(world);
     throw;
   } catch (const std::exception& error) {
+    earlier.forget_server(world);
     throw CommError(
         "join",
         fmt::format(
