@@ -36,10 +36,9 @@ struct ConnectOptions {
 /// Connects the ranks of `world` and returns the group of all ranks. A world of one connects to
 /// nothing. Collective.
 ///
-/// A process may connect again, also while it has earlier groups. All ranks then do so, in the same
-/// order. Rank 0 serves the store at master_addr:master_port until it ends. Under torchrun, whose
-/// agent serves the store, rank 0 is a client, too. If all ranks share a host, store and data
-/// connections bind to loopback only, and the ranks use shared memory unless Gloo is requested.
+/// Rank 0 serves the store at master_addr:master_port. Under torchrun, whose agent serves the
+/// store, rank 0 is a client, too. If all ranks share a host, store and data connections bind to
+/// loopback only, and the ranks use shared memory unless Gloo is requested.
 ///
 /// Throws ConfigError if the port is taken, if shared memory is requested for ranks on several
 /// hosts, or if master_addr is not an address of rank 0's machine. Throws CommError within
