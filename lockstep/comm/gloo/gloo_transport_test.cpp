@@ -64,13 +64,15 @@ WorldSpec world_of(int rank, int size, int port) {
   return world;
 }
 
+Group join(const WorldSpec& world, int join_timeout_ms = 30'000) {
+  return connect(
+      world,
+      {.join_timeout = comm::Milliseconds(join_timeout_ms), .transport = TransportKind::kGloo});
+}
+
 template <typename Expected>
 std::string join_error(const WorldSpec& world, int join_timeout_ms) {
-  return error_of<Expected>([&] {
-    connect(
-        world,
-        {.join_timeout = comm::Milliseconds(join_timeout_ms), .transport = TransportKind::kGloo});
-  });
+  return error_of<Expected>([&] { join(world, join_timeout_ms); });
 }
 
 TEST(GlooJoin, ATakenPortIsNamedAtOnce) {
@@ -124,11 +126,9 @@ TEST(GlooJoin, AProcessMayJoinAgainWhileItHasAGroup) {
   port.close();
   const auto join_three_times = [&](int rank) {
     std::vector<Group> groups;
-    for (int join = 0; join < 3; ++join) {
-      groups.push_back(connect(
-          world_of(rank, 2, port.number()),
-          {.join_timeout = std::chrono::seconds(30), .transport = TransportKind::kGloo}));
-      if (join == 1) {
+    for (int i = 0; i < 3; ++i) {
+      groups.push_back(join(world_of(rank, 2, port.number())));
+      if (i == 1) {
         groups.erase(groups.begin());  // Rank 0 still serves the store of the first join.
       }
       for (Group& group : groups) {
@@ -145,10 +145,8 @@ TEST(GlooJoin, AProcessMayJoinAgainAtOnceAfterItsGroup) {
   Port port;
   port.close();
   const auto join_often = [&](int rank) {
-    for (int join = 0; join < 20; ++join) {
-      const Group group = connect(
-          world_of(rank, 2, port.number()),
-          {.join_timeout = std::chrono::seconds(30), .transport = TransportKind::kGloo});
+    for (int i = 0; i < 20; ++i) {
+      const Group group = join(world_of(rank, 2, port.number()));
       EXPECT_EQ(group.size(), 2);
     }
   };
@@ -160,14 +158,9 @@ TEST(GlooJoin, AProcessMayJoinAgainAtOnceAfterItsGroup) {
 TEST(GlooJoin, AFailedJoinMayBeTriedAgain) {
   Port port;
   port.close();
-  const auto join = [&](int rank) {
-    connect(
-        world_of(rank, 2, port.number()),
-        {.join_timeout = std::chrono::seconds(30), .transport = TransportKind::kGloo});
-  };
   const auto join_together = [&] {
-    std::thread second([&] { join(1); });
-    join(0);
+    std::thread second([&] { join(world_of(1, 2, port.number())); });
+    join(world_of(0, 2, port.number()));
     second.join();
   };
   join_together();

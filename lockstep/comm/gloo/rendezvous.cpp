@@ -235,11 +235,6 @@ void await_all(
 /// only port, also while its earlier groups exist.
 class EarlierJoins {
  public:
-  using Job = std::tuple<std::string, int, int>;  ///< Master's address and port, restarts.
-
-  static Job job_of(const WorldSpec& world) {
-    return {world.master_addr, world.master_port, world.restart_count};
-  }
   static EarlierJoins& of_process() {
     // Never destroyed: a fork that exits would wait there for the server's thread, which it lacks.
     static EarlierJoins& joins = *new EarlierJoins;
@@ -249,34 +244,40 @@ class EarlierJoins {
   /// Returns how often this rank has joined. All ranks must have joined equally often.
   int64_t count(const WorldSpec& world) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return counts_[{job_of(world), world.rank}];
+    return of(world).count;
   }
   bool serves(const WorldSpec& world) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return servers_.count(job_of(world)) > 0;
+    return of(world).server.defined();
   }
   /// Keeps `server`, if any, until the process ends. Else another rank could connect to it for the
   /// next join just before this rank closes it.
   void add(const WorldSpec& world, c10::intrusive_ptr<c10d::Store> server) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    ++counts_[{job_of(world), world.rank}];
+    ++of(world).count;
     if (server) {
-      servers_.emplace(job_of(world), std::move(server));
+      of(world).server = std::move(server);
     }
   }
   /// Closes the server once no group uses it. A failed join leaves values in it, which another
   /// attempt must not read.
   void forget_server(const WorldSpec& world) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (world.rank == 0) {
-      servers_.erase(job_of(world));
-    }
+    of(world).server.reset();
   }
 
  private:
+  struct JoinsOfRank {
+    int64_t count = 0;
+    c10::intrusive_ptr<c10d::Store> server;  ///< Set on rank 0, unless an agent serves the store.
+  };
+
+  JoinsOfRank& of(const WorldSpec& world) {
+    return ranks_[{world.master_addr, world.master_port, world.restart_count, world.rank}];
+  }
+
   std::mutex mutex_;  // Ranks may be threads of one process.
-  std::map<std::pair<Job, int>, int64_t> counts_;
-  std::map<Job, c10::intrusive_ptr<c10d::Store>> servers_;
+  std::map<std::tuple<std::string, int, int, int>, JoinsOfRank> ranks_;
 };
 
 /// Signs in, and blocks until all ranks have signed in, so that the error can name missing ranks.
