@@ -12,6 +12,7 @@
 #include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/join/uneven_inputs.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/loop/progress_values.h"
@@ -42,7 +43,16 @@ struct Accelerator::State {
         uneven_inputs(objects, *loop, backward.gradients, local_sgds),
         collectives(context.group, context.debug, *active),
         trackers(context),
-        checkpointer(objects, *loop, *active, local_sgds, backward.gradients, end_training),
+        epochs(std::make_shared<EpochCounter>([this] { return work(); })),
+        checkpointer(
+            objects,
+            *loop,
+            *active,
+            *epochs,
+            local_sgds,
+            backward.gradients,
+            backward.replicas,
+            end_training),
         recording(context) {
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
@@ -50,6 +60,9 @@ struct Accelerator::State {
 
   /// Returns `step`, or the updates of the first prepared optimizer.
   int64_t step_or_updates(std::optional<int64_t> step) const;
+
+  /// Returns the work of the program so far, for EpochCounter.
+  EpochCounter::Work work() const;
 
   void start_recording() {
     recording.start();
@@ -69,6 +82,7 @@ struct Accelerator::State {
   UnevenInputs uneven_inputs;
   Collectives collectives;
   Trackers trackers;
+  std::shared_ptr<EpochCounter> epochs;
   Checkpointer checkpointer;
   StepRecording recording;
   bool triggered = false;
@@ -325,8 +339,16 @@ nlohmann::json Accelerator::broadcast_object(const nlohmann::json& value, int fr
 
 EpochRange Accelerator::epochs(int64_t count) {
   state_->checkpointer.resume_if_requested(/*in_epochs=*/true);
-  const auto& loaders = state_->objects.loaders;
-  return {loaders.empty() ? 0 : loaders.front()->epoch(), count};
+  return state_->epochs->range(count);
+}
+
+EpochCounter::Work Accelerator::State::work() const {
+  EpochCounter::Work work{
+      .backward_passes = loop->backward_passes, .updates = loop->prepared_steps};
+  for (const auto& loader : objects.loaders) {
+    work.positions.push_back(active->position_to_save(*loader));
+  }
+  return work;
 }
 
 std::function<ProgressValues()> Accelerator::live_progress() const {
@@ -380,6 +402,7 @@ std::shared_ptr<tracking::Tracker> Accelerator::get_tracker(const std::string& n
 void Accelerator::end_training() {
   wait_for_save();
   wait_for_everyone();
+  state_->backward.replicas.compare_parameters("end_training");
   state_->loop->losses.warn_at_end(state_->context.group);
   state_->trackers.finish();
   if (state_->loop->recorder) {

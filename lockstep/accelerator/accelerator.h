@@ -211,14 +211,16 @@ class Accelerator {
   // --- values across processes (collective; see operations.h)
   // T is any nested value of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS. If
   // processes pass different numbers of tensors, all throw ConfigError, which lists each number.
-  /// Concatenates each tensor of `value` along dimension 0, in rank order.
+  /// Concatenates each tensor of `value` along dimension 0, in rank order. Keeps gradients: a loss
+  /// of the result trains all processes' inputs, as in one process.
   template <NestedTensors T>
   T gather(const T& value) {
     return collectives().gather(value);
   }
   /// Works as `gather` for tensors with a row for each sample of the current batch, and drops
   /// samples that were repeated to fill the last global batch. A tensor with another number of rows
-  /// is gathered unchanged. Use gather() for one that has that number by chance.
+  /// is gathered unchanged. Use gather() for one that has that number by chance. Keeps no
+  /// gradients.
   template <NestedTensors T>
   T gather_for_metrics(const T& value) {
     return collectives().gather_for_metrics(value);
@@ -228,7 +230,8 @@ class Accelerator {
       const First& first, const Others&... others) {
     return std::tuple{gather_for_metrics(first), gather_for_metrics(others)...};
   }
-  /// Returns each tensor of `value` reduced over all processes, by default to their sum.
+  /// Returns each tensor of `value` reduced over all processes, by default to their sum. Keeps
+  /// gradients.
   template <NestedTensors T>
   T reduce(const T& value, ReduceOp op = ReduceOp::kSum) {
     return collectives().reduce(value, op);
@@ -260,8 +263,10 @@ class Accelerator {
   auto progress(Range range, std::string label = "") {
     return with_progress(std::move(range), std::move(label), live_progress());
   }
-  /// Returns the remaining epochs of `count`, from the first prepared loader's epoch on, so that a
-  /// resumed program continues. Without a loader, 0 to count. Resumes first if requested, see
+  /// Returns the epochs 0 to `count`, without those that a resumed program has done. Each call is
+  /// another range that counts its own iterations, whatever passes over loaders are elsewhere; a
+  /// resumed program must call epochs() in the same order. A save counts the running iteration as
+  /// done once it has trained and its training pass is complete. Resumes first if requested, see
   /// resume_latest().
   EpochRange epochs(int64_t count);
   /// Opens the trackers of `log_with`, on the main process unless they require others, and stores

@@ -273,7 +273,7 @@ TEST(Print, WritesOnce) {
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "hello\n");
 }
 
-TEST(Epochs, CountFromTheFirstLoadersEpoch) {
+TEST(Epochs, OfEachCallAreCounted) {
   Accelerator alone({}, WorldSpec{}, Group());
   auto loader = alone.prepare(numbers(4, {.batch_size = 2}));
   std::set<int64_t> epochs;
@@ -284,8 +284,7 @@ TEST(Epochs, CountFromTheFirstLoadersEpoch) {
     epochs.insert(epoch);
   }
   EXPECT_EQ(epochs, (std::set<int64_t>{0, 1, 2}));
-  EXPECT_TRUE(alone.epochs(3).empty());
-  EXPECT_EQ(alone.epochs(5).front(), 3);
+  EXPECT_EQ(alone.epochs(3).size(), 3);
 }
 
 TEST(Progress, CoversTheFullLoader) {

@@ -9,13 +9,19 @@
 namespace lockstep::flat {
 
 GradBucket::GradBucket(
-    BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group)
+    BucketPlan plan,
+    const std::vector<at::Tensor>& parameters,
+    const Group& group,
+    int64_t more_flags)
     : plan_(std::move(plan)) {
   const at::Tensor& first = parameters[plan_.entries.front().parameter];
   const auto count = static_cast<int64_t>(plan_.entries.size());
-  buffer_ = group.empty({plan_.numel + count}, first.options().requires_grad(false)).zero_();
+  buffer_ =
+      group.empty({plan_.numel + count + more_flags}, first.options().requires_grad(false)).zero_();
   gradients_ = buffer_.narrow(0, 0, plan_.numel);
-  flags_ = buffer_.narrow(0, plan_.numel, count);
+  all_flags_ = buffer_.narrow(0, plan_.numel, count + more_flags);
+  flags_ = all_flags_.narrow(0, 0, count);
+  more_flags_ = all_flags_.narrow(0, count, more_flags);
   host_flags_ = at::zeros({count}, at::kFloat);
   for (const BucketEntry& entry : plan_.entries) {
     // Autograd must not see a view: torch's zero_grad detaches gradients in place, which views

@@ -19,9 +19,13 @@ namespace lockstep::flat {
 /// Memory: one copy of the gradients, which is also the parameters' own `grad`.
 class GradBucket {
  public:
-  /// Allocates with Group::empty of `group`, for reductions with the fewest copies.
+  /// Allocates with Group::empty of `group`, for reductions with the fewest copies. `more_flags`:
+  /// the number of flags of the caller, which are sent after those of the parameters.
   GradBucket(
-      BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group = Group());
+      BucketPlan plan,
+      const std::vector<at::Tensor>& parameters,
+      const Group& group = Group(),
+      int64_t more_flags = 0);
 
   const std::vector<BucketEntry>& entries() const { return plan_.entries; }
   /// The planned 16-bit communication dtype, if any.
@@ -31,9 +35,11 @@ class GradBucket {
   /// The complete buffer to reduce: gradients, gaps, flags.
   const at::Tensor& buffer() const { return buffer_; }
   /// The parts of `buffer`: gradients with the gaps between them (which are zero), and one flag for
-  /// each entry.
+  /// each entry, with the caller's.
   const at::Tensor& gradients() const { return gradients_; }
-  const at::Tensor& flag_values() const { return flags_; }
+  const at::Tensor& flag_values() const { return all_flags_; }
+  /// The caller's flags, which it writes before a reduction and reads after it.
+  const at::Tensor& more_flags() const { return more_flags_; }
   /// The memory of one gradient as a 1-D tensor, in memory order.
   at::Tensor flat(size_t index) const;
   /// Sets the flag of each entry.
@@ -46,7 +52,9 @@ class GradBucket {
   BucketPlan plan_;
   at::Tensor buffer_;
   at::Tensor gradients_;
-  at::Tensor flags_;
+  at::Tensor all_flags_;
+  at::Tensor flags_;  ///< Of the entries.
+  at::Tensor more_flags_;
   at::Tensor host_flags_;       ///< A copy of `flags_` as float32 on the CPU.
   bool all_flags_set_ = false;  ///< This rank has set all flags.
   std::vector<at::Tensor> views_;

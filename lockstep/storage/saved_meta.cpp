@@ -83,6 +83,13 @@ SavedMeta read_saved_meta(const StoredCheckpoint& stored) {
   if (meta.has("local_sgd_steps")) {
     saved.local_sgd_steps = meta.counts("local_sgd_steps");
   }
+  if (meta.has("epoch_ranges")) {
+    saved.epoch_ranges = meta.counts("epoch_ranges");
+    saved.epochs_done = meta.counts("epochs_done");
+    if (saved.epochs_done.size() != saved.epoch_ranges.size()) {
+      meta.refuse("epochs_done", "as many numbers as epoch_ranges has");
+    }
+  }
   if (meta.has(kSaveIdKey)) {
     saved.save_id = meta.text(kSaveIdKey);
   }

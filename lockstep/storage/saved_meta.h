@@ -28,6 +28,9 @@ struct SavedMeta {
   std::optional<nlohmann::json> scaler;
   std::vector<bool> objects_differ;  ///< For each custom object: every process had its own state.
   std::optional<std::vector<int64_t>> local_sgd_steps;
+  /// The place in the program's epochs() ranges, for each level of nesting; empty before the first.
+  std::vector<int64_t> epoch_ranges;
+  std::vector<int64_t> epochs_done;
   std::string save_id;  ///< Empty in saves of old versions.
 };
 

@@ -66,6 +66,14 @@ void DataParallel::set_sync(bool sync) {
   reducer_->set_sync(sync);
 }
 
+void DataParallel::set_facts(RankFacts facts) {
+  reducer_->set_facts(std::move(facts));
+}
+
+bool DataParallel::has_gradients() const {
+  return reducer_->has_gradients();
+}
+
 void DataParallel::check_alive() const {
   reducer_->group().check_alive();
 }

@@ -74,6 +74,8 @@ class DataParallel final : public GradientSync {
   void finish_backward() override;
   void abandon_backward() noexcept override;
   void set_sync(bool sync) override;
+  void set_facts(RankFacts facts) override;
+  bool has_gradients() const override;
   void check_alive() const override;
   /// While true, sends nothing, regardless of `set_sync`: for strategies that average parameters
   /// instead of gradients.

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/sync/reducer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
+
+#include <ATen/ops/empty.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/coalesce.h"
@@ -41,9 +44,12 @@ Reducer::Reducer(
   const std::vector<at::Tensor> tensors = tensors_of(parameters_);
   gradients_.resize(tensors.size());
   std::vector<std::vector<size_t>> members;
-  for (flat::BucketPlan& plan :
-       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes, comm_dtypes)) {
-    buckets_.emplace_back(std::move(plan), tensors, group_);
+  std::vector<flat::BucketPlan> plans =
+      flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes, comm_dtypes);
+  for (flat::BucketPlan& plan : plans) {
+    const bool is_last = &plan == &plans.back();
+    buckets_.emplace_back(
+        std::move(plan), tensors, group_, is_last ? DigestFlags::kCount : int64_t{0});
     members.emplace_back();
     for (size_t entry = 0; entry < buckets_.back().entries().size(); ++entry) {
       members.back().push_back(parameter_of(buckets_.back(), entry));
@@ -150,6 +156,14 @@ void Reducer::begin_reduction() {
   if (join_coordinator_ && !std::exchange(is_announced_, false)) {
     join_coordinator_->announce(model_, adds_to_average());
   }
+  added_to_average_ = adds_to_average();
+  digest_ = digest();
+  if (!buckets_.empty() && !buckets_.back().buffer().is_cpu()) {
+    // Reading flags of a device would wait for it, so these stay on the CPU.
+    const at::Tensor flags = at::empty({DigestFlags::kCount}, at::kFloat);
+    DigestFlags::write(flags, digest_, facts_.has_report && facts_.has_report());
+    device_flags_ = group_.all_reduce(flags, ReduceOp::kMax);
+  }
 }
 
 void Reducer::start_bucket(size_t index) {
@@ -167,6 +181,9 @@ void Reducer::start_bucket(size_t index) {
     present.push_back(gradient.exists);
   }
   bucket.set_flags(present);
+  if (index + 1 == buckets_.size() && !device_flags_) {
+    DigestFlags::write(bucket.more_flags(), digest_, facts_.has_report && facts_.has_report());
+  }
   hook_->start(index);
 }
 
@@ -183,6 +200,7 @@ void Reducer::drop_missing_gradients() {
 
 void Reducer::finish_buckets() {
   hook_->finish();
+  compare_facts();
   int buffer_root = 0;
   if (join_coordinator_) {
     buffer_root = join_coordinator_->wait().alive.front();
@@ -198,7 +216,54 @@ void Reducer::finish_buckets() {
   flat::broadcast_coalesced(group_, buffers_, buffer_root);
 }
 
+/// Returns a digest of what must be equal on all ranks. While ranks join with uneven inputs, some
+/// have no loop, so nothing is compared.
+uint64_t Reducer::digest() const {
+  if (join_coordinator_) {
+    return 0;
+  }
+  uint64_t digest = facts_.digest ? facts_.digest() : 0;
+  digest = mix(digest, added_to_average_ ? 1 : 0);
+  for (const NamedTensor& item : parameters_) {
+    digest = mix(digest, item.tensor.requires_grad() ? 1 : 0);
+  }
+  return digest;
+}
+
+std::vector<RankFact> Reducer::facts() const {
+  std::vector<RankFact> all = facts_.list ? facts_.list() : std::vector<RankFact>();
+  all.push_back(
+      {"the treatment of the last gradients",
+       added_to_average_ ? "added to them" : "dropped them",
+       "call zero_grad() at the same place on every rank"});
+  for (const NamedTensor& item : parameters_) {
+    all.push_back(trained_or_frozen(item));
+  }
+  return all;
+}
+
+void Reducer::compare_facts() {
+  if (buckets_.empty()) {
+    return;
+  }
+  const at::Tensor flags =
+      device_flags_ ? std::exchange(device_flags_, {})->wait() : buckets_.back().more_flags();
+  if (DigestFlags::differ(flags)) {
+    refuse_different_facts(group_, facts(), "backward");
+  }
+  if (DigestFlags::any_report(flags) && facts_.exchange_reports) {
+    facts_.exchange_reports();
+  }
+}
+
+bool Reducer::has_gradients() const {
+  return std::any_of(gradients_.begin(), gradients_.end(), [](const Gradient& gradient) {
+    return gradient.exists;
+  });
+}
+
 void Reducer::abandon_buckets(bool wait) {
+  device_flags_.reset();
   if (hook_) {
     hook_->abandon(wait);
   }

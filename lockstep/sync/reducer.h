@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "lockstep/sync/comm_hook/comm_hook.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/gradient_reduction.h"
+#include "lockstep/sync/rank_facts.h"
 
 namespace lockstep {
 
@@ -49,6 +51,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
       std::shared_ptr<JoinCoordinator> join_coordinator, size_t model, bool defer);
   bool has_join_coordinator() const { return join_coordinator_ != nullptr; }
 
+  void set_facts(RankFacts facts) { facts_ = std::move(facts); }
+  bool has_gradients() const;
+
   CommHook* hook() { return hook_.get(); }
   const Group& group() const { return group_; }
   size_t bucket_count() const { return buckets_.size(); }
@@ -80,6 +85,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   bool adds_to_average() const;
   void take_average(const flat::GradBucket& bucket);
   void drop_missing_gradients();
+  uint64_t digest() const;
+  std::vector<RankFact> facts() const;
+  void compare_facts();
 
   Group group_;
   NamedTensors parameters_;
@@ -89,6 +97,11 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   std::unique_ptr<CommHook> hook_;
   std::vector<Gradient> gradients_;  ///< [parameter]
   GradientReduction reduction_;
+
+  RankFacts facts_;
+  uint64_t digest_ = 0;                  ///< Of the running averaging.
+  bool added_to_average_ = false;        ///< It adds to the gradients of the last one.
+  std::optional<Pending> device_flags_;  ///< DigestFlags of parameters on a device.
 
   bool sync_ = true;
   bool local_ = false;       ///< Overrides `sync_`.

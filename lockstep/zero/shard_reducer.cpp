@@ -138,12 +138,17 @@ void ShardReducer::start_bucket(size_t index) {
 }
 
 /// The message has 1 for each parameter with a gradient on any rank, else 0. Its first element is
-/// greater if any rank adds to gradients that a step has used.
+/// greater if any rank adds to gradients that a step has used. DigestFlags follow.
 Pending ShardReducer::start_presence() {
-  at::Tensor flags = at::empty({static_cast<int64_t>(present_.size())}, at::kByte);
+  const auto count = static_cast<int64_t>(present_.size());
+  at::Tensor flags = at::empty({count + DigestFlags::kCount}, at::kByte);
+  DigestFlags::write(
+      flags.narrow(0, count, DigestFlags::kCount),
+      digest(),
+      facts_.has_report && facts_.has_report());
   auto* values = flags.mutable_data_ptr<uint8_t>();
   std::copy(present_.begin(), present_.end(), values);
-  if (adds_to_used_) {
+  if (adds_to_used_ && count > 0) {
     values[0] = kAddsToUsed;
   }
   return group_.all_reduce(flags, ReduceOp::kMax);
@@ -159,6 +164,11 @@ void ShardReducer::finish_buckets() {
   }
   const at::Tensor present = presence.wait();
   const auto* on_any_rank = present.const_data_ptr<uint8_t>();
+  const at::Tensor compared =
+      present.narrow(0, static_cast<int64_t>(present_.size()), DigestFlags::kCount);
+  if (DigestFlags::differ(compared)) {
+    refuse_different_facts(group_, facts(), "backward");
+  }
   if (!present_.empty() && on_any_rank[0] == kAddsToUsed) {
     refuse_used();
   }
@@ -172,6 +182,29 @@ void ShardReducer::finish_buckets() {
   }
   flat::broadcast_coalesced(group_, buffers_);
   used_.clear();
+  if (DigestFlags::any_report(compared) && facts_.exchange_reports) {
+    facts_.exchange_reports();
+  }
+}
+
+uint64_t ShardReducer::digest() const {
+  uint64_t digest = facts_.digest ? facts_.digest() : 0;
+  for (const NamedTensor& item : model_.parameters()) {
+    digest = mix(digest, item.tensor.requires_grad() ? 1 : 0);
+  }
+  return digest;
+}
+
+std::vector<RankFact> ShardReducer::facts() const {
+  std::vector<RankFact> all = facts_.list ? facts_.list() : std::vector<RankFact>();
+  for (const NamedTensor& item : model_.parameters()) {
+    all.push_back(trained_or_frozen(item));
+  }
+  return all;
+}
+
+bool ShardReducer::has_gradients() const {
+  return std::find(had_gradient_.begin(), had_gradient_.end(), true) != had_gradient_.end();
 }
 
 void ShardReducer::refuse_used() {

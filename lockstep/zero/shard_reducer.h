@@ -55,6 +55,8 @@ class ShardReducer final : private GradientBuckets {
   /// The reduction of the running backward: begin, finish, abandon, set_sync.
   GradientReduction& reduction() { return reduction_; }
   /// See Sharding for the functions below.
+  void set_facts(RankFacts facts) { facts_ = std::move(facts); }
+  bool has_gradients() const;
   void drop_gradients();
   void mark_gradients_used() { used_.mark(model_); }
   std::vector<at::Tensor> held_gradients() const;
@@ -75,6 +77,8 @@ class ShardReducer final : private GradientBuckets {
   void hold(size_t parameter);
   /// Continues the reductions before bucket `index`, and ends all but the last ones.
   void advance_before(size_t index);
+  uint64_t digest() const;
+  std::vector<RankFact> facts() const;
   /// Starts the all-reduce of the flags of parameters with a gradient. Collective.
   Pending start_presence();
   void refuse_used();
@@ -90,6 +94,7 @@ class ShardReducer final : private GradientBuckets {
   std::vector<at::Tensor> held_;
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   UsedGradients used_;
+  RankFacts facts_;
   bool adds_to_used_ = false;  ///< The running backward, on this rank.
 };
 

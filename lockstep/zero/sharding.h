@@ -72,6 +72,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void finish_backward() override { reducer_.reduction().finish(); }
   void abandon_backward() noexcept override { reducer_.reduction().abandon(); }
   void set_sync(bool sync) override { reducer_.reduction().set_sync(sync); }
+  void set_facts(RankFacts facts) override { reducer_.set_facts(std::move(facts)); }
+  bool has_gradients() const override { return reducer_.has_gradients(); }
   void check_alive() const override { model_.check_alive(); }
   void set_speculative_updates(SpeculativeCallbacks callbacks) {
     speculative_.set_callbacks(std::move(callbacks));

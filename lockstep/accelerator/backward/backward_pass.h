@@ -5,6 +5,7 @@
 #include "lockstep/accelerator/backward/gradient_accumulation.h"
 #include "lockstep/accelerator/backward/gradients.h"
 #include "lockstep/accelerator/backward/mixed_precision.h"
+#include "lockstep/accelerator/backward/replica_check.h"
 #include "lockstep/accelerator/backward/unprepared_model_check.h"
 #include "lockstep/accelerator/backward/unprepared_update_check.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
@@ -26,6 +27,7 @@ struct BackwardPass {
       : precision(objects.context),
         update_check(objects, loop),
         model_check(objects, loop, local_sgds),
+        replicas(objects, loop, local_sgds),
         gradients(objects, loop, update_check),
         accumulation(objects, loop, active, gradients, update_check),
         runner(
@@ -45,11 +47,13 @@ struct BackwardPass {
     update_check.watch_prepared();
     runner.watch_prepared();
     model_check.watch_optimizers();
+    replicas.watch_prepared();
   }
   /// Forgets all objects, before the registry does.
   void forget() {
     runner.remove_hooks();
     update_check.clear();
+    replicas.forget();
     gradients.forget_norms();
     accumulation.forget();
   }
@@ -57,6 +61,7 @@ struct BackwardPass {
   MixedPrecision precision;
   UnpreparedUpdateCheck update_check;
   UnpreparedModelCheck model_check;
+  ReplicaCheck replicas;
   Gradients gradients;
   GradientAccumulation accumulation;
   BackwardRunner runner;

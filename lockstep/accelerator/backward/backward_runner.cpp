@@ -35,6 +35,16 @@ void require_one_number(const at::Tensor& loss) {
   }
 }
 
+[[noreturn]] void refuse_loss_without_gradient(const char* what) {
+  throw ConfigError(
+      "backward",
+      fmt::format(
+          "{} on a tensor that requires a gradient, so nothing would be trained; compute "
+          "the loss from the model's output outside of NoGradGuard, and without detach(), item(), "
+          "gather_for_metrics or a cast to integers; gather and reduce keep the gradient",
+          what));
+}
+
 /// Checks a count of backward(loss_sum, count), and counts it in the micro-step.
 void note_count(LoopState& loop, double count) {
   if (!(count >= 0)) {
@@ -143,6 +153,9 @@ at::Tensor BackwardRunner::scaled(const at::Tensor& loss, double factor) {
   loop.finite->check_loss(loss);
   if (loop.finite->policy() == NonFinitePolicy::kIgnore) {
     loop.losses.note(loss);
+    if (loop.losses.has_report() && !parts_.objects.context.is_distributed()) {
+      loop.losses.exchange_reports(parts_.objects.context.group);
+    }
   }
   parts_.precision.warn_if_unused();
   const at::Tensor part = factor == 1 ? loss : at::mul(loss, factor);
@@ -169,11 +182,17 @@ void BackwardRunner::run(const at::Tensor& loss, double factor, const BackwardOp
     }
     // With a single model a loss that depends on no parameter is this rank's zero; the others wait
     // for it.
-    if (root.requires_grad() || !parts_.objects.context.is_distributed() || models.size() != 1) {
+    if (root.requires_grad()) {
       root.backward({}, options.retain_graph);
+    } else if (!parts_.objects.context.is_distributed() || models.size() != 1) {
+      refuse_loss_without_gradient("the loss does not depend");
     }
     for (const PreparedModel& model : models) {
       model.sync->finish_backward();
+    }
+    if (!root.requires_grad() && parts_.loop.accumulation.averages() && !parts_.loop.joining &&
+        !models.front().sync->has_gradients()) {
+      refuse_loss_without_gradient("no process's loss depends");
     }
     if (must_compare) {
       parts_.model_check.compare();

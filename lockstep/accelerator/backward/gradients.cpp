@@ -97,6 +97,7 @@ at::Tensor Gradients::clip_norm(
   if (!loop_.accumulation.sync_gradients) {
     return norms_.before.defined() ? norms_.before : at::zeros({});
   }
+  ++loop_.calls.clippings;
   std::vector<const void*> same;
   for (const at::Tensor& parameter : parameters) {
     same.push_back(parameter.unsafeGetTensorImpl());
@@ -129,6 +130,7 @@ void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double cli
   if (!loop_.accumulation.sync_gradients) {
     return;
   }
+  ++loop_.calls.clippings;
   unscale_optimizers_of(parameters);
   optim::clip_grad_value_(
       objects_.sharding ? objects_.sharding->slices().of(parameters) : parameters, clip_value);

@@ -23,18 +23,22 @@ Checkpointer::Checkpointer(
     PreparedObjects& objects,
     LoopState& loop,
     const ActiveLoaders& active,
+    EpochCounter& epochs,
     LocalSgdScopes& local_sgds,
     Gradients& gradients,
+    ReplicaCheck& replicas,
     std::function<void()> end_training)
     : objects_(objects),
       loop_(loop),
+      replicas_(replicas),
       end_training_(std::move(end_training)),
       project_(objects.context),
       preemption_(objects.context),
-      collector_(objects, loop, active, local_sgds, registered_, project_),
+      collector_(objects, loop, active, epochs, local_sgds, registered_, project_),
       loader_(
           {.objects = objects,
            .loop = loop,
+           .epochs = epochs,
            .local_sgds = local_sgds,
            .registered = registered_,
            .writers_per_rank = project_.writers_per_rank()},
@@ -48,6 +52,7 @@ void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options)
   checkpoint::save_despite_failure(
       [this] { saver_.wait(); },
       [&] {
+        replicas_.compare_parameters("save_state");
         saver_.save(folder, options);
         return folder;
       });
@@ -68,6 +73,7 @@ fs::path Checkpointer::save(const SaveStateOptions& options) {
 fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
   project_.checkpoints();  // Throws without a project_dir.
   saver_.wait();           // Its number is taken, though its folder may not exist yet.
+  replicas_.compare_parameters("save_state");
   const fs::path folder = project_.next_checkpoint();
   saver_.save(folder, options, project_.finish_save(folder));
   return folder;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "lockstep/accelerator/backward/gradients.h"
+#include "lockstep/accelerator/backward/replica_check.h"
 #include "lockstep/accelerator/checkpointing/preemption.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
 #include "lockstep/accelerator/checkpointing/registered_objects.h"
@@ -14,6 +15,7 @@
 #include "lockstep/accelerator/checkpointing/state_loader.h"
 #include "lockstep/accelerator/checkpointing/state_saver.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
@@ -30,8 +32,10 @@ class Checkpointer {
       PreparedObjects& objects,
       LoopState& loop,
       const ActiveLoaders& active,
+      EpochCounter& epochs,
       LocalSgdScopes& local_sgds,
       Gradients& gradients,
+      ReplicaCheck& replicas,
       std::function<void()> end_training);
 
   /// See Accelerator::save_state.
@@ -59,6 +63,7 @@ class Checkpointer {
 
   PreparedObjects& objects_;
   LoopState& loop_;
+  ReplicaCheck& replicas_;
   std::function<void()> end_training_;
   ProjectFolder project_;
   Preemption preemption_;

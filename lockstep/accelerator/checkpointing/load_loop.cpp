@@ -164,6 +164,21 @@ void check_loaders(Loading& loading) {
   }
 }
 
+/// Continues the program's epochs() ranges. A checkpoint of another version has one range, which
+/// its first loader counted.
+void check_epochs(Loading& loading) {
+  EpochCounter::Place place;
+  for (size_t i = 0; i < loading.saved.epoch_ranges.size(); ++i) {
+    place.push_back({loading.saved.epoch_ranges[i], loading.saved.epochs_done[i]});
+  }
+  loading.apply.emplace_back([&targets = loading.targets, place = std::move(place)] {
+    const auto& loaders = targets.objects.loaders;
+    const bool is_counted_by_loader = place.empty() && !loaders.empty();
+    targets.epochs.resume(
+        is_counted_by_loader ? EpochCounter::Place{{1, loaders.front()->epoch()}} : place);
+  });
+}
+
 }  // namespace
 
 void check_loop(Loading& loading) {
@@ -180,6 +195,7 @@ void check_loop(Loading& loading) {
 
 void check_positions(Loading& loading) {
   check_loaders(loading);
+  check_epochs(loading);
   const int source = loading.rank() % loading.saved_by;
   const std::string file = files::of_rank("random_states", source, ".safetensors");
   loading.apply.push_back(check_random_state(

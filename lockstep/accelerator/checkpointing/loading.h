@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/accelerator/checkpointing/registered_objects.h"
+#include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/project_configuration.h"
@@ -21,6 +22,7 @@ namespace lockstep {
 struct LoadTargets {
   PreparedObjects& objects;
   LoopState& loop;
+  EpochCounter& epochs;
   LocalSgdScopes& local_sgds;
   RegisteredObjects& registered;
   int writers_per_rank = 1;  ///< Threads that read the files of one rank.

@@ -73,6 +73,10 @@ CollectedState StateCollector::collect(const SaveStateOptions& options) {
   for (const Scheduler& scheduler : objects_.schedulers) {
     state.meta["schedulers"].push_back(scheduler.state());
   }
+  for (const EpochCounter::Level& level : epochs_.place()) {
+    state.meta["epoch_ranges"].push_back(level.ranges);
+    state.meta["epochs_done"].push_back(level.done);
+  }
   if (loop_.scaling.scaler) {
     state.meta["scaler"] = loop_.scaling.scaler->state();
   }
@@ -201,13 +205,8 @@ void StateCollector::collect_position(checkpoint::Contents& contents) {
 void StateCollector::collect_loaders(checkpoint::Contents& contents) {
   nlohmann::json cursors = nlohmann::json::array();
   for (const auto& loader : objects_.loaders) {
-    data::Cursor cursor = loader->cursor();
-    if (loader->left_early() && !active_.has_trained(loader.get())) {
-      // An evaluation that uses only some batches begins the next epoch at its next pass.
-      cursor = {.seed = cursor.seed, .epoch = loader->epoch()};
-    }
     cursors.push_back(
-        {{"cursor", cursor},
+        {{"cursor", active_.position_to_save(*loader)},
          {"samples", loader->layout().samples()},
          {"round_rows", loader->layout().global_batch_rows()}});
   }

@@ -9,6 +9,7 @@
 #include "lockstep/accelerator/checkpointing/project_folder.h"
 #include "lockstep/accelerator/checkpointing/registered_objects.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/project_configuration.h"
@@ -35,12 +36,14 @@ class StateCollector {
       const PreparedObjects& objects,
       LoopState& loop,
       const ActiveLoaders& active,
+      const EpochCounter& epochs,
       const LocalSgdScopes& local_sgds,
       RegisteredObjects& registered,
       const ProjectFolder& project)
       : objects_(objects),
         loop_(loop),
         active_(active),
+        epochs_(epochs),
         local_sgds_(local_sgds),
         registered_(registered),
         project_(project) {}
@@ -69,6 +72,7 @@ class StateCollector {
   const PreparedObjects& objects_;
   LoopState& loop_;
   const ActiveLoaders& active_;
+  const EpochCounter& epochs_;
   const LocalSgdScopes& local_sgds_;
   RegisteredObjects& registered_;
   const ProjectFolder& project_;

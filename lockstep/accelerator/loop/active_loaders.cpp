@@ -80,6 +80,14 @@ void ActiveLoaders::mark_trained() {
   }
 }
 
+data::Cursor ActiveLoaders::position_to_save(const data::LoaderCore& loader) const {
+  const data::Cursor cursor = loader.cursor();
+  if (loader.left_early() && !has_trained(&loader)) {
+    return {.seed = cursor.seed, .epoch = loader.epoch()};
+  }
+  return cursor;
+}
+
 void ActiveLoaders::pass_ended(const void* loader) {
   const auto ended = std::find_if(
       stack_.begin(), stack_.end(), [&](const Pass& item) { return item.loader == loader; });

@@ -41,6 +41,10 @@ class ActiveLoaders final : public data::LoaderObserver {
   /// Returns whether a loop over this loader was ever marked as training.
   bool has_trained(const void* loader) const { return trained_.contains(loader); }
 
+  /// Returns the position to save. An evaluation that was left early begins the next epoch at its
+  /// next pass; a training loop continues.
+  data::Cursor position_to_save(const data::LoaderCore& loader) const;
+
   /// Returns the batch of the innermost loop, or null outside any.
   const data::BatchInfo* current() const;
   /// Returns whether that batch is the last of its pass for some rank. An accumulation group ends

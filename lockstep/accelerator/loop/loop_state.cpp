@@ -32,6 +32,16 @@ std::shared_ptr<LoopState> new_loop_state(
   auto loop = std::make_shared<LoopState>();
   loop->accumulation.plugin = *options.gradient_accumulation_plugin;
   loop->finite = std::make_shared<FiniteGuard>(options.non_finite, group);
+  loop->mean_over_ranks = [all = group](const at::Tensor& value) mutable {
+    if (all.size() == 1 || !value.defined()) {
+      return value;
+    }
+    return all
+        .all_reduce(
+            value.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true), ReduceOp::kAvg)
+        .wait()
+        .to(value.scalar_type());
+  };
   if (scaled) {
     loop->scaling.scaler.emplace(options.grad_scaler, group);
     loop->scaling.loss_scale_rule = options.loss_scale_rule;

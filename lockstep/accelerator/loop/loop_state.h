@@ -89,12 +89,21 @@ struct LoopState {
   bool gradients_used = false;      ///< A step of any optimizer has found gradients.
   int64_t optimizers = 0;           ///< Number of prepared optimizers.
   int64_t prepared_steps = 0;       ///< Calls of step() that prepared optimizers have acted on.
-  bool offloaded = false;           ///< A state is offloaded by offload_states.
-  bool joining = false;             ///< A join_uneven_inputs is running.
+  /// Calls since the processes were last made equal, which all make in the same number.
+  struct Calls {
+    int64_t steps = 0;      ///< Calls of step() that prepared optimizers have acted on.
+    int64_t clippings = 0;  ///< Calls of clip_grad_norm_ and clip_grad_value_.
+  } calls;
+  bool offloaded = false;  ///< A state is offloaded by offload_states.
+  bool joining = false;    ///< A join_uneven_inputs is running.
   /// Compares, over all ranks, the parameters of an optimizer that no prepared model has. Returns
   /// whether no further check is needed; throws ConfigError if ranks differ. Collective. Empty: no
   /// check.
   std::function<bool(const std::vector<at::Tensor>& parameters)> agree_on_unprepared = nullptr;
+  /// Returns the mean of a number over all processes. Collective.
+  std::function<at::Tensor(const at::Tensor& value)> mean_over_ranks = nullptr;
+  /// Checks the prepared objects before an update. Empty: no check.
+  std::function<void()> before_update = nullptr;
   /// Set since the last backward, update or zero_grad.
   std::vector<Clipped> clipped;
 
@@ -102,6 +111,7 @@ struct LoopState {
   void reset_accumulation() {
     accumulation.reset();
     clipped.clear();
+    calls = {};
   }
   /// Restores the state before the first prepare(). `group`: all processes.
   void forget_prepared(const Group& group);

@@ -4,12 +4,15 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ops/full.h>
 
 #include "lockstep/base/log.h"
+#include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
 namespace {
@@ -31,9 +34,30 @@ void LossWatch::note(const at::Tensor& loss) {
   has_last_on_cpu_ = true;
   if (first_not_finite_ == 0 && !std::isfinite(last_.load())) {
     first_not_finite_ = noted_;
-    log_warning(
-        fmt::format("the loss of backward {} is {}; {}", noted_, last_.load(), kLossRemedy));
+    first_value_ = std::isnan(last_.load()) ? std::abs(last_.load()) : last_.load();
   }
+}
+
+std::string LossWatch::report() const {
+  return first_not_finite_ == 0
+             ? ""
+             : fmt::format("the loss of backward {} is {}", first_not_finite_, first_value_);
+}
+
+void LossWatch::exchange_reports(Group group) {
+  is_reported_ = true;
+  std::vector<std::string> found;
+  if (group.size() == 1) {
+    found.push_back(report());
+  } else {
+    const std::vector<std::string> all = all_gather_bytes(group, report());
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (!all[rank].empty()) {
+        found.push_back(fmt::format("on rank {} {}", rank, all[rank]));
+      }
+    }
+  }
+  log_warning(fmt::format("{}; {}", fmt::join(found, ", "), kLossRemedy));
 }
 
 void LossWatch::warn_at_end(Group& group) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -13,12 +14,17 @@ namespace lockstep {
 
 /// Warns of losses that are NaN or infinite when no NonFinitePolicy handles them.
 ///
-/// A loss on the CPU is read at once. A device's loss is read at the end only, so that no step
-/// waits for the device. Cost: one number read a backward. Not thread-safe, but for last_on_cpu().
+/// A loss on the CPU is read at once, and processes report the first such loss when they average
+/// gradients. A device's loss is read at the end only, so that no step waits for the device. Cost:
+/// one number read a backward. Not thread-safe, but for last_on_cpu().
 class LossWatch {
  public:
-  /// Records the loss of a backward, a tensor of one element. Warns at the first non-finite one.
+  /// Records the loss of a backward, a tensor of one element.
   void note(const at::Tensor& loss);
+  /// Returns whether this process has had a non-finite loss that was not reported.
+  bool has_report() const { return first_not_finite_ > 0 && !is_reported_; }
+  /// Warns of the first non-finite loss of each process. Collective.
+  void exchange_reports(Group group);
   /// Returns the last loss; nothing before the first one, and for a device's. Thread-safe.
   std::optional<double> last_on_cpu() const {
     return has_last_on_cpu_ ? std::optional(last_.load()) : std::nullopt;
@@ -27,11 +33,15 @@ class LossWatch {
   void warn_at_end(Group& group);
 
  private:
+  std::string report() const;
+
   at::Tensor last_on_device_;
   std::atomic<double> last_ = 0;
   std::atomic<bool> has_last_on_cpu_ = false;
   int64_t noted_ = 0;
   int64_t first_not_finite_ = 0;  ///< Counted from 1; 0: none.
+  double first_value_ = 0;
+  bool is_reported_ = false;  ///< Some process has reported one.
 };
 
 }  // namespace lockstep

@@ -73,6 +73,11 @@ struct Optimizer::State {
   void refuse_direct_call(std::string_view call) const;
   void expect_gradients();
   void expect_agreement();
+  void check_objects() const {
+    if (loop->before_update) {
+      loop->before_update();
+    }
+  }
   /// Reports an update, or a skipped one, to the recorder, if there is one.
   void note_update() const;
   /// Marks the gradients as used, also if the update was skipped.
@@ -213,6 +218,7 @@ void Optimizer::perform_step() {
   State& state = *state_;
   LoopState& loop = *state.loop;
   loop.refuse_offloaded("optimizer");
+  state.check_objects();
   state.expect_agreement();
   state.expect_gradients();
   loop.clipped.clear();
@@ -234,6 +240,7 @@ void Optimizer::perform_step() {
   }
   loop.scaling.update_due = true;
   ++loop.prepared_steps;
+  ++loop.calls.steps;
   state.mark_used();
   if (!state.skipped) {
     ++state.steps;
@@ -260,12 +267,14 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   }
   const StepPartScope scope(state.loop->recorder, tracking::StepPart::kOptimizer);
   state.loop->refuse_offloaded("optimizer");
+  state.check_objects();
   state.loop->clipped.clear();
   state.skipped = false;
-  at::Tensor loss = state.update(closure);
+  at::Tensor loss = state.update([&] { return state.loop->mean_over_ranks(closure()); });
   state.expect_agreement();
   state.expect_gradients();
   ++state.loop->prepared_steps;
+  ++state.loop->calls.steps;
   state.backward_passes_at_use = state.loop->backward_passes;
   state.mark_used();
   ++state.steps;

@@ -32,8 +32,9 @@ class Optimizer {
 
   /// Performs one update with the wrapped optimizer. Collective with fp16 or a NonFinitePolicy.
   void step();
-  /// Does the same with a closure that computes the loss again, for optimizers that need one.
-  /// Throws ConfigError with fp16 or a NonFinitePolicy.
+  /// Does the same with a closure that computes the loss again, for optimizers that need one. The
+  /// optimizer gets the mean of the processes' losses, and this returns it, so that a line search
+  /// decides alike on all of them. Throws ConfigError with fp16 or a NonFinitePolicy. Collective.
   at::Tensor step(const std::function<at::Tensor()>& closure);
   /// Drops the gradients of this optimizer's parameters, as torch's does; the next backward writes
   /// them into the buckets again. Under ZeRO a backward that averages after a step() without

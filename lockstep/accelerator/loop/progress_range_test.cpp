@@ -14,6 +14,7 @@
 #include "lockstep/accelerator/loop/progress_values.h"
 #include "lockstep/accelerator/test_loops.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/test_folder.h"
 
 namespace lockstep {
 namespace {
@@ -65,9 +66,21 @@ TEST_F(ProgressLines, ALoopOfAnyRangeHasItsCountAndFinalLine) {
 }
 
 TEST_F(ProgressLines, AResumedLoaderAndItsEpochBeginWhereTheyWere) {
+  const TestFolder folder;
+  {
+    Accelerator before({}, WorldSpec{}, Group());
+    auto loader = before.prepare(numbers(10, {.batch_size = 2}));
+    for (const int64_t epoch : before.epochs(4)) {
+      for (auto& batch : loader) {
+        if (epoch == 3 && batch.data[0].item<float>() == 2) {
+          before.save_state(folder / "save");
+        }
+      }
+    }
+  }
   Accelerator accelerator({}, WorldSpec{}, Group());
   auto loader = accelerator.prepare(numbers(10, {.batch_size = 2}));
-  loader.load_cursor({.epoch = 3, .batches = 2});
+  accelerator.load_state(folder / "save");
   auto epochs = accelerator.progress(accelerator.epochs(4), "epochs");
   std::vector<int64_t> seen;
   for (const int64_t epoch : epochs) {

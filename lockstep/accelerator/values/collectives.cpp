@@ -12,7 +12,10 @@
 
 namespace lockstep {
 
-at::Tensor Collectives::gather_samples(const at::Tensor& tensor) {
+at::Tensor Collectives::gather_samples(const at::Tensor& recorded) {
+  // Metrics need no gradients; with one process the result must not keep them either.
+  const at::Tensor tensor =
+      recorded.defined() && recorded.requires_grad() ? recorded.detach() : recorded;
   const data::BatchInfo* batch = active_.current();
   bool per_sample =
       batch != nullptr && tensor.defined() && tensor.dim() > 0 && tensor.size(0) == batch->rows;

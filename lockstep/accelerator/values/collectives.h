@@ -72,7 +72,7 @@ class Collectives {
   static T map(const T& value, const Operation& operation) {
     return data::map_tensors(value, operation);
   }
-  at::Tensor gather_samples(const at::Tensor& tensor);
+  at::Tensor gather_samples(const at::Tensor& recorded);
 
   Group group_;
   bool debug_;

@@ -11,6 +11,7 @@
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
 
+#include "lockstep/accelerator/values/differentiable.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/byte_collectives.h"
 
@@ -23,6 +24,11 @@ void require_defined(Group& group, comm::Op op, const char* where, const at::Ten
     group.refuse(op, tensor);
     throw ConfigError(where, "the tensor is undefined");
   }
+}
+
+/// Returns whether autograd records operations on the tensor now.
+bool is_recorded(const at::Tensor& tensor) {
+  return tensor.requires_grad() && c10::GradMode::is_enabled();
 }
 
 at::Tensor padded(
@@ -52,7 +58,8 @@ at::Tensor gather(Group& group, const at::Tensor& tensor) {
   if (group.size() == 1) {
     return tensor;
   }
-  return group.all_gather(tensor.detach().contiguous()).wait();
+  return is_recorded(tensor) ? differentiable_gather(group, tensor)
+                             : group.all_gather(tensor.detach().contiguous()).wait();
 }
 
 at::Tensor gather_rows(
@@ -83,8 +90,18 @@ at::Tensor gather_rows(
 
 at::Tensor reduce(Group& group, const at::Tensor& tensor, ReduceOp op) {
   require_defined(group, comm::Op::kAllReduce, "reduce", tensor);
+  if (is_recorded(tensor) && op == ReduceOp::kProduct) {
+    group.refuse(comm::Op::kAllReduce, tensor);
+    throw ConfigError(
+        "reduce",
+        "a product over processes keeps no gradient; got a tensor that requires one; pass "
+        "detach(), or gather the tensor and multiply its rows");
+  }
   if (group.size() == 1) {
     return tensor;
+  }
+  if (is_recorded(tensor)) {
+    return differentiable_reduce(group, tensor, op);
   }
   return group.all_reduce(tensor.detach().clone(at::MemoryFormat::Contiguous), op).wait();
 }

@@ -13,10 +13,10 @@
 namespace lockstep {
 
 /// Collective, blocking operations on values between steps. They accept any tensor (a
-/// non-contiguous one is copied). In a group of one the input is returned unchanged. Autograd does
-/// not record them. Shapes and dtypes must agree unless a function says otherwise. If one rank
-/// refuses an argument (ConfigError), the others throw a CommError that names that rank and the
-/// argument's shape.
+/// non-contiguous one is copied). In a group of one the input is returned unchanged. Autograd
+/// records gather and reduce, whose backward is collective, too, and no other of them. Shapes and
+/// dtypes must agree unless a function says otherwise. If one rank refuses an argument
+/// (ConfigError), the others throw a CommError that names that rank and the argument's shape.
 
 /// Returns every rank's tensor along dim 0, in rank order; a 0-d tensor becomes one element.
 at::Tensor gather(Group& group, const at::Tensor& tensor);

@@ -219,8 +219,10 @@ TEST(CommHook, IsNotNeededToSendSomeParametersIn16Bits) {
   for (const CommsLogRow& row : log->rows()) {
     bytes[row.operation] = row.bytes;
   }
-  // Each with a flag a parameter.
-  EXPECT_EQ(bytes["all_reduce(sum) of bfloat16[1282]"], 2 * (24 * 32 + 32 * 16 + 2));
+  // Each with a flag a parameter, the last one with those that compare the ranks.
+  EXPECT_EQ(
+      bytes["all_reduce(sum) of bfloat16[1347]"],
+      2 * (24 * 32 + 32 * 16 + 2 + DigestFlags::kCount));
   EXPECT_EQ(bytes["all_reduce(avg) of float[50]"], 4 * (32 + 16 + 2));
 }
 

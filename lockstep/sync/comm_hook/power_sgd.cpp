@@ -114,7 +114,7 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
 void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType wire) {
   const at::Tensor& buffer = bucket.grad_bucket->buffer();
   const at::ScalarType type = compute_type(buffer.scalar_type());
-  auto first = static_cast<int64_t>(bucket.grad_bucket->entries().size());  // The flags.
+  int64_t first = bucket.grad_bucket->flag_values().numel();
   int64_t second = 0;
   for (size_t entry : bucket.plain) {
     first += bucket.grad_bucket->entries()[entry].numel;

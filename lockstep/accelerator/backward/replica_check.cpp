@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/backward/replica_check.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/ops/sum.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/memory/crc32c.h"
+#include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/tensor/sharded_param.h"
+#include "lockstep/optim/state/optimizer_state.h"
+
+namespace lockstep {
+namespace {
+
+/// The updates between two checksums of all parameters. A checksum reads them once; an update reads
+/// and writes them several times, and so do forward and backward.
+constexpr int64_t kUpdatesPerChecksum = 100;
+
+/// Returns a checksum of the bits of a tensor. On a device it is their sum, a single kernel.
+uint64_t checksum(const at::Tensor& tensor) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor plain = tensor.detach();
+  if (plain.is_cpu()) {
+    const at::Tensor here = plain.contiguous();
+    return crc32c(0, here.const_data_ptr(), here.nbytes());
+  }
+  const at::Tensor bytes = plain.contiguous().view({-1}).view(at::kByte);
+  return static_cast<uint64_t>(at::sum(bytes, at::kLong).item<int64_t>());
+}
+
+/// Returns what makes two processes round alike.
+std::string hardware(const RunContext& context) {
+  return fmt::format(
+      "{} {} {}", at::get_cpu_capability(), at::get_num_threads(), context.device.str());
+}
+
+bool any_differs(Group group, const std::string& mine) {
+  const std::vector<std::string> all = all_gather_bytes(group, mine);
+  return std::any_of(
+      all.begin(), all.end(), [&](const std::string& theirs) { return theirs != mine; });
+}
+
+std::string settings_text(const PreparedObjects& objects, const Optimizer& optimizer) {
+  if (is_known_optimizer(optimizer.inner())) {
+    return optimizer_settings(optimizer.inner()).dump();
+  }
+  const AnyCheckpointable* own = objects.own_state_of(optimizer);
+  return own != nullptr ? own->state_dict().values.dump() : std::string();
+}
+
+}  // namespace
+
+void ReplicaCheck::watch_prepared() {
+  expect_known_parameters("prepare");
+  loop_.before_update = [this] { before_update(); };
+  for (const PreparedModel& model : objects_.models) {
+    if (known_.contains(model.id)) {
+      continue;
+    }
+    for (const NamedTensor& item : model.parameters()) {
+      known_[model.id].insert(item.tensor.unsafeGetTensorImpl());
+    }
+  }
+  if (!objects_.context.is_distributed()) {
+    return;
+  }
+  find_rates();
+  for (const PreparedModel& model : objects_.models) {
+    if (model.sync) {
+      model.sync->set_facts(
+          {.digest = [this] { return digest(); },
+           .list = [this] { return facts(); },
+           .has_report = [this] { return loop_.losses.has_report(); },
+           .exchange_reports = [this] { loop_.losses.exchange_reports(objects_.context.group); }});
+    }
+  }
+  compare_settings();
+}
+
+/// Finds the optimizers whose options have a learning rate; a program's own class may lack it.
+void ReplicaCheck::find_rates() {
+  while (has_rates_.size() < objects_.optimizers.size()) {
+    bool has_rates = true;
+    try {
+      objects_.optimizers[has_rates_.size()].learning_rates();
+    } catch (const c10::Error&) {
+      has_rates = false;
+    }
+    has_rates_.push_back(has_rates);
+  }
+}
+
+std::vector<double> ReplicaCheck::rates_of(size_t optimizer) const {
+  return has_rates_[optimizer] ? objects_.optimizers[optimizer].learning_rates()
+                               : std::vector<double>();
+}
+
+void ReplicaCheck::compare_settings() {
+  if (compared_optimizers_ == objects_.optimizers.size()) {
+    return;
+  }
+  std::vector<RankFact> settings;
+  std::string all;
+  for (size_t i = compared_optimizers_; i < objects_.optimizers.size(); ++i) {
+    settings.push_back(
+        {fmt::format("the settings of optimizer {}", i),
+         settings_text(objects_, objects_.optimizers[i]),
+         "construct it with the same options on every rank"});
+    all += settings.back().value;
+  }
+  compared_optimizers_ = objects_.optimizers.size();
+  Group group = objects_.context.group;
+  if (any_differs(group, all)) {
+    refuse_different_facts(group, settings, "prepare");
+  }
+  is_same_hardware_ = !any_differs(group, hardware(objects_.context));
+}
+
+uint64_t ReplicaCheck::digest() {
+  uint64_t digest = mix(0, static_cast<uint64_t>(loop_.calls.steps));
+  digest = mix(digest, static_cast<uint64_t>(loop_.calls.clippings));
+  for (size_t i = 0; i < has_rates_.size(); ++i) {
+    digest = mix(digest, static_cast<uint64_t>(objects_.optimizers[i].steps()));
+    for (const double rate : rates_of(i)) {
+      digest = mix(digest, std::bit_cast<uint64_t>(rate));
+    }
+  }
+  const bool is_due =
+      loop_.calls.steps / kUpdatesPerChecksum != updates_at_checksum_ / kUpdatesPerChecksum;
+  has_checksum_ = is_due && compares_parameters();
+  if (has_checksum_) {
+    updates_at_checksum_ = loop_.calls.steps;
+    for (const NamedTensor& item : replicated_parameters()) {
+      digest = mix(digest, checksum(item.tensor));
+    }
+  }
+  return digest;
+}
+
+std::vector<RankFact> ReplicaCheck::facts() const {
+  std::vector<RankFact> facts;
+  for (size_t i = 0; i < has_rates_.size(); ++i) {
+    facts.push_back(
+        {fmt::format("the number of updates of optimizer {}", i),
+         fmt::format("{}", objects_.optimizers[i].steps()),
+         "call step() in the same iterations on every rank"});
+    facts.push_back(
+        {fmt::format("the learning rates of optimizer {}", i),
+         fmt::format("{}", rates_of(i)),
+         "set the same rates on every rank; reduce a loss over the ranks before deciding by it"});
+  }
+  facts.push_back(
+      {"the number of step() calls",
+       fmt::format("{}", loop_.calls.steps),
+       "call step() in the same iterations on every rank"});
+  facts.push_back(
+      {"the number of gradient clippings",
+       fmt::format("{}", loop_.calls.clippings),
+       "clip in the same iterations on every rank"});
+  if (has_checksum_) {
+    const std::vector<RankFact> parameters = parameter_facts();
+    facts.insert(facts.end(), parameters.begin(), parameters.end());
+  }
+  return facts;
+}
+
+std::vector<RankFact> ReplicaCheck::parameter_facts() const {
+  std::vector<RankFact> facts;
+  for (const NamedTensor& item : replicated_parameters()) {
+    facts.push_back(
+        {"parameter " + item.name,
+         fmt::format("a value with checksum {:08x}", checksum(item.tensor)),
+         "write to parameters, gradients and optimizers in the same way on every rank, and before "
+         "prepare() if only one rank has the values"});
+  }
+  return facts;
+}
+
+/// Returns the parameters of which every process has all values.
+NamedTensors ReplicaCheck::replicated_parameters() const {
+  NamedTensors all;
+  for (const PreparedModel& model : objects_.models) {
+    for (const NamedTensor& item : model.parameters()) {
+      if (!comm::is_sharded_param(item.tensor)) {
+        all.push_back({model.prefix + item.name, item.tensor});
+      }
+    }
+  }
+  return all;
+}
+
+bool ReplicaCheck::compares_parameters() const {
+  return objects_.context.is_distributed() && is_same_hardware_ && local_sgds_.empty() &&
+         !loop_.joining;
+}
+
+void ReplicaCheck::compare_parameters(const char* where) {
+  expect_known_parameters(where);
+  if (!compares_parameters()) {
+    return;
+  }
+  uint64_t all = 0;
+  for (const NamedTensor& item : replicated_parameters()) {
+    all = mix(all, checksum(item.tensor));
+  }
+  Group group = objects_.context.group;
+  if (any_differs(group, fmt::format("{}", all))) {
+    refuse_different_facts(group, parameter_facts(), where);
+  }
+}
+
+void ReplicaCheck::before_update() {
+  if (loop_.calls.steps < 2 || loop_.calls.steps % kUpdatesPerChecksum == 0) {
+    expect_known_parameters("optimizer");
+  }
+}
+
+/// Throws ConfigError for a trained parameter that a model has got since it was prepared. Warns
+/// once if no optimizer has it. Local.
+void ReplicaCheck::expect_known_parameters(const char* where) {
+  for (const PreparedModel& model : objects_.models) {
+    const auto known = known_.find(model.id);
+    if (known == known_.end()) {
+      continue;
+    }
+    for (const NamedTensor& item : model.parameters()) {
+      if (!item.tensor.requires_grad() ||
+          known->second.contains(item.tensor.unsafeGetTensorImpl())) {
+        continue;
+      }
+      if (is_in_optimizer(item.tensor)) {
+        throw ConfigError(
+            where,
+            fmt::format(
+                "parameter {}{} was added to the model after prepare(), so its gradients are not "
+                "averaged; add or replace layers before prepare(), or call free_memory() and "
+                "prepare the model and its optimizer again",
+                model.prefix,
+                item.name));
+      }
+      if (!std::exchange(has_warned_, true)) {
+        log_warning(fmt::format(
+            "parameter {}{} was added to the model after prepare(), and no prepared optimizer has "
+            "it, so it is never trained; add layers before the optimizer is constructed and "
+            "prepare() is called",
+            model.prefix,
+            item.name));
+      }
+    }
+  }
+}
+
+bool ReplicaCheck::is_in_optimizer(const at::Tensor& parameter) const {
+  return std::any_of(
+      objects_.optimizers.begin(), objects_.optimizers.end(), [&](const Optimizer& optimizer) {
+        const std::vector<at::Tensor> theirs = optimizer.parameters();
+        return std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& other) {
+          return other.is_same(parameter);
+        });
+      });
+}
+
+void ReplicaCheck::forget() {
+  loop_.before_update = nullptr;
+  known_.clear();
+  has_rates_.clear();
+  compared_optimizers_ = 0;
+  updates_at_checksum_ = 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/sync/rank_facts.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/byte_collectives.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kBits = 32;
+
+at::Tensor as_floats(const at::Tensor& flags) {
+  return flags.to(at::TensorOptions(at::kCPU).dtype(at::kFloat)).contiguous();
+}
+
+}  // namespace
+
+RankFact trained_or_frozen(const NamedTensor& parameter) {
+  return {
+      "the requires_grad of parameter " + parameter.name,
+      parameter.tensor.requires_grad() ? "true" : "false",
+      "freeze the same parameters on every rank"};
+}
+
+void DigestFlags::write(at::Tensor flags, uint64_t digest, bool has_report) {
+  const auto folded = static_cast<uint32_t>(digest ^ (digest >> kBits));
+  at::Tensor values = flags.scalar_type() == at::kFloat ? flags : at::empty({kCount}, at::kFloat);
+  auto* each = values.mutable_data_ptr<float>();
+  for (int64_t bit = 0; bit < kBits; ++bit) {
+    const bool set = ((folded >> static_cast<uint32_t>(bit)) & 1U) != 0;
+    each[bit] = set ? 1 : 0;
+    each[kBits + bit] = set ? 0 : 1;
+  }
+  each[2 * kBits] = has_report ? 1 : 0;
+  if (!values.is_same(flags)) {
+    flags.copy_(values);
+  }
+}
+
+bool DigestFlags::differ(const at::Tensor& reduced) {
+  const at::Tensor values = as_floats(reduced);
+  const auto* each = values.const_data_ptr<float>();
+  for (int64_t bit = 0; bit < kBits; ++bit) {
+    if (each[bit] > 0 && each[kBits + bit] > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool DigestFlags::any_report(const at::Tensor& reduced) {
+  return as_floats(reduced.narrow(0, 2 * kBits, 1)).const_data_ptr<float>()[0] > 0;
+}
+
+void refuse_different_facts(Group& group, const std::vector<RankFact>& mine, const char* where) {
+  nlohmann::json own = nlohmann::json::array();
+  for (const RankFact& fact : mine) {
+    own.push_back({fact.what, fact.value, fact.remedy});
+  }
+  std::vector<nlohmann::json> by_rank;
+  for (const std::string& text : all_gather_bytes(group, own.dump())) {
+    by_rank.push_back(nlohmann::json::parse(text));
+  }
+  for (size_t i = 0; i < by_rank[0].size(); ++i) {
+    for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+      const nlohmann::json& first = by_rank[0][i];
+      if (i >= by_rank[rank].size() || by_rank[rank][i] == first) {
+        continue;
+      }
+      throw ConfigError(
+          where,
+          fmt::format(
+              "{} must be equal on all ranks; rank 0 has {}, rank {} has {}; {}",
+              first[0].get<std::string>(),
+              first[1].get<std::string>(),
+              rank,
+              by_rank[rank][i][1].get<std::string>(),
+              first[2].get<std::string>()));
+    }
+  }
+  throw ConfigError(
+      where,
+      "the training state differs between ranks, so their models would differ; let all ranks call "
+      "the same functions with the same settings");
+}
+
+}  // namespace lockstep
