@@ -4,89 +4,19 @@
 #include <exception>
 #include <utility>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/accelerator/backward/backward_pass.h"
-#include "lockstep/accelerator/checkpointing/checkpointer.h"
+#include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/executable_batch_size.h"
-#include "lockstep/accelerator/internals.h"
-#include "lockstep/accelerator/join/uneven_inputs.h"
-#include "lockstep/accelerator/loop/active_loaders.h"
-#include "lockstep/accelerator/loop/epoch_counter.h"
-#include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/loop/progress_values.h"
-#include "lockstep/accelerator/loop/step_recorder.h"
-#include "lockstep/accelerator/offload_states/state_offloader.h"
 #include "lockstep/accelerator/prepare/gathered_parameters.h"
-#include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/setup/one_process.h"
-#include "lockstep/accelerator/setup/run_context.h"
-#include "lockstep/accelerator/step_recording.h"
-#include "lockstep/accelerator/trackers.h"
-#include "lockstep/accelerator/zero_setup/zero_init.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
-
-/// The objects that an Accelerator delegates to, in order of their dependencies.
-struct Accelerator::State {
-  State(RunContext run_context, const std::function<void()>& end_training)
-      : context(std::move(run_context)),
-        loop(new_loop_state(context.options, context.precision == Precision::kFP16, context.group)),
-        active(std::make_shared<ActiveLoaders>(context.group, context.options.rng_types)),
-        objects(context),
-        zero_init(context.group, context.device),
-        preparer(objects, loop, active, zero_init),
-        offloader(objects, *loop),
-        backward(objects, *loop, *active, offloader, local_sgds),
-        uneven_inputs(objects, *loop, backward.gradients, local_sgds),
-        collectives(context.group, context.debug, *active),
-        trackers(context),
-        epochs(std::make_shared<EpochCounter>([this] { return work(); })),
-        checkpointer(
-            objects,
-            *loop,
-            *active,
-            *epochs,
-            local_sgds,
-            backward.gradients,
-            backward.replicas,
-            end_training),
-        recording(context) {
-    active->set_between_batches([this] { checkpointer.between_batches(); });
-    active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
-  }
-
-  /// Returns `step`, or the updates of the first prepared optimizer.
-  int64_t step_or_updates(std::optional<int64_t> step) const;
-
-  /// Returns the work of the program so far, for EpochCounter.
-  EpochCounter::Work work() const;
-
-  void start_recording() {
-    recording.start();
-    loop->recorder = recording.recorder();
-    active->set_recorder(loop->recorder);
-  }
-
-  RunContext context;
-  std::shared_ptr<LoopState> loop;
-  std::shared_ptr<ActiveLoaders> active;
-  LocalSgdScopes local_sgds;
-  PreparedObjects objects;
-  ZeroInit zero_init;
-  Preparer preparer;
-  StateOffloader offloader;
-  BackwardPass backward;
-  UnevenInputs uneven_inputs;
-  Collectives collectives;
-  Trackers trackers;
-  std::shared_ptr<EpochCounter> epochs;
-  Checkpointer checkpointer;
-  StepRecording recording;
-  bool triggered = false;
-};
 
 Accelerator::Accelerator(AcceleratorOptions options)
     : state_(std::make_unique<State>(connect_run(std::move(options)), [this] { end_training(); })) {
@@ -402,11 +332,27 @@ std::shared_ptr<tracking::Tracker> Accelerator::get_tracker(const std::string& n
 void Accelerator::end_training() {
   wait_for_save();
   wait_for_everyone();
+  state_->expect_finished_loop();
   state_->backward.replicas.compare_parameters("end_training");
   state_->loop->losses.warn_at_end(state_->context.group);
   state_->trackers.finish();
   if (state_->loop->recorder) {
     state_->loop->recorder->finish();
+  }
+}
+
+void Accelerator::State::expect_finished_loop() const {
+  if (!local_sgds.empty()) {
+    throw ConfigError(
+        "end_training",
+        "a LocalSgd has not ended, so every process has its own parameters; call its finish() "
+        "after the loop");
+  }
+  if (loop->backward_passes > 0 && loop->prepared_steps == 0 && loop->optimizers > 0) {
+    log_warning(fmt::format(
+        "the training ends after {} backward passes without an update; call step() of the "
+        "optimizer that prepare returned",
+        loop->backward_passes));
   }
 }
 
@@ -513,78 +459,6 @@ std::function<void()> Accelerator::register_load_state_pre_hook(LoadStatePreHook
 
 void Accelerator::request_preemption() {
   state_->checkpointer.preemption().request();
-}
-
-// --- for the engine, LocalSgd and find_executable_batch_size
-
-const RunContext& AcceleratorInternals::context(Accelerator& accelerator) {
-  return accelerator.state_->context;
-}
-
-PreparedObjects& AcceleratorInternals::objects(Accelerator& accelerator) {
-  return accelerator.state_->objects;
-}
-
-LoopState& AcceleratorInternals::loop(Accelerator& accelerator) {
-  return *accelerator.state_->loop;
-}
-
-BackwardRunner& AcceleratorInternals::backward_runner(Accelerator& accelerator) {
-  return accelerator.state_->backward.runner;
-}
-
-LocalSgdScopes& AcceleratorInternals::local_sgds(Accelerator& accelerator) {
-  return accelerator.state_->local_sgds;
-}
-
-UnpreparedUpdateCheck& AcceleratorInternals::update_check(Accelerator& accelerator) {
-  return accelerator.state_->backward.update_check;
-}
-
-ActiveLoaders& AcceleratorInternals::active_loaders(Accelerator& accelerator) {
-  return *accelerator.state_->active;
-}
-
-std::vector<Optimizer> AcceleratorInternals::prepare(
-    Accelerator& accelerator, GivenObjects objects) {
-  std::vector<Optimizer> optimizers = accelerator.preparer().prepare_given(std::move(objects));
-  accelerator.end_prepare();
-  return optimizers;
-}
-
-GradientScope AcceleratorInternals::begin_micro_step(
-    Accelerator& accelerator, const std::vector<const void*>& models) {
-  return accelerator.begin_micro_step(models);
-}
-
-GradientScope AcceleratorInternals::begin_no_sync(
-    Accelerator& accelerator, const std::vector<const void*>& models) {
-  return accelerator.begin_no_sync(models);
-}
-
-void AcceleratorInternals::trigger_sync(
-    Accelerator& accelerator, const std::vector<const void*>& models) {
-  accelerator.trigger_sync(models);
-}
-
-std::shared_ptr<void> AcceleratorInternals::begin_zero_init(Accelerator& accelerator) {
-  return accelerator.begin_zero_init();
-}
-
-void AcceleratorInternals::finish_zero_init(Accelerator& accelerator, const NamedTensors& tensors) {
-  accelerator.finish_zero_init(tensors);
-}
-
-void AcceleratorInternals::save_model_tensors(
-    Accelerator& accelerator,
-    const NamedTensors& tensors,
-    const std::filesystem::path& folder,
-    const checkpoint::SaveModelOptions& options) {
-  accelerator.save_model_tensors(tensors, folder, options);
-}
-
-void AcceleratorInternals::add_checkpointable(Accelerator& accelerator, AnyCheckpointable object) {
-  accelerator.add_checkpointable(std::move(object));
 }
 
 }  // namespace lockstep

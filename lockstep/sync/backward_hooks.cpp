@@ -31,6 +31,25 @@ class GradientHook final : public torch::autograd::FunctionPostHook {
   size_t index_;
 };
 
+/// torch cannot remove such a hook, so it refers to its function weakly.
+class BeforeHook final : public torch::autograd::FunctionPreHook {
+ public:
+  BeforeHook(std::weak_ptr<std::function<void(size_t)>> before_gradient, size_t index)
+      : before_gradient_(std::move(before_gradient)), index_(index) {}
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    if (const auto before = before_gradient_.lock()) {
+      run_callback([&] { (*before)(index_); });
+    }
+    return gradients;
+  }
+
+ private:
+  std::weak_ptr<std::function<void(size_t)>> before_gradient_;
+  size_t index_;
+};
+
 // A shared_ptr up to torch 2.12, an intrusive_ptr from 2.13 on.
 using Accumulator =
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
@@ -43,14 +62,24 @@ struct BackwardHooks::State {
     uintptr_t key;
   };
   std::vector<Hooked> hooked;
+  std::shared_ptr<std::function<void(size_t)>> before_gradient;  ///< Null without.
 };
 
 BackwardHooks::BackwardHooks(
-    const std::vector<at::Tensor>& tensors, std::function<void(size_t)> on_gradient)
+    const std::vector<at::Tensor>& tensors,
+    std::function<void(size_t)> on_gradient,
+    std::function<void(size_t)> before_gradient)
     : state_(std::make_unique<State>()) {
   const auto shared = std::make_shared<std::function<void(size_t)>>(std::move(on_gradient));
+  if (before_gradient) {
+    state_->before_gradient =
+        std::make_shared<std::function<void(size_t)>>(std::move(before_gradient));
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     Accumulator node = torch::autograd::impl::grad_accumulator(tensors[i]);
+    if (state_->before_gradient) {
+      node->add_pre_hook(std::make_unique<BeforeHook>(state_->before_gradient, i));
+    }
     const uintptr_t key = node->add_post_hook(std::make_unique<GradientHook>(shared, i));
     state_->hooked.push_back({std::move(node), key});
   }

@@ -19,8 +19,12 @@ namespace lockstep {
 /// still work.
 class BackwardHooks {
  public:
-  /// Every tensor must be a leaf that requires grad.
-  BackwardHooks(const std::vector<at::Tensor>& tensors, std::function<void(size_t)> on_gradient);
+  /// Every tensor must be a leaf that requires grad. `before_gradient(i)`, if given, is called
+  /// before the gradient of tensor i is accumulated.
+  BackwardHooks(
+      const std::vector<at::Tensor>& tensors,
+      std::function<void(size_t)> on_gradient,
+      std::function<void(size_t)> before_gradient = nullptr);
   /// Removes the hooks.
   ~BackwardHooks();
   BackwardHooks(const BackwardHooks&) = delete;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/sync/gradient_reduction.h"
 
+#include <functional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -26,11 +27,23 @@ void GradientReduction::set_layout(
 void GradientReduction::watch(
     const std::vector<at::Tensor>& parameters, const std::shared_ptr<GradientReduction>& self) {
   self_ = self;
-  hooks_ = std::make_unique<BackwardHooks>(parameters, [weak = self_](size_t parameter) {
-    if (const auto reduction = weak.lock()) {
-      reduction->gradient_arrived(parameter, BackwardHooks::current_backward());
-    }
-  });
+  std::function<void(size_t)> before;
+  if (buckets_.wants_before_gradient()) {
+    before = [weak = self_](size_t parameter) {
+      if (const auto reduction = weak.lock()) {
+        const std::lock_guard<std::mutex> lock(reduction->mutex_);
+        reduction->buckets_.before_gradient(parameter);
+      }
+    };
+  }
+  hooks_ = std::make_unique<BackwardHooks>(
+      parameters,
+      [weak = self_](size_t parameter) {
+        if (const auto reduction = weak.lock()) {
+          reduction->gradient_arrived(parameter, BackwardHooks::current_backward());
+        }
+      },
+      std::move(before));
 }
 
 void GradientReduction::begin(bool has_work) {

@@ -25,6 +25,10 @@ class GradientBuckets {
 
   /// Returns the name of a parameter, for messages.
   virtual const std::string& parameter_name(size_t parameter) const = 0;
+  /// Returns whether `before_gradient` must be called.
+  virtual bool wants_before_gradient() const { return false; }
+  /// Called before autograd accumulates a gradient of a parameter.
+  virtual void before_gradient(size_t /*parameter*/) {}
   /// Stores a gradient that autograd has accumulated. `averages`: whether the backward averages.
   /// Returns true if this call is an error when it is the parameter's second and its bucket has
   /// started.

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/coalesce.h"
@@ -18,7 +19,8 @@ namespace lockstep {
 namespace {
 
 bool aliases(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() && a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
+  return a.defined() && a.layout() == at::kStrided && a.const_data_ptr() == b.const_data_ptr() &&
+         a.strides() == b.strides();
 }
 
 size_t parameter_of(const flat::GradBucket& bucket, size_t entry) {
@@ -101,22 +103,23 @@ bool Reducer::adopt_gradient(size_t parameter) {
   if (aliases(gradient, view)) {
     return false;
   }
-  if (gradient.layout() != at::kStrided) {
-    throw ConfigError(
-        "data_parallel",
-        fmt::format(
-            "{} got a sparse gradient; build its layer with sparse=false",
-            parameters_[parameter].name));
-  }
   view.copy_(gradient);
   gradient = view;
   return true;
 }
 
+bool Reducer::has_sparse_gradient(size_t parameter) const {
+  const at::Tensor& gradient = parameters_[parameter].tensor.grad();
+  return gradient.defined() && gradient.layout() == at::kSparse;
+}
+
 bool Reducer::on_gradient(size_t parameter, bool averages) {
   Gradient& gradient = gradients_[parameter];
-  // A custom function may return no gradient.
-  if (parameters_[parameter].tensor.grad().defined()) {
+  gradient.is_sparse = has_sparse_gradient(parameter);
+  if (gradient.is_sparse) {
+    gradient.exists = gradient.is_average = false;
+    // A custom function may return no gradient.
+  } else if (parameters_[parameter].tensor.grad().defined()) {
     // Autograd's own addition increments the version once. More increments are a zeroing in place,
     // for instance by torch's optimizers.
     if (adopt_gradient(parameter) || gradient.view._version() != ++gradient.version) {
@@ -158,12 +161,6 @@ void Reducer::begin_reduction() {
   }
   added_to_average_ = adds_to_average();
   digest_ = digest();
-  if (!buckets_.empty() && !buckets_.back().buffer().is_cpu()) {
-    // Reading flags of a device would wait for it, so these stay on the CPU.
-    const at::Tensor flags = at::empty({DigestFlags::kCount}, at::kFloat);
-    DigestFlags::write(flags, digest_, facts_.has_report && facts_.has_report());
-    device_flags_ = group_.all_reduce(flags, ReduceOp::kMax);
-  }
 }
 
 void Reducer::start_bucket(size_t index) {
@@ -172,6 +169,10 @@ void Reducer::start_bucket(size_t index) {
   for (size_t entry = 0; entry < bucket.entries().size(); ++entry) {
     const size_t parameter = parameter_of(bucket, entry);
     Gradient& gradient = gradients_[parameter];
+    gradient.is_sparse = has_sparse_gradient(parameter);
+    if (gradient.is_sparse) {
+      sparse_.take(parameter);
+    }
     if (!parameters_[parameter].tensor.grad().defined()) {
       gradient.exists = false;
       bucket.view(entry).zero_();
@@ -181,8 +182,8 @@ void Reducer::start_bucket(size_t index) {
     present.push_back(gradient.exists);
   }
   bucket.set_flags(present);
-  if (index + 1 == buckets_.size() && !device_flags_) {
-    DigestFlags::write(bucket.more_flags(), digest_, facts_.has_report && facts_.has_report());
+  if (index + 1 == buckets_.size()) {
+    send_flags();
   }
   hook_->start(index);
 }
@@ -200,7 +201,7 @@ void Reducer::drop_missing_gradients() {
 
 void Reducer::finish_buckets() {
   hook_->finish();
-  compare_facts();
+  const bool any_report = compare_facts();
   int buffer_root = 0;
   if (join_coordinator_) {
     buffer_root = join_coordinator_->wait().alive.front();
@@ -212,6 +213,10 @@ void Reducer::finish_buckets() {
   }
   for (const flat::GradBucket& bucket : buckets_) {
     take_average(bucket);
+  }
+  if (any_report) {
+    average_sparse_gradients();
+    exchange_reports();
   }
   flat::broadcast_coalesced(group_, buffers_, buffer_root);
 }
@@ -242,28 +247,71 @@ std::vector<RankFact> Reducer::facts() const {
   return all;
 }
 
-void Reducer::compare_facts() {
-  if (buckets_.empty()) {
+/// Sends the DigestFlags with the last bucket, or, for a device, in a message of their own: reading
+/// them must not wait for the device.
+void Reducer::send_flags() {
+  // Sparse gradients need messages that the other ranks do not expect, as reports do.
+  const bool has_report = sparse_.any() || (facts_.has_report && facts_.has_report());
+  const at::Tensor& with_bucket = buckets_.back().more_flags();
+  if (with_bucket.is_cpu()) {
+    DigestFlags::write(with_bucket, digest_, has_report);
     return;
+  }
+  const at::Tensor flags = at::empty({DigestFlags::kCount}, at::kFloat);
+  DigestFlags::write(flags, digest_, has_report);
+  device_flags_ = group_.all_reduce(flags, ReduceOp::kMax);
+}
+
+bool Reducer::compare_facts() {
+  if (buckets_.empty()) {
+    return false;
   }
   const at::Tensor flags =
       device_flags_ ? std::exchange(device_flags_, {})->wait() : buckets_.back().more_flags();
   if (DigestFlags::differ(flags)) {
     refuse_different_facts(group_, facts(), "backward");
   }
-  if (DigestFlags::any_report(flags) && facts_.exchange_reports) {
+  return DigestFlags::any_report(flags);
+}
+
+void Reducer::exchange_reports() {
+  if (!facts_.exchange_reports) {
+    return;
+  }
+  const bool mine = facts_.has_report && facts_.has_report();
+  const at::Tensor any =
+      group_.all_reduce(at::full({1}, mine ? 1 : 0, at::kInt), ReduceOp::kMax).wait();
+  if (any.item<int>() > 0) {
     facts_.exchange_reports();
+  }
+}
+
+void Reducer::average_sparse_gradients() {
+  if (join_coordinator_ && sparse_.any()) {
+    throw ConfigError(
+        "data_parallel",
+        "sparse gradients cannot be averaged with uneven inputs; build the Embedding with "
+        "sparse=false, or use even_batches");
+  }
+  std::vector<bool> has_dense;
+  for (const Gradient& gradient : gradients_) {
+    has_dense.push_back(gradient.exists);
+  }
+  const std::vector<bool> is_sparse = sparse_.average(group_, has_dense);
+  for (size_t i = 0; i < is_sparse.size(); ++i) {
+    gradients_[i].is_sparse = is_sparse[i];
   }
 }
 
 bool Reducer::has_gradients() const {
   return std::any_of(gradients_.begin(), gradients_.end(), [](const Gradient& gradient) {
-    return gradient.exists;
+    return gradient.exists || gradient.is_sparse;
   });
 }
 
 void Reducer::abandon_buckets(bool wait) {
   device_flags_.reset();
+  sparse_.clear();
   if (hook_) {
     hook_->abandon(wait);
   }

@@ -13,6 +13,7 @@
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/gradient_reduction.h"
 #include "lockstep/sync/rank_facts.h"
+#include "lockstep/sync/sparse_gradients.h"
 
 namespace lockstep {
 
@@ -63,6 +64,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
     at::Tensor view;          ///< Its range of the bucket, with the parameter's shape.
     bool exists = false;      ///< This rank has one, since it was last zeroed.
     bool is_average = false;  ///< It holds an average, not zeroed since.
+    bool is_sparse = false;   ///< `grad` is a sparse tensor, not the view.
     int64_t version = 0;      ///< Its version, if only autograd added to it.
   };
 
@@ -78,6 +80,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void finish_local_backward() override { drop_missing_gradients(); }
 
   bool adopt_gradient(size_t parameter);
+  bool has_sparse_gradient(size_t parameter) const;
+  void average_sparse_gradients();
   /// Returns whether a parameter's gradient is the last average, or that average changed in place.
   bool holds_average(size_t parameter) const;
   /// Returns whether gradients still hold averages. Gradients that were zeroed, or that other code
@@ -87,7 +91,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   void drop_missing_gradients();
   uint64_t digest() const;
   std::vector<RankFact> facts() const;
-  void compare_facts();
+  void send_flags();
+  /// Returns whether any rank has a report, or a sparse gradient.
+  bool compare_facts();
+  void exchange_reports();
 
   Group group_;
   NamedTensors parameters_;
@@ -98,6 +105,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer>, private Grad
   std::vector<Gradient> gradients_;  ///< [parameter]
   GradientReduction reduction_;
 
+  SparseGradients sparse_{parameters_};
   RankFacts facts_;
   uint64_t digest_ = 0;                  ///< Of the running averaging.
   bool added_to_average_ = false;        ///< It adds to the gradients of the last one.

@@ -56,7 +56,8 @@ ShardReducer::ShardReducer(
       reduction_("zero", GradientReduction::Overlap::kAllowed, *this),
       present_(model.parameters().size(), false),
       held_(model.parameters().size()),
-      had_gradient_(model.parameters().size(), false) {
+      had_gradient_(model.parameters().size(), false),
+      placeholders_(model.parameters()) {
   reduction_.set_layout(model.parameters().size(), model.members());
 }
 
@@ -65,16 +66,53 @@ void ShardReducer::watch(const std::shared_ptr<void>& owner) {
       tensors_of(model_.parameters()), std::shared_ptr<GradientReduction>(owner, &reduction_));
 }
 
+void ShardReducer::before_gradient(size_t parameter) {
+  apply_drop(parameter);
+  placeholders_.remove(parameter);
+}
+
+void ShardReducer::begin_reduction() {
+  apply_drops();
+  adds_to_used_ = used_.any_left();
+}
+
+void ShardReducer::apply_drops() {
+  for (size_t parameter = 0; parameter < present_.size(); ++parameter) {
+    apply_drop(parameter);
+  }
+}
+
+void ShardReducer::apply_drop(size_t parameter) {
+  if (placeholders_.was_dropped(parameter)) {
+    drop(parameter);
+  }
+}
+
+/// Drops the gradient of one parameter: its sum on this rank, and its part in the shard.
+void ShardReducer::drop(size_t parameter) {
+  speculative_.discard_all();
+  placeholders_.remove(parameter);
+  held_[parameter].reset();
+  const at::Tensor& tensor = model_.parameters()[parameter].tensor;
+  for (const at::Tensor& slice : model_.slices().of({tensor})) {
+    slice.mutable_grad().reset();
+  }
+  had_gradient_[parameter] = false;
+  ++drops_;
+}
+
 bool ShardReducer::on_gradient(size_t parameter, bool averages) {
   const at::Tensor& gradient = model_.parameters()[parameter].tensor.grad();
-  if (!averages) {
-    hold(parameter);
-  } else if (gradient.defined() && gradient.layout() != at::kStrided) {
+  if (gradient.defined() && gradient.layout() != at::kStrided) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "{} got a sparse gradient; build its layer with sparse=false",
+            "{} got a sparse gradient, which ZeRO cannot shard; build its layer with "
+            "sparse=false, or train without ZeRO",
             parameter_name(parameter)));
+  }
+  if (!averages) {
+    hold(parameter);
   }
   return gradient.defined();
 }
@@ -83,8 +121,7 @@ bool ShardReducer::on_gradient(size_t parameter, bool averages) {
 void ShardReducer::hold(size_t parameter) {
   const at::Tensor& tensor = model_.parameters()[parameter].tensor;
   at::Tensor& gradient = tensor.mutable_grad();
-  if (!holds_in_fp32_ || !is_trained_in_16_bits(tensor) || !gradient.defined() ||
-      gradient.layout() != at::kStrided) {
+  if (!holds_in_fp32_ || !is_trained_in_16_bits(tensor) || !gradient.defined()) {
     return;
   }
   at::Tensor& sum = held_[parameter];
@@ -94,6 +131,7 @@ void ShardReducer::hold(size_t parameter) {
     sum = gradient.to(at::kFloat);
   }
   gradient.reset();
+  placeholders_.put(parameter);
 }
 
 void ShardReducer::advance_before(size_t index) {
@@ -129,6 +167,7 @@ void ShardReducer::start_bucket(size_t index) {
   const std::vector<size_t>& members = model_.members()[index];
   for (size_t entry = 0; entry < members.size(); ++entry) {
     const size_t i = members[entry];
+    placeholders_.remove(i);
     present_[i] = model_.parameters()[i].tensor.grad().defined() || held_[i].defined();
     if (present_[i]) {
       gradients.take(entry, std::exchange(held_[i], {}));
@@ -180,6 +219,11 @@ void ShardReducer::finish_buckets() {
     }
     model_.buckets()[bucket]->gradients().finish(by_entry);
   }
+  for (size_t parameter = 0; parameter < had_gradient_.size(); ++parameter) {
+    if (had_gradient_[parameter]) {
+      placeholders_.put(parameter);
+    }
+  }
   flat::broadcast_coalesced(group_, buffers_);
   used_.clear();
   if (DigestFlags::any_report(compared) && facts_.exchange_reports) {
@@ -188,7 +232,7 @@ void ShardReducer::finish_buckets() {
 }
 
 uint64_t ShardReducer::digest() const {
-  uint64_t digest = facts_.digest ? facts_.digest() : 0;
+  uint64_t digest = mix(facts_.digest ? facts_.digest() : 0, static_cast<uint64_t>(drops_));
   for (const NamedTensor& item : model_.parameters()) {
     digest = mix(digest, item.tensor.requires_grad() ? 1 : 0);
   }
@@ -197,6 +241,10 @@ uint64_t ShardReducer::digest() const {
 
 std::vector<RankFact> ShardReducer::facts() const {
   std::vector<RankFact> all = facts_.list ? facts_.list() : std::vector<RankFact>();
+  all.push_back(
+      {"the number of gradients that the program has dropped",
+       fmt::format("{}", drops_),
+       "call zero_grad() at the same place on every rank"});
   for (const NamedTensor& item : model_.parameters()) {
     all.push_back(trained_or_frozen(item));
   }
@@ -213,9 +261,8 @@ void ShardReducer::refuse_used() {
   }
   throw ConfigError(
       "zero",
-      "backward would add to gradients that step() has already used: they are stored with each "
-      "rank's shards, where the model's own zero_grad() does not clear them; call zero_grad() of "
-      "the prepared optimizer after each step()");
+      "backward would add to gradients that step() has already used; call zero_grad() of the "
+      "prepared optimizer after each step()");
 }
 
 void ShardReducer::abandon_buckets(bool wait) {
@@ -238,8 +285,9 @@ void ShardReducer::drop_gradients() {
   speculative_.discard_all();
   used_.clear();
   held_.assign(held_.size(), at::Tensor());
-  for (const NamedTensor& item : model_.parameters()) {
-    item.tensor.mutable_grad().reset();
+  for (size_t parameter = 0; parameter < held_.size(); ++parameter) {
+    placeholders_.remove(parameter);
+    model_.parameters()[parameter].tensor.mutable_grad().reset();
   }
   for (const auto& bucket : model_.buckets()) {
     for (const ShardSlice& shard_slice : bucket->shard_slices()) {

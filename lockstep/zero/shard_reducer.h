@@ -11,6 +11,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/sync/gradient_reduction.h"
+#include "lockstep/zero/gradient_placeholders.h"
 #include "lockstep/zero/sharded_model.h"
 #include "lockstep/zero/speculative_trigger.h"
 
@@ -57,6 +58,9 @@ class ShardReducer final : private GradientBuckets {
   /// See Sharding for the functions below.
   void set_facts(RankFacts facts) { facts_ = std::move(facts); }
   bool has_gradients() const;
+  /// Drops the gradients of parameters whose `grad` the program has dropped or zeroed, as in one
+  /// process. Throws ConfigError if it has assigned others. Call it before gradients are used.
+  void apply_drops();
   void drop_gradients();
   void mark_gradients_used() { used_.mark(model_); }
   std::vector<at::Tensor> held_gradients() const;
@@ -66,8 +70,10 @@ class ShardReducer final : private GradientBuckets {
   const std::string& parameter_name(size_t parameter) const override {
     return model_.parameters()[parameter].name;
   }
+  bool wants_before_gradient() const override { return true; }
+  void before_gradient(size_t parameter) override;
   bool on_gradient(size_t parameter, bool averages) override;
-  void begin_reduction() override { adds_to_used_ = used_.any_left(); }
+  void begin_reduction() override;
   void start_bucket(size_t index) override;
   void finish_buckets() override;
   void abandon_buckets(bool wait) override;
@@ -82,6 +88,8 @@ class ShardReducer final : private GradientBuckets {
   /// Starts the all-reduce of the flags of parameters with a gradient. Collective.
   Pending start_presence();
   void refuse_used();
+  void apply_drop(size_t parameter);
+  void drop(size_t parameter);
 
   ShardedModel& model_;
   SpeculativeTrigger& speculative_;
@@ -94,6 +102,8 @@ class ShardReducer final : private GradientBuckets {
   std::vector<at::Tensor> held_;
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   UsedGradients used_;
+  GradientPlaceholders placeholders_;
+  int64_t drops_ = 0;  ///< Calls of `drop`.
   RankFacts facts_;
   bool adds_to_used_ = false;  ///< The running backward, on this rank.
 };

@@ -83,7 +83,7 @@ Sharding::Memory Sharding::memory() const {
   Memory memory;
   model_.add_memory(memory.parameters, memory.masters, memory.gradients);
   for (const NamedTensor& item : model_.parameters()) {
-    if (item.tensor.grad().defined()) {
+    if (item.tensor.grad().defined() && !is_gradient_placeholder(item.tensor.grad())) {
       memory.gradients.push_back(item.tensor.grad());
     }
   }

@@ -27,10 +27,11 @@ namespace lockstep::zero {
 /// Each bucket holds parameters of one optimizer group, in reverse order of registration. A full
 /// bucket is reduce-scattered while backward still runs, in index order on every rank. A parameter
 /// without a gradient on this rank counts as zero. A parameter that has a gradient on no rank gets
-/// none and is not updated, as in data parallel. `grad` of the model's parameters is an undefined
-/// tensor after a backward that averages. Without averaging (`set_sync`) full gradients stay on
-/// this rank and are not averaged. The next averaging includes them, with data parallel's result.
-/// With averaging in every micro-step, averages accumulate in the shard.
+/// none and is not updated, as in data parallel. `grad` of the model's parameters is a
+/// GradientPlaceholder after a backward that averages: it can be dropped, not read. Without
+/// averaging (`set_sync`) full gradients stay on this rank and are not averaged. The next averaging
+/// includes them, with data parallel's result. With averaging in every micro-step, averages
+/// accumulate in the shard.
 ///
 /// Each rank sends (N-1)/N * (gradient + parameter) bytes per step, as an all-reduce does, plus one
 /// byte per parameter. Stage 3 gathers parameters twice, for forward and for backward. ZeRO++
@@ -110,11 +111,12 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void store_quantized(const std::vector<ShardSlice>& copies);
   /// Returns whether any trained parameter has fp32 masters.
   bool has_masters() const { return model_.has_masters(); }
+  /// See ShardReducer::apply_drops.
+  void apply_drops() { reducer_.apply_drops(); }
   /// Drops the shards' gradients, and those of backward passes without averaging.
   void drop_gradients() { reducer_.drop_gradients(); }
   /// Marks the shards' gradients as used by a step. Until they change, the next averaging backward
-  /// throws ConfigError on all ranks: it would add to them. A module's zero_grad drops only the
-  /// parameters' own gradients. Call it on all ranks.
+  /// throws ConfigError on all ranks: it would add to them. Call it on all ranks.
   void mark_gradients_used() { reducer_.mark_gradients_used(); }
   /// Returns the fp32 sums of gradients of backward passes without averaging on this rank.
   std::vector<at::Tensor> held_gradients() const { return reducer_.held_gradients(); }

@@ -2,12 +2,22 @@
 """The wrapper that `Accelerator.prepare` returns for an optimizer of torch.optim."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
 
 from . import _core
+
+
+def sparse_weights(models: Iterable[torch.nn.Module]) -> set[int]:
+    """Returns the ids of the weights whose gradients are sparse: those of an Embedding with sparse=True."""
+    return {
+        id(module.weight)
+        for model in models
+        for module in model.modules()
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse
+    }
 
 
 def _core_class(optimizer: torch.optim.Optimizer) -> str | None:
@@ -105,10 +115,16 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     `step` and `zero_grad` do nothing in a micro-step that only accumulates. With fp16 `step` unscales the gradients and
     skips the update if they overflowed. Optimizers of torch.optim whose rule the C++ library has are updated by its
     fused kernels; they read lr and the other options from `param_groups` at each step, so schedulers and programs
-    change them as usual. Others are updated by their own `step`.
+    change them as usual. Others, and those of a weight in `sparse` (see sparse_weights), are updated by their own `step`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: Any = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        device_placement: bool = True,
+        scaler: Any = None,
+        sparse: set[int] | None = None,
+    ) -> None:
         if isinstance(optimizer, AcceleratedOptimizer):
             raise _core.ConfigError("[AcceleratedOptimizer] the optimizer is prepared already; use it as it is")
         self.optimizer = optimizer
@@ -116,7 +132,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self._prepared: Any = None  # The C++ handle; set by Accelerator.prepare.
         self._accelerator: Any = None
-        self._name = _core_class(optimizer)
+        has_sparse = any(id(one) in (sparse or set()) for group in optimizer.param_groups for one in group["params"])
+        self._name = None if has_sparse else _core_class(optimizer)
         self._known = (_core.optimizer_options(self._name) or []) if self._name else []
         self._inner = self._make_inner()
         self._refuse_direct_steps()

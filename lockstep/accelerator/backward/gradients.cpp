@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/optim/clip.h"
+#include "lockstep/zero/gradient_placeholders.h"
 
 namespace lockstep {
 
@@ -19,7 +20,8 @@ void Gradients::scale(double factor) {
   std::set<const void*> seen;
   std::vector<at::Tensor> gradients;
   const auto add = [&](const at::Tensor& parameter) {
-    if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+    if (parameter.grad().defined() && !zero::is_gradient_placeholder(parameter.grad()) &&
+        seen.insert(parameter.unsafeGetTensorImpl()).second) {
       gradients.push_back(parameter.grad());
     }
   };
@@ -110,6 +112,7 @@ at::Tensor Gradients::clip_norm(
   unscale_optimizers_of(parameters);
   at::Tensor norm;
   if (const auto& sharding = objects_.sharding) {
+    sharding->apply_drops();
     norm = optim::clip_grad_norm_(
         sharding->slices().of(parameters),
         max_norm,
@@ -132,6 +135,9 @@ void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double cli
   }
   ++loop_.calls.clippings;
   unscale_optimizers_of(parameters);
+  if (objects_.sharding) {
+    objects_.sharding->apply_drops();
+  }
   optim::clip_grad_value_(
       objects_.sharding ? objects_.sharding->slices().of(parameters) : parameters, clip_value);
 }

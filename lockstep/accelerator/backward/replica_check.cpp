@@ -140,7 +140,7 @@ uint64_t ReplicaCheck::digest() {
   }
   const bool is_due =
       loop_.calls.steps / kUpdatesPerChecksum != updates_at_checksum_ / kUpdatesPerChecksum;
-  has_checksum_ = is_due && compares_parameters();
+  has_checksum_ = is_due && compares_parameters(/*are_averaged=*/false);
   if (has_checksum_) {
     updates_at_checksum_ = loop_.calls.steps;
     for (const NamedTensor& item : replicated_parameters()) {
@@ -202,14 +202,14 @@ NamedTensors ReplicaCheck::replicated_parameters() const {
   return all;
 }
 
-bool ReplicaCheck::compares_parameters() const {
-  return objects_.context.is_distributed() && is_same_hardware_ && local_sgds_.empty() &&
-         !loop_.joining;
+bool ReplicaCheck::compares_parameters(bool are_averaged) const {
+  return objects_.context.is_distributed() && is_same_hardware_ && !loop_.joining &&
+         (are_averaged || local_sgds_.empty());
 }
 
-void ReplicaCheck::compare_parameters(const char* where) {
+void ReplicaCheck::compare_parameters(const char* where, bool are_averaged) {
   expect_known_parameters(where);
-  if (!compares_parameters()) {
+  if (!compares_parameters(are_averaged)) {
     return;
   }
   uint64_t all = 0;

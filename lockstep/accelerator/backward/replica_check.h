@@ -37,9 +37,9 @@ class ReplicaCheck {
   /// for settings of an optimizer that differ, and for parameters that a model has got since it was
   /// prepared. Collective.
   void watch_prepared();
-  /// Compares the parameters of all models now. Throws ConfigError in the name of `where`.
-  /// Collective.
-  void compare_parameters(const char* where);
+  /// Compares the parameters of all models now. Throws ConfigError in the name of `where`. Does
+  /// nothing within LocalSgd, unless the parameters `are_averaged`. Collective.
+  void compare_parameters(const char* where, bool are_averaged = false);
   /// Stops watching.
   void forget();
 
@@ -48,7 +48,7 @@ class ReplicaCheck {
   std::vector<RankFact> facts() const;
   std::vector<RankFact> parameter_facts() const;
   NamedTensors replicated_parameters() const;
-  bool compares_parameters() const;
+  bool compares_parameters(bool are_averaged) const;
   void compare_settings();
   void find_rates();
   void before_update();

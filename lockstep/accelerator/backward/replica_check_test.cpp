@@ -5,7 +5,9 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,6 +18,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
@@ -284,6 +287,38 @@ TEST(LossWatch, NamesTheRankAndTheBackwardOfTheFirstNonFiniteLoss) {
   });
   set_log_sink(nullptr);
   EXPECT_THAT(lines, ::testing::Contains(HasSubstr("on rank 1 the loss of backward 2 is nan")));
+}
+
+TEST(EndTraining, NamesALoopWithoutAnUpdate) {
+  for (const int size : {1, 2}) {
+    std::vector<std::string> lines;
+    std::mutex mutex;
+    set_log_sink([&](const std::string& line) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      lines.push_back(line);
+    });
+    accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+      for (int step = 0; step < 3; ++step) {
+        accelerator.backward(loss_of(net, rows_of(accelerator)));
+      }
+      accelerator.end_training();
+    });
+    set_log_sink(nullptr);
+    EXPECT_THAT(lines, ::testing::Contains(HasSubstr("after 3 backward passes without an update")));
+  }
+}
+
+TEST(EndTraining, RefusesALocalSgdThatHasNotEnded) {
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    accelerator.prepare(net);
+    const LocalSgd local_sgd(accelerator, net);
+    EXPECT_THAT(
+        error_of<ConfigError>([&] { accelerator.end_training(); }),
+        HasSubstr("a LocalSgd has not ended"));
+  });
 }
 
 // --- L-BFGS

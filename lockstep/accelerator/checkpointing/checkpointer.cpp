@@ -30,7 +30,6 @@ Checkpointer::Checkpointer(
     std::function<void()> end_training)
     : objects_(objects),
       loop_(loop),
-      replicas_(replicas),
       end_training_(std::move(end_training)),
       project_(objects.context),
       preemption_(objects.context),
@@ -44,7 +43,7 @@ Checkpointer::Checkpointer(
            .writers_per_rank = project_.writers_per_rank()},
           gradients,
           project_),
-      saver_(objects, loop, local_sgds, project_, collector_),
+      saver_(objects, loop, local_sgds, replicas, project_, collector_),
       resume_pending_(objects.context.resume) {}
 
 void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options) {
@@ -52,7 +51,6 @@ void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options)
   checkpoint::save_despite_failure(
       [this] { saver_.wait(); },
       [&] {
-        replicas_.compare_parameters("save_state");
         saver_.save(folder, options);
         return folder;
       });
@@ -73,7 +71,6 @@ fs::path Checkpointer::save(const SaveStateOptions& options) {
 fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
   project_.checkpoints();  // Throws without a project_dir.
   saver_.wait();           // Its number is taken, though its folder may not exist yet.
-  replicas_.compare_parameters("save_state");
   const fs::path folder = project_.next_checkpoint();
   saver_.save(folder, options, project_.finish_save(folder));
   return folder;

@@ -63,7 +63,6 @@ class Checkpointer {
 
   PreparedObjects& objects_;
   LoopState& loop_;
-  ReplicaCheck& replicas_;
   std::function<void()> end_training_;
   ProjectFolder project_;
   Preemption preemption_;

@@ -169,15 +169,19 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(ReshardLocalSgd, OptimizerStatesBecomeTheirMean) {
   const TestFolder folder;
   const auto with_local_sgd = [&](Accelerator& accelerator,
-                                  const std::function<void(SharedRun&)>& body) {
+                                  const std::function<void(SharedRun&, LocalSgd&)>& body) {
     SharedRun training(accelerator);
     LocalSgd local(accelerator, training.net, {.local_sgd_steps = 4});
-    body(training);
+    body(training, local);
     local.finish();
   };
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-    with_local_sgd(accelerator, [&](SharedRun& training) {
-      training.train(accelerator, 3, 3, folder / "two");
+    with_local_sgd(accelerator, [&](SharedRun& training, LocalSgd& local) {
+      for (int64_t updates = 1; updates <= 3; ++updates) {
+        training.train(accelerator, updates);
+        local.step();
+      }
+      accelerator.save_state(folder / "two");
     });
   });
   const checkpoint::Reader reader(folder / "two");
@@ -193,7 +197,7 @@ TEST(ReshardLocalSgd, OptimizerStatesBecomeTheirMean) {
   const at::Tensor mean = (moment(0) + moment(1)) / 2;
   EXPECT_FALSE(at::equal(moment(0), moment(1)));
   accelerated_ranks(3, {}, [&](Accelerator& accelerator) {
-    with_local_sgd(accelerator, [&](SharedRun&) {
+    with_local_sgd(accelerator, [&](SharedRun&, LocalSgd&) {
       accelerator.load_state(folder / "two");
       accelerator.save_state(folder / "three");
     });

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/accelerator/backward/replica_check.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
 #include "lockstep/accelerator/checkpointing/state_collector.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
@@ -30,11 +31,13 @@ class StateSaver {
       const PreparedObjects& objects,
       const LoopState& loop,
       LocalSgdScopes& local_sgds,
+      ReplicaCheck& replicas,
       const ProjectFolder& project,
       StateCollector& collector)
       : objects_(objects),
         loop_(loop),
         local_sgds_(local_sgds),
+        replicas_(replicas),
         project_(project),
         collector_(collector) {}
 
@@ -51,7 +54,7 @@ class StateSaver {
   void save_model(
       const NamedTensors& tensors,
       const std::filesystem::path& folder,
-      const checkpoint::SaveModelOptions& options) const;
+      const checkpoint::SaveModelOptions& options);
 
  private:
   std::string agree_on_save(const std::filesystem::path& folder) const;
@@ -62,6 +65,7 @@ class StateSaver {
   const PreparedObjects& objects_;
   const LoopState& loop_;
   LocalSgdScopes& local_sgds_;
+  ReplicaCheck& replicas_;
   const ProjectFolder& project_;
   StateCollector& collector_;
 

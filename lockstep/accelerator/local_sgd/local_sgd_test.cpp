@@ -80,15 +80,30 @@ TEST(LocalSgd, AveragesEveryNUpdatesAndAtTheEnd) {
   });
 }
 
+TEST(LocalSgd, WithoutStepFinishAveragesAndASaveIsRefused) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net = one_by_one();
+    auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}));
+    LocalSgd local_sgd(accelerator, model, {.local_sgd_steps = 2});
+    const auto mine = static_cast<float>(accelerator.process_index() + 1);
+    accelerator.backward(model->forward(at::full({1, 1}, mine)).sum());
+    optimizer.step();
+    EXPECT_THAT(
+        error_of<ConfigError>([&] { accelerator.save_state(folder / "save"); }),
+        ::testing::HasSubstr("[save_state] parameter weight must be equal on all ranks"));
+    local_sgd.finish();
+    EXPECT_NEAR(model->weight.item<float>(), 0.5 - 0.15, 1e-6);
+    EXPECT_TRUE(is_same_on_all(accelerator, model->weight));
+  });
+}
+
 TEST(LocalSgd, AnExceptionCommunicatesNothing) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto model = accelerator.prepare(one_by_one());
     try {
       LocalSgd local_sgd(accelerator, model);
-      if (accelerator.is_main_process()) {
-        throw std::runtime_error("the loop failed");
-      }
-      local_sgd.finish();
+      throw std::runtime_error("the loop failed");
     } catch (const std::runtime_error&) {
     }
     accelerator.wait_for_everyone();

@@ -50,6 +50,17 @@ void FiniteGuard::check_loss(const at::Tensor& loss) {
   findings_->bad_loss |= !std::isfinite(loss.detach().item<double>());
 }
 
+void FiniteGuard::check_gradient(const at::Tensor& gradient, const std::string& what) {
+  if (policy_ == NonFinitePolicy::kIgnore) {
+    return;
+  }
+  checked_ = false;
+  if (findings_->bad_parameter.empty() &&
+      !std::isfinite(at::sum(gradient.detach()).item<double>())) {
+    findings_->bad_parameter = what;
+  }
+}
+
 bool FiniteGuard::may_step(int64_t step) {
   if (policy_ == NonFinitePolicy::kIgnore) {
     return true;

@@ -34,6 +34,8 @@ class FiniteGuard {
   void watch(const NamedTensors& parameters);
   /// Checks this rank's loss.
   void check_loss(const at::Tensor& loss);
+  /// Checks a gradient that the program has set itself; `what` names it.
+  void check_gradient(const at::Tensor& gradient, const std::string& what);
   /// Returns whether all ranks' losses and gradients since the last update were finite; else warns
   /// or throws Error. Collective at its first call after a backward. `step`: updates done so far.
   bool may_step(int64_t step);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/loop/optimizer.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <utility>
@@ -72,6 +73,7 @@ struct Optimizer::State {
   void list_parameters_once();
   void refuse_direct_call(std::string_view call) const;
   void expect_gradients();
+  std::vector<at::Tensor> trained_parameters() const;
   void expect_agreement();
   void check_objects() const {
     if (loop->before_update) {
@@ -144,22 +146,23 @@ void Optimizer::State::refuse_direct_call(std::string_view call) const {
 /// same on all ranks after a backward that averages.
 void Optimizer::State::expect_gradients() {
   constexpr int64_t kManySteps = 100;
-  if (had_gradients || sharding || !loop->gradients_expected) {
+  if (sharding) {
+    sharding->apply_drops();
+  }
+  if (had_gradients || !loop->gradients_expected) {
     return;
   }
-  size_t count = 0;
-  bool is_frozen = true;
-  for (const auto& group : inner->param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) {
-        had_gradients = loop->gradients_used = true;
-        return;
-      }
-      is_frozen = is_frozen && !parameter.requires_grad();
-      ++count;
-    }
+  const std::vector<at::Tensor> trained = trained_parameters();
+  const bool has_gradients =
+      sharding ? sharding->has_gradients()
+               : std::any_of(trained.begin(), trained.end(), [](const at::Tensor& parameter) {
+                   return parameter.grad().defined();
+                 });
+  if (has_gradients) {
+    had_gradients = loop->gradients_used = true;
+    return;
   }
-  if (is_frozen) {
+  if (trained.empty()) {
     return;
   }
   ++steps_without_gradient;
@@ -168,7 +171,7 @@ void Optimizer::State::expect_gradients() {
       log_warning(fmt::format(
           "an optimizer of {} parameters has found no gradient in its first {} steps, while other "
           "optimizers have; check that it was constructed with the parameters of a trained model",
-          count,
+          trained.size(),
           kManySteps));
     }
     return;
@@ -181,8 +184,22 @@ void Optimizer::State::expect_gradients() {
             "step() has nothing to do: none of this optimizer's {} parameters has a gradient after "
             "backward; make the optimizer from the parameters of the model whose loss is passed to "
             "backward, and call zero_grad() after step() or before backward, not between them",
-            count));
+            trained.size()));
   }
+}
+
+/// Returns the optimizer's parameters that require gradients, full ones also under ZeRO.
+std::vector<at::Tensor> Optimizer::State::trained_parameters() const {
+  std::vector<at::Tensor> trained;
+  if (sharding) {
+    trained = sharding->parameters();
+  } else {
+    for (const auto& group : inner->param_groups()) {
+      trained.insert(trained.end(), group.params().begin(), group.params().end());
+    }
+  }
+  std::erase_if(trained, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
+  return trained;
 }
 
 /// Throws ConfigError if parameters that no prepared model has differ between ranks. Collective

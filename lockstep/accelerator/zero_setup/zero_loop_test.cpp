@@ -97,7 +97,6 @@ TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
         auto [model, optimizer] =
             accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
         const auto backward = [&, &ours = model](int64_t step) {
-          ours->zero_grad();
           accelerator.backward(ours->forward(batch_of_width(width, step)).square().sum());
         };
         backward(0);

@@ -111,6 +111,23 @@ TEST(Bf16Overflow, IsSkippedUnlessChecksAreOff) {
   }
 }
 
+TEST(Bf16Overflow, OfAGradientThatTheProgramSetIsSkippedToo) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int size : {1, 2}) {
+      const std::string config = half_rate_sgd_config(R"("bf16": {"enabled": true})", stage);
+      on_engines(size, config, [&](TestEngine& engine, EngineNet& net) {
+        const auto before = full_values(engine.accelerator(), net);
+        engine.backward(engine(engine_batch(0)).mean());
+        const at::Tensor gradient = engine.safe_get_full_grad(net->fc->weight);
+        engine.safe_set_full_grad(net->fc->weight, at::full_like(gradient, INFINITY));
+        engine.step();
+        EXPECT_FALSE(engine.was_step_applied()) << "stage " << stage;
+        expect_values(full_values(engine.accelerator(), net), before);
+      });
+    }
+  }
+}
+
 /// Notes what its layer computes in.
 struct NotingNetImpl : torch::nn::Module {
   NotingNetImpl() { fc = register_module("fc", torch::nn::Linear(6, 2)); }

@@ -98,6 +98,7 @@ bool LocalSgdCore::average() {
 }
 
 bool LocalSgdCore::finish() {
+  dirty_ = dirty_ || averages_parameters();  // A program may have forgotten to call step().
   const bool averaged = average();
   abandon();
   return averaged;

@@ -65,7 +65,8 @@ class LocalSgdCore {
   /// Averages now, for instance for a checkpoint, unless no step followed the last averaging; the
   /// period continues unchanged. Returns whether it averaged. Collective.
   bool average();
-  /// Calls average(), then lets gradients be averaged again. Further calls do nothing. Collective.
+  /// Averages, also without a step since the last averaging, then lets gradients be averaged again.
+  /// Returns whether it averaged. Further calls do nothing. Collective.
   bool finish();
   /// Lets gradients be averaged again; parameters are unchanged.
   void abandon() noexcept;

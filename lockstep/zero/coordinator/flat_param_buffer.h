@@ -25,6 +25,9 @@ class AccessHandler {
   /// will change them. An exception propagates out of the operation.
   virtual void pin(bool writes) = 0;
   virtual void unpin(bool writes) noexcept = 0;
+  /// Called instead of an operation that sets the tensor to zero (zero_). Returns whether nothing
+  /// is left to do.
+  virtual bool absorb_zero() { return false; }
 };
 
 /// A flat tensor whose memory exists only while its unit is unsharded. Its views, the parameters of

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -236,9 +237,35 @@ void manage_cast(const at::Tensor& source, c10::IValue& result) {
   result = std::move(made);
 }
 
+bool absorbs_zero(const at::Tensor& tensor) {
+  AccessHandler* owner = FlatParamBuffer::owner_of(tensor);
+  return owner != nullptr && owner->absorb_zero();
+}
+
+/// Runs zero_ and _foreach_zero_ of tensors whose owners absorb it. Returns whether it is done.
+bool zero_without_memory(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  if (schema.name() == "aten::zero_") {
+    return absorbs_zero(stack->back().toTensor());  // It is the result, too.
+  }
+  if (schema.name() != "aten::_foreach_zero_") {
+    return false;
+  }
+  const std::vector<at::Tensor> tensors = stack->back().toTensorVector();
+  stack->pop_back();
+  for (const at::Tensor& tensor : tensors) {
+    if (!absorbs_zero(tensor)) {
+      tensor.zero_();
+    }
+  }
+  return true;
+}
+
 void unshard_arguments(
     const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
+  if (zero_without_memory(schema, stack)) {
+    return;
+  }
   const bool autocasts = !(keys & c10::autocast_dispatch_keyset).empty();
   at::Tensor to_cast;
   Pins pins;  // Until the result is managed: its source must stay unsharded until then.
@@ -288,8 +315,8 @@ void install_unshard_dispatch() {
       throw ConfigError(
           "zero",
           fmt::format(
-              "ZeRO stage 3 needs torch's dispatch key DeferredInit, which other code in this "
-              "process uses (torchdistx?); run without that code, or use stage 2: {}",
+              "ZeRO needs torch's dispatch key DeferredInit, which other code in this process uses "
+              "(torchdistx?); run without that code, or without ZeRO: {}",
               error.what_without_backtrace()));
     }
   }();

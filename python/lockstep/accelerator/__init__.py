@@ -12,7 +12,7 @@ import torch
 from .. import _core
 from ..checkpointing import PythonState
 from ..data_loader import prepare_data_loader
-from ..optimizer import AcceleratedOptimizer
+from ..optimizer import AcceleratedOptimizer, sparse_weights
 from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState, GradientState
 from ..tracking import GeneralTracker, filter_trackers
@@ -122,6 +122,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         self.log_with = filter_trackers(log_with, self.logging_dir)
         self.trackers: list[GeneralTracker] = []
         self._models: list[torch.nn.Module] = []
+        self._sparse_weights: set[int] = set()
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
@@ -302,6 +303,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             raise _core.ConfigError(
                 f"[prepare] device_placement has {len(places)} values; expected one for each of {len(args)} objects"
             )
+        self._sparse_weights |= sparse_weights(obj for obj in args if isinstance(obj, torch.nn.Module))
         results = [self._prepare_first(obj, place) for obj, place in zip(args, places)]
         models = [obj for obj in results if isinstance(obj, torch.nn.Module)]
         optimizers = [obj for obj in results if isinstance(obj, AcceleratedOptimizer)]
@@ -372,6 +374,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             if self.native_amp:
                 self._wrap_forward(model)
             return model
+        self._sparse_weights |= sparse_weights([model])
         self._register([model], [], [])
         return model
 
@@ -418,7 +421,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         for known in self._optimizers:
             if known.optimizer is optimizer:
                 return known
-        return AcceleratedOptimizer(optimizer, self.device_placement)
+        return AcceleratedOptimizer(optimizer, self.device_placement, sparse=self._sparse_weights)
 
     @staticmethod
     def _is_scheduler(obj: Any) -> bool:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes in a training loop that would train another model: one process and several behave alike."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from launch import finish_ranks, run_ranks
+
+BEGIN = """
+import json
+import sys
+import torch
+from torch import nn
+from lockstep import Accelerator
+from lockstep._core import ConfigError
+
+torch.manual_seed(3)
+
+
+def says(call, *words):
+    try:
+        call()
+    except ConfigError as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"no error; expected one with {words}")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_losses_without_gradient_and_later_layers(ranks: int) -> None:
+    run_ranks(
+        BEGIN + """
+accelerator = Accelerator()
+net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+net, optimizer = accelerator.prepare(net, opt)
+x = torch.ones(4, 2)
+for lost in (net(x).mean().detach(), accelerator.gather_for_metrics(net(x)).mean(), torch.tensor(3)):
+    says(lambda: accelerator.backward(lost), "nothing would be trained")
+with torch.no_grad():
+    lost = net(x).mean()
+says(lambda: accelerator.backward(lost), "NoGradGuard")
+
+accelerator.backward(accelerator.reduce(net(x).mean(), reduction="mean"))
+optimizer.step()
+optimizer.zero_grad()
+accelerator.backward(accelerator.gather(net(x)).square().mean())
+optimizer.step()
+optimizer.zero_grad()
+
+net[1] = nn.Linear(2, 1)
+optimizer.add_param_group({"params": list(net[1].parameters())})
+says(lambda: accelerator.prepare(net), "1.weight was added to the model after prepare()")
+""",
+        ranks,
+    )
+
+
+def test_what_one_rank_does_alone_is_named_on_all() -> None:
+    outputs = finish_ranks(
+        BEGIN + """
+accelerator = Accelerator()
+mine = accelerator.process_index
+
+
+def train(slip, rate=0.1):
+    net = nn.Linear(2, 1)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=rate))
+    for step in range(3):
+        accelerator.backward(net(torch.ones(4, 2)).mean())
+        if step == 0 and mine == 1:
+            slip(net, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.save_model(net, sys.argv[0] + ".weights")
+
+
+def set_rate(net, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.5
+
+
+def write(net, optimizer):
+    net.weight.data.add_(1)
+
+
+says(lambda: train(lambda *_: None, rate=0.1 + mine), "the settings of optimizer", '"lr":0.1')
+accelerator.free_memory()
+says(lambda: train(set_rate), "the learning rates of optimizer 0", "rank 0 has [0.1], rank 1 has [0.5]")
+accelerator.free_memory()
+says(lambda: train(write), "[save_model] parameter weight must be equal on all ranks")
+""",
+        2,
+    )
+    assert [code for code, _ in outputs] == [0, 0], outputs
+
+
+SPARSE = """
+from lockstep.utils import set_seed
+
+accelerator = Accelerator()
+net = nn.Sequential(nn.EmbeddingBag(20, 4, sparse=True, mode="sum"), nn.Linear(4, 1))
+words, dense = torch.optim.{}(net[0].parameters(), lr=0.1), torch.optim.Adam(net[1].parameters(), lr=0.1)
+net, words, dense = accelerator.prepare(net, words, dense)
+for step in range(4):
+    rows = (torch.arange(12).reshape(4, 3) * (step + 1)) % 20
+    with accelerator.split_between_processes(list(range(4))) as own:
+        loss = net(rows[list(own)]).square().mean()
+    accelerator.backward(loss)
+    assert net[0].weight.grad.is_sparse
+    words.step()
+    dense.step()
+    words.zero_grad()
+    dense.zero_grad()
+accelerator.end_training()
+print(json.dumps(net[0].weight.tolist()))
+"""
+
+
+@pytest.mark.parametrize("rule", ["SGD", "SparseAdam"])
+def test_sparse_embeddings_train_as_in_one_process(rule: str) -> None:
+    program = BEGIN + SPARSE.format(rule)
+    one = torch.tensor(json.loads(run_ranks(program, 1)[0]))
+    two = [torch.tensor(json.loads(output)) for output in run_ranks(program, 2)]
+    assert torch.equal(two[0], two[1])
+    torch.testing.assert_close(two[0], one, rtol=1e-5, atol=1e-6)
+
+
+DEEPSPEED = """
+from lockstep import deepspeed
+
+config = {{
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 0.01}}}},
+    "zero_optimization": {{"stage": {stage}}},
+}}
+net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+engine, optimizer, *_ = deepspeed.initialize(model=net, config=config)
+x = torch.sin(torch.arange(24.0)).reshape(4, 6)
+for step in range(3):
+    engine.backward(engine(x).square().mean() * 1000)  # A bad batch, which the program skips.
+    {drop}
+    engine.backward(engine(x + step).square().mean())
+    engine.step()
+engine.backward(engine(x).square().mean())
+if {stage} > 0:
+    says(lambda: nn.utils.clip_grad_norm_(net.parameters(), 1.0), "each rank has a part under ZeRO")
+engine.step()
+with deepspeed.zero.GatheredParameters(list(net.parameters())):
+    print(json.dumps([p.tolist() for p in net.parameters()]))
+"""
+
+
+def test_a_skipped_batch_leaves_no_gradient_at_any_stage() -> None:
+    drops = ["net.zero_grad()", "net.zero_grad(set_to_none=False)", "[setattr(p, 'grad', None) for p in net.parameters()]"]
+    expected = None
+    for stage, drop in ((0, drops[0]), (1, drops[1]), (2, drops[0]), (2, drops[2]), (3, drops[1])):
+        program = BEGIN + DEEPSPEED.format(stage=stage, drop=drop)
+        values = [torch.tensor(value) for value in json.loads(run_ranks(program, 2)[0].splitlines()[-1])]
+        expected = expected or values
+        for mine, right in zip(values, expected, strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5, msg=lambda text: f"stage {stage}, {drop}: {text}")
