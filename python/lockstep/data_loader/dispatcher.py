@@ -2,6 +2,7 @@
 """The prepared loader that the main process reads for all."""
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from .. import _core
+from .._codec import decode, encode
 from ..state import PartialState
 from .loop import _kept_arguments
 from .samplers import get_sampler
@@ -53,23 +55,24 @@ class DataLoaderDispatcher(_StreamLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         sampler = getattr(self.batch_sampler, "sampler", None)
         self._set_epoch_of(self.dataset, self.batch_sampler, sampler)
-        return self._loop(self._begun_batches(self._received()))
+        return self._loop(self._begun_batches(self._dispatched))
 
-    def _received(self) -> Iterator[tuple[Any, list[int], list[int], bool]]:
-        if self.state.process_index != 0:
-            yield from iter(self._receive, None)
-            return
-        failure: BaseException | None = None
-        try:
-            for (whole, rows, new), is_last in _one_ahead(self._global_batches(super().__iter__())):
-                yield self._send(whole, rows, new, is_last)
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # Other processes wait for this one.
-            failure = error
-            raise
-        finally:
-            self._announce({"failed": repr(failure)} if failure is not None else {"end": True})
+    def _dispatched(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
+        """Yields this process's batches from index `begin` on.
+
+        All processes communicate once for each batch that they ask for, and never when a pass ends or is left. So a
+        loop may be left in any way, if all processes leave it at the same batch.
+        """
+        rounds = None
+        if self.state.process_index == 0:
+            rounds = _one_ahead(itertools.islice(self._global_batches(super().__iter__()), begin, None))
+        for index in itertools.count(begin):
+            arrived = self._receive(index) if rounds is None else self._send_next(rounds, index)
+            if arrived is None:  # A pass without batches.
+                return
+            yield arrived
+            if arrived[3]:
+                return
 
     def _global_batches(self, batches: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
         """Yields the samples of each round, completed, with the completed and the new number of rows."""
@@ -122,39 +125,62 @@ class DataLoaderDispatcher(_StreamLoader):
             for rank in range(self.state.num_processes)
         ]
 
-    def _send(self, whole: Any, rows: int, new: int, is_last: bool) -> tuple[Any, list[int], list[int], bool]:
-        from .._codec import encode
-
-        shares = self._shares(whole, rows)
-        texts = [encode(share) for share in shares[1:]]
+    def _send_next(
+        self, rounds: Iterator[tuple[Any, bool]], index: int
+    ) -> tuple[Any, list[int], list[int], bool] | None:
+        """Reads a round, and sends every other process its batch or the reason why there is none."""
+        try:
+            following = next(rounds, None)
+            if following is None:
+                self._announce(index, {"end": True})
+                return None
+            (whole, rows, new), is_last = following
+            shares = self._shares(whole, rows)
+            texts = [encode(share) for share in shares[1:]]
+        except BaseException as error:  # Other processes wait for this one.
+            self._announce(index, {"failed": repr(error)})
+            raise
         world = self.state.num_processes
         each = rows // world
         fresh = [max(0, min(each, new - rank * each)) for rank in range(world)]
         self.remainder = new if is_last and new < self.total_batch_size else -1
-        self._announce({"sizes": [len(text) for text in texts], "each": each, "new": fresh, "last": is_last})
+        header = {"each": each, "new": fresh, "last": is_last, "remainder": self.remainder}
+        self._announce(index, header | {"sizes": [len(text) for text in texts]})
         for rank, text in enumerate(texts, start=1):
             self.state.group.send(torch.frombuffer(bytearray(text), dtype=torch.uint8), rank)
         return shares[0], [each] * world, fresh, is_last
 
-    def _announce(self, header: dict[str, Any]) -> None:
+    def _position(self, index: int) -> list[int]:
+        cursor = self._core.cursor
+        return [cursor.epoch, cursor.first_sample, index, self.total_batch_size]
+
+    def _announce(self, index: int, header: dict[str, Any]) -> None:
         if self.state.num_processes > 1:
-            _core.broadcast_bytes(self.state.group, json.dumps(header).encode(), 0)
+            text = json.dumps(header | {"position": self._position(index)})
+            _core.broadcast_bytes(self.state.group, text.encode(), 0)
 
-    def _receive(self) -> tuple[Any, list[int], list[int], bool] | None:
-        from .._codec import decode
-
+    def _receive(self, index: int) -> tuple[Any, list[int], list[int], bool] | None:
         header = json.loads(_core.broadcast_bytes(self.state.group, b"", 0))
         if "failed" in header:
             raise _core.ConfigError(
                 f"[DataLoaderDispatcher] the main process could not read a batch: {header['failed']}"
             )
+        batch = None
+        if "sizes" in header:  # Received also if it is of another position, since the main process waits for that.
+            text = torch.empty(header["sizes"][self.state.process_index - 1], dtype=torch.uint8)
+            self.state.group.recv(text, 0)
+            batch = decode(text.numpy().tobytes())
+        if header["position"] != self._position(index):
+            raise _core.ConfigError(
+                f"[DataLoaderDispatcher] the processes are at different positions: the main process at "
+                f"{_text_of(header['position'])}; process {self.state.process_index} at "
+                f"{_text_of(self._position(index))}; all processes must leave a loop at the same batch, and load the "
+                "same position"
+            )
         if "end" in header:
             return None
-        rank, world = self.state.process_index, self.state.num_processes
-        text = torch.empty(header["sizes"][rank - 1], dtype=torch.uint8)
-        self.state.group.recv(text, 0)
-        self.remainder = sum(header["new"]) if header["last"] else -1
-        return decode(text.numpy().tobytes()), [header["each"]] * world, header["new"], header["last"]
+        self.remainder = header["remainder"]
+        return batch, [header["each"]] * self.state.num_processes, header["new"], header["last"]
 
     def __len__(self) -> int:
         length = super().__len__()
@@ -169,3 +195,8 @@ class DataLoaderDispatcher(_StreamLoader):
 
     def get_sampler(self) -> Any:
         return get_sampler(self)
+
+
+def _text_of(position: list[int]) -> str:
+    epoch, first_sample, batch, round_rows = position
+    return f"batch {batch} of epoch {epoch} (pass from sample {first_sample}, {round_rows} samples per step)"

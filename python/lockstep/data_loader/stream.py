@@ -2,7 +2,8 @@
 """Prepared loaders of streams, and of batch samplers of the program's own class."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+import itertools
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import torch
@@ -24,14 +25,17 @@ class _StreamLoader(_LoopMixin, DataLoader):
         self._non_blocking = blocking
         self.remainder = -1
 
-    def _begun_batches(self, batches: Iterator[tuple[Any, list[int], list[int], bool]]) -> Iterator[Any]:
-        """Yields batches; each comes with the rows and new rows of all processes, and whether it is the last."""
+    def _begun_batches(
+        self, batches_from: Callable[[int], Iterator[tuple[Any, list[int], list[int], bool]]]
+    ) -> Iterator[Any]:
+        """Yields the batches of `batches_from(begin)`, which skips `begin` of them.
+
+        Each comes with the rows and new rows of all processes, and whether it is the last.
+        """
         self._begin_pass()
-        skipped = self._core.cursor.batches
-        for index, (batch, rows, new, is_last) in enumerate(batches):
-            if index >= skipped:
-                self._core.begin_stream_batch(rows, new, is_last)
-                yield batch
+        for batch, rows, new, is_last in batches_from(self._core.cursor.batches):
+            self._core.begin_stream_batch(rows, new, is_last)
+            yield batch
 
     @property
     def total_dataset_length(self) -> int:
@@ -113,20 +117,21 @@ class DataLoaderStreamShard(_StreamLoader):
                 self._rounds.even_batches = self._core.even_batches  # join_uneven_inputs changes it.
             self._set_epoch_of(self.dataset, source, getattr(source, "sampler", None))
             self._queue: list[tuple[list[int], list[int]]] = []
-            return self._loop(self._begun_batches(self._recorded_batches()))
+            return self._loop(self._begun_batches(self._recorded_batches))
         self._set_epoch_of(self.dataset)
-        return self._loop(self._begun_batches(self._stream_batches()))
+        return self._loop(self._begun_batches(self._stream_batches))
 
-    def _recorded_batches(self) -> Iterator[tuple[Any, list[int], list[int], bool]]:
-        for batch, is_last in _one_ahead(super().__iter__()):
+    def _recorded_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
+        for index, (batch, is_last) in enumerate(_one_ahead(super().__iter__())):
             rows, new = self._queue.pop(0)
-            yield batch, rows, new, is_last
+            if index >= begin:
+                yield batch, rows, new, is_last
 
-    def _stream_batches(self) -> Iterator[tuple[Any, list[int], list[int], bool]]:
+    def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         from ..utils.operations import ignorant_find_batch_size
 
         world = self._spec["num_processes"]
-        for batch, is_last in _one_ahead(super().__iter__()):
+        for batch, is_last in _one_ahead(itertools.islice(super().__iter__(), begin, None)):
             rows = ignorant_find_batch_size(batch) or 0
             new = [rows] * world
             yield batch, [rows] * world, new, is_last
