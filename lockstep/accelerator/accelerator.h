@@ -113,7 +113,7 @@ class Accelerator {
   /// top of the loop's body. In every micro-step but the last of its accumulation group, gradients
   /// are not averaged, and optimizers and schedulers do nothing. Without arguments this holds for
   /// all models. The last one is micro-step number gradient_accumulation_steps, or the last batch
-  /// of the innermost loader.
+  /// of a loader in use: one that got a batch since the last micro-step.
   template <ModuleHandle... Models>
   GradientScope accumulate(const Models&... models) {
     return begin_micro_step({static_cast<const void*>(models.get())...});

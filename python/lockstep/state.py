@@ -367,7 +367,10 @@ class AcceleratorState:
 
 
 class GradientState:
-    """The accumulation of gradients, and the innermost loop over a prepared loader. The C++ library has the values."""
+    """The accumulation of gradients, and the running loops over prepared loaders. The C++ library has the values.
+
+    The active loader is the one with the newest batch.
+    """
 
     _shared_state: dict[str, Any] = {}
 
@@ -411,7 +414,7 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
-        batch = self._current_batch()
+        batch = self._current_batch() if self.in_dataloader else None
         return batch is not None and batch[0]
 
     @property
@@ -432,6 +435,11 @@ class GradientState:
         return list(self._loaders)
 
     def _add_dataloader(self, loader: Any) -> None:
+        self._loaders.append(loader)
+
+    def _use_dataloader(self, loader: Any) -> None:
+        """Makes a running loader the active one: a batch of it begins."""
+        self._loaders.remove(loader)
         self._loaders.append(loader)
 
     def _remove_dataloader(self, loader: Any) -> None:

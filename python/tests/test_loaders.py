@@ -111,3 +111,88 @@ def test_processes_that_leave_a_dispatched_loop_at_different_batches_get_an_erro
     assert all(code != 0 for code, _ in outputs), outputs
     assert "main process at batch 0 of epoch 1" in outputs[1][1], outputs[1]
     assert "process 1 at batch 1 of epoch 0" in outputs[1][1], outputs[1]
+
+
+TRAINING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from lockstep import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+ranks = accelerator.num_processes
+model = torch.nn.Linear(1, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def loader_of(batches):
+    return accelerator.prepare(DataLoader(TensorDataset(torch.ones(batches * ranks, 1)), batch_size=1))
+
+
+def updates(batches):
+    flags = []
+    for (x, *_) in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        flags.append(int(accelerator.sync_gradients))
+    return flags
+
+
+def held_at_its_last_batch(loader, grad=True):
+    with torch.set_grad_enabled(grad):
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            next(iterator)
+    return iterator
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_evaluation_that_is_held_open_ends_no_accumulation_group(ranks: int) -> None:
+    program = TRAINING + textwrap.dedent("""
+        train, evaluation, single = loader_of(8), loader_of(3), loader_of(1)
+        plain = [0, 0, 0, 1] * 2
+        assert updates(train) == plain
+
+        held = held_at_its_last_batch(evaluation)
+        assert updates(train) == plain
+        del held
+        held = held_at_its_last_batch(single, grad=False)
+        assert updates(train) == plain
+        del held
+
+        def with_evaluation():
+            for step, batch in enumerate(train):
+                if step == 1:
+                    held = held_at_its_last_batch(evaluation)
+                assert accelerator.gradient_state.active_dataloader is (evaluation if step == 1 else train)
+                yield batch
+        assert updates(with_evaluation()) == plain
+
+        def with_a_whole_evaluation():
+            for batch in train:
+                list(evaluation)
+                yield batch
+        train = loader_of(6)
+        assert updates(with_a_whole_evaluation()) == [0, 0, 0, 1, 0, 1]
+        next(iter(single))
+        assert updates(loader_of(8)) == plain
+    """)
+    run_ranks(program, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_first_of_two_loaders_that_ends_ends_the_accumulation_group(ranks: int) -> None:
+    program = TRAINING + textwrap.dedent("""
+        short, long = loader_of(6), loader_of(9)
+        assert updates((a[0], b[0]) for a, b in zip(short, long)) == [0, 0, 0, 1, 0, 1]
+        assert updates((a[0], b[0]) for a, b in zip(long, short)) == [0, 0, 0, 1, 0, 1]
+
+        def two_steps_for_each_batch():
+            for batch in short:
+                yield batch
+                yield batch
+        assert updates(two_steps_for_each_batch()) == [0, 0, 0, 1] * 2 + [0, 0, 1, 1]
+    """)
+    run_ranks(program, ranks)

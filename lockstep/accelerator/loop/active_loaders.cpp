@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/core/GradMode.h>
+
 #include "lockstep/accelerator/loop/step_recorder.h"
 
 namespace lockstep {
@@ -32,11 +34,18 @@ void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
 }
 
 void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& info) {
+  left_batch_.reset();
   for (Pass& pass : stack_) {
+    pass.in_use = pass.in_use && !stepped_;
     if (pass.loader == loader) {
       pass.batch = info;
+      pass.has_batch = true;
+      pass.started = ++batches_started_;
+      pass.in_use = c10::GradMode::is_enabled();
+      ++pass.unused_batches;
     }
   }
+  stepped_ = false;
   if (recorder_) {
     recorder_->end_data();
     recorder_->add_samples(is_outermost(loader) ? info.rows : 0);
@@ -44,6 +53,9 @@ void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& inf
 }
 
 void ActiveLoaders::batch_ended(const void* loader) {
+  for (Pass& pass : stack_) {
+    pass.has_batch = pass.has_batch && pass.loader != loader;
+  }
   call_between_batches(loader);
   if (recorder_) {
     if (is_outermost(loader)) {
@@ -77,7 +89,12 @@ void ActiveLoaders::mark_trained() {
   for (Pass& pass : stack_) {
     pass.trains = true;
     trained_.insert(pass.loader);
+    if (pass.in_use) {
+      pass.unused_batches = 0;
+      pass.steps = true;
+    }
   }
+  stepped_ = true;
 }
 
 data::Cursor ActiveLoaders::position_to_save(const data::LoaderCore& loader) const {
@@ -91,6 +108,10 @@ data::Cursor ActiveLoaders::position_to_save(const data::LoaderCore& loader) con
 void ActiveLoaders::pass_ended(const void* loader) {
   const auto ended = std::find_if(
       stack_.begin(), stack_.end(), [&](const Pass& item) { return item.loader == loader; });
+  if (ended != stack_.end() && ended->has_batch && &*ended->batch == current() &&
+      ended->batch->valid_rows != ended->batch->rows_per_rank) {
+    left_batch_ = ended->batch;
+  }
   if (recorder_ && ended != stack_.end()) {
     recorder_->end_pass(ended == stack_.begin(), ended->trains, ended->times_at_begin);
   }
@@ -101,15 +122,25 @@ void ActiveLoaders::pass_ended(const void* loader) {
 }
 
 const data::BatchInfo* ActiveLoaders::current() const {
-  if (stack_.empty() || !stack_.back().batch) {
-    return nullptr;
+  if (left_batch_) {
+    return &*left_batch_;
   }
-  return &*stack_.back().batch;
+  const auto newest =
+      std::max_element(stack_.begin(), stack_.end(), [](const Pass& a, const Pass& b) {
+        return a.started < b.started;
+      });
+  return newest != stack_.end() && newest->batch ? &*newest->batch : nullptr;
 }
 
 bool ActiveLoaders::at_last_global_batch() const {
-  const data::BatchInfo* batch = current();
-  return batch != nullptr && batch->is_last_somewhere;
+  // A loop that got several batches without a backward is an evaluation, unless it is the only one.
+  const auto only_reads = [](const Pass& pass) { return pass.unused_batches > 1 && !pass.steps; };
+  const bool has_training = std::any_of(stack_.begin(), stack_.end(), [&](const Pass& pass) {
+    return pass.in_use && !only_reads(pass);
+  });
+  return std::any_of(stack_.begin(), stack_.end(), [&](const Pass& pass) {
+    return pass.in_use && pass.batch->is_last_somewhere && !(has_training && only_reads(pass));
+  });
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,7 +18,7 @@ namespace lockstep {
 
 class StepRecorder;
 
-/// Tracks the running loops over prepared loaders, innermost last, and the current batch of each.
+/// Tracks the running loops over prepared loaders, oldest first, and the current batch of each.
 /// gather_for_metrics uses it to tell real samples from repeated ones. Not thread-safe.
 class ActiveLoaders final : public data::LoaderObserver {
  public:
@@ -45,10 +46,13 @@ class ActiveLoaders final : public data::LoaderObserver {
   /// next pass; a training loop continues.
   data::Cursor position_to_save(const data::LoaderCore& loader) const;
 
-  /// Returns the batch of the innermost loop, or null outside any.
+  /// Returns the newest batch of all running loops, or null outside any. A loop that was left at a
+  /// batch with repeated samples counts until another batch begins: `*loader.begin()` is its batch.
   const data::BatchInfo* current() const;
-  /// Returns whether that batch is the last of its pass for some rank. An accumulation group ends
-  /// there on all ranks, though with uneven loaders some have one batch more.
+  /// Returns whether a batch in use is the last of its pass for some rank. An accumulation group
+  /// ends there on all ranks, though with uneven loaders some have one batch more. In use are the
+  /// batches that began since the last micro-step: both of two loaders that are read together, and
+  /// not that of an evaluation held open. A batch that begins without gradients is not in use.
   bool at_last_global_batch() const;
 
  private:
@@ -63,9 +67,17 @@ class ActiveLoaders final : public data::LoaderObserver {
     const void* loader;
     std::optional<data::BatchInfo> batch = std::nullopt;
     bool trains = false;
+    bool has_batch = false;      ///< The loop has not asked for the batch after `batch`.
+    bool in_use = false;         ///< See at_last_global_batch().
+    bool steps = false;          ///< A backward has used one of its batches.
+    int64_t unused_batches = 0;  ///< Batches since that backward.
+    int64_t started = 0;         ///< Value of batches_started_ when `batch` began.
     tracking::PartTimes times_at_begin = {};  ///< With a recorder.
   };
   std::vector<Pass> stack_;
+  std::optional<data::BatchInfo> left_batch_;
+  int64_t batches_started_ = 0;
+  bool stepped_ = false;  ///< A backward has run since the last batch began.
   std::set<const void*> trained_;
   std::shared_ptr<StepRecorder> recorder_;
 };

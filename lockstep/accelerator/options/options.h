@@ -39,7 +39,7 @@ struct GradientAccumulationPlugin {
   /// With SchedulerSteps::kAccelerate: micro-steps without an update count towards the end of a
   /// schedule that has one. True if not set, as in Accelerate.
   std::optional<bool> adjust_scheduler = std::nullopt;
-  /// The last batch of the innermost loader ends an accumulation group of any length. Its gradients
+  /// The last batch of a loader in use ends an accumulation group of any length. Its gradients
   /// are the mean over its actual number of micro-steps.
   bool sync_with_dataloader = true;
   /// Averages gradients in every micro-step; saves memory for strategies that shard gradients.

@@ -78,6 +78,7 @@ class _LoopMixin:
         finished = False
         try:
             for batch in begun_batches:
+                self.gradient_state._use_dataloader(self)
                 yield self._place(batch)
                 self._core.end_batch()
             finished = True
