@@ -2,7 +2,8 @@
 """Nested values: lists, tuples, named tuples and mappings whose leaves are tensors or other objects."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -19,19 +20,31 @@ def leaves_of(value: Any) -> list[Any]:
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     """Returns a nested value of the same types with `function` of each leaf."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_leaves(item, function) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(map_leaves(item, function) for item in value)
+        return sequence_like(value, (map_leaves(item, function) for item in value))
     if isinstance(value, Mapping):
         return mapping_like(value, {key: map_leaves(item, function) for key, item in value.items()})
     return function(value)
 
 
+def sequence_like(original: Any, items: Iterable[Any]) -> Any:
+    """Returns a list, tuple or named tuple of the type of `original` with these items."""
+    is_namedtuple = isinstance(original, tuple) and hasattr(original, "_fields")
+    return type(original)(*items) if is_namedtuple else type(original)(items)
+
+
 def mapping_like(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Returns a mapping of the type of `original` with these items. The type's constructor takes a dict."""
+    """Returns a mapping of the type of `original` with these items."""
     build: Callable[[dict[Any, Any]], Any] = type(original)
-    return build(items)
+    try:
+        return build(items)
+    except TypeError:
+        if not isinstance(original, MutableMapping):
+            raise
+    clone = copy.copy(original)  # The constructor takes something else, as that of a defaultdict its factory.
+    clone.clear()
+    clone.update(items)
+    return clone
 
 
 def map_tensors(value: Any, function: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Any:

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from .. import _core
 from ..state import PartialState
+from .arguments import _kept_arguments
 from .dispatcher import DataLoaderDispatcher
-from .loop import _kept_arguments
 from .samplers import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler, SkipBatchSampler, get_sampler
 from .shard import DataLoaderShard
 from .stream import DataLoaderStreamShard
@@ -63,6 +63,7 @@ def prepare_data_loader(
     world = state.num_processes if num_processes is None else num_processes
     rank = state.process_index if process_index is None else process_index
     is_stream = isinstance(dataloader.dataset, IterableDataset)
+    is_asked_to_dispatch = dispatch_batches is True
     if dispatch_batches is None:
         dispatch_batches = is_stream and put_on_device
     if dispatch_batches and not put_on_device:
@@ -76,6 +77,7 @@ def prepare_data_loader(
             device=target,
             non_blocking=non_blocking,
             slice_fn=slice_fn_for_dispatch,
+            compares=not is_asked_to_dispatch,
         )
         dispatcher._core.shard(rank, world, even_batches, split_batches)
         return dispatcher
@@ -94,6 +96,7 @@ def prepare_data_loader(
         prepared = DataLoaderShard(
             dataloader,
             num_processes=world,
+            process_index=rank,
             split_batches=split_batches,
             device=target,
             non_blocking=non_blocking,

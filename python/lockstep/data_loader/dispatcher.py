@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import _core
 from .._codec import decode, encode
 from ..state import PartialState
-from .loop import _kept_arguments
+from .arguments import _kept_arguments
+from .rounds import join, rows_of, share
+from .sample_random import Visits, digest_of_sample, keyed_batches
 from .samplers import get_sampler
 from .stream import _one_ahead, _StreamLoader
 
@@ -22,7 +24,8 @@ class DataLoaderDispatcher(_StreamLoader):
     """A DataLoader that the main process reads for all processes, and sends each its share of every batch.
 
     The batches of a round are concatenated, then split evenly. A last round that does not divide is completed with the
-    first samples, by at most one sample for each process.
+    first samples, by at most one sample for each process. A value without rows, such as a flag, goes to the processes
+    that get samples of its batch.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class DataLoaderDispatcher(_StreamLoader):
         device: torch.device | None = None,
         non_blocking: bool = False,
         slice_fn: Any = None,
+        compares: bool = False,
     ) -> None:
         self.state = PartialState()
         self.split_batches = split_batches
@@ -50,7 +54,10 @@ class DataLoaderDispatcher(_StreamLoader):
                 f"[DataLoaderDispatcher] split_batches needs a batch_size that is divisible by "
                 f"{self.state.num_processes} processes; got {self._own_batch_size}"
             )
-        self._init_stream(None, self._own_batch_size, self._drop_last, device, non_blocking)
+        self._init_stream(self._own_batch_size, self._drop_last, device, non_blocking, self.state.process_index)
+
+        # A program that asks for the main process's reading may have data there only.
+        self._compares = compares and isinstance(loader.dataset, IterableDataset) and self.state.num_processes > 1
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         sampler = getattr(self.batch_sampler, "sampler", None)
@@ -65,7 +72,7 @@ class DataLoaderDispatcher(_StreamLoader):
         """
         rounds = None
         if self.state.process_index == 0:
-            rounds = _one_ahead(itertools.islice(self._global_batches(super().__iter__()), begin, None))
+            rounds = _one_ahead(itertools.islice(self._global_batches(self._read()), begin, None))
         for index in itertools.count(begin):
             arrived = self._receive(index) if rounds is None else self._send_next(rounds, index)
             if arrived is None:  # A pass without batches.
@@ -76,53 +83,36 @@ class DataLoaderDispatcher(_StreamLoader):
 
     def _global_batches(self, batches: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
         """Yields the samples of each round, completed, with the completed and the new number of rows."""
-        from ..utils.operations import concatenate, find_batch_size, slice_tensors
-
         world = self.state.num_processes
         per_round = 1 if self.split_batches else world
         full = self._own_batch_size * per_round
-        beginning = None
-        while True:
-            parts = [batch for _, batch in zip(range(per_round), batches)]
-            if not parts:
+        beginning: list[Any] = []  # Batches with the first samples, which complete the last round.
+
+        def keep(batch: Any) -> None:
+            if sum(map(rows_of, beginning)) < world:
+                beginning.append(batch)
+
+        for batch in itertools.islice(batches, self._used_batches()):
+            keep(batch)
+        while parts := list(itertools.islice(batches, per_round)):
+            for part in parts:
+                keep(part)
+            new = sum(map(rows_of, parts))
+            if new < full and self._drop_last:
                 return
-            try:
-                whole = concatenate(parts, dim=0) if len(parts) > 1 else parts[0]
-            except RuntimeError as error:
-                raise _core.ConfigError(
-                    "[DataLoaderDispatcher] the batches of a round have different shapes, so they cannot be "
-                    "concatenated; pad them in collate_fn, or use DataLoaderConfiguration(dispatch_batches=False, "
-                    "even_batches=False)"
-                ) from error
-            rows = find_batch_size(whole)
-            if rows is None:
-                raise _core.ConfigError(
-                    f"[DataLoaderDispatcher] a batch of type {type(whole).__name__} has no tensor; expected tensors in "
-                    "lists, tuples or dicts"
-                )
-            if beginning is None:
-                beginning = slice_tensors(whole, slice(0, world))
-            new = rows
-            if rows < full and self._drop_last:
-                return
-            if rows % world != 0:
-                whole = concatenate([whole, beginning], dim=0)
-                rows = rows + world - rows % world
-            yield whole, rows, new
+            missing = -new % world
+            completed = parts + list(itertools.islice(itertools.cycle(beginning), missing))
+            yield join(completed, list(map(rows_of, completed)), len(parts)), new + missing, new
 
     def _shares(self, whole: Any, rows: int) -> list[Any]:
-        from ..utils.operations import slice_tensors
-
         each = rows // self.state.num_processes
-        cut = self._slice or (lambda batch, part, process_index=None, num_processes=None: slice_tensors(batch, part))
+        slices = [slice(rank * each, (rank + 1) * each) for rank in range(self.state.num_processes)]
+        if self._slice is None:
+            return [share(whole, part.start, part.stop) for part in slices]
+        batch = share(whole, 0, rows)
         return [
-            cut(
-                whole,
-                slice(rank * each, (rank + 1) * each),
-                process_index=rank,
-                num_processes=self.state.num_processes,
-            )
-            for rank in range(self.state.num_processes)
+            self._slice(batch, part, process_index=rank, num_processes=self.state.num_processes)
+            for rank, part in enumerate(slices)
         ]
 
     def _send_next(
@@ -136,7 +126,7 @@ class DataLoaderDispatcher(_StreamLoader):
                 return None
             (whole, rows, new), is_last = following
             shares = self._shares(whole, rows)
-            texts = [encode(share) for share in shares[1:]]
+            texts = [encode(batch) for batch in shares[1:]]
         except BaseException as error:  # Other processes wait for this one.
             self._announce(index, {"failed": repr(error)})
             raise
@@ -182,6 +172,28 @@ class DataLoaderDispatcher(_StreamLoader):
         self.remainder = header["remainder"]
         return batch, [header["each"]] * self.state.num_processes, header["new"], header["last"]
 
+    _hint_for_other_streams = (
+        "; if only the main process has the data, pass DataLoaderConfiguration(dispatch_batches=True)"
+    )
+
+    def _digest_of_first_sample(self) -> bytes:
+        """Reads a sample of this process's own stream, with the random numbers of the main process."""
+        values = self._sample_random
+        if self.state.process_index == 0 or values is None:
+            return super()._digest_of_first_sample()
+        values.begin_sample(0, 0)
+        try:
+            return digest_of_sample(next(iter(self.dataset)))
+        except Exception:  # This process need not be able to read.
+            return b""
+        finally:
+            values.end()
+
+    def _sampling(self) -> dict[str, Any]:
+        if self.batch_sampler is None:
+            return {"sampler": _Ordered(self, self.sampler), "batch_size": None}
+        return {"batch_sampler": _Ordered(self, self.batch_sampler)}
+
     def __len__(self) -> int:
         length = super().__len__()
         if self.split_batches:
@@ -195,6 +207,29 @@ class DataLoaderDispatcher(_StreamLoader):
 
     def get_sampler(self) -> Any:
         return get_sampler(self)
+
+
+class _Ordered(BatchSampler):
+    """Yields the batches of a sampler as (index, visit) pairs, or without batches its values."""
+
+    def __init__(self, loader: DataLoaderDispatcher, source: Any) -> None:
+        self._loader = loader
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        states = self._loader._states
+        states.begin(getattr(self._source, "sampler", self._source))
+        if self._loader.batch_sampler is None:
+            values: Iterator[Any] = map(Visits().keyed, self._source)
+        else:
+            values = keyed_batches(self._source)
+        for value in values:
+            states.end()
+            yield value
+        states.end()
 
 
 def _text_of(position: list[int]) -> str:

@@ -1,41 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop over a prepared loader, and the arguments that it keeps of the given one."""
+"""The loop over a prepared loader."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
 
 from .. import _core
+from .._seeds import program_seed
 from ..state import GradientState, PartialState
-
-# The arguments of a DataLoader that a prepared one keeps.
-_KEPT = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
-
-
-def _kept_arguments(loader: DataLoader) -> dict[str, Any]:
-    arguments = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-    if arguments.get("num_workers") == 0:
-        arguments.pop("prefetch_factor", None)
-        arguments.pop("multiprocessing_context", None)
-    if not arguments.get("pin_memory_device"):
-        arguments.pop("pin_memory_device", None)
-    return arguments
-
+from .sample_random import SampleRandom, needs_reader, reader_of
 
 def _synchronize(rng_types: list[Any] | None, owner: Any) -> None:
     """Gives every process the main process's random states, as `rng_types` says. Collective.
@@ -59,6 +35,11 @@ class _LoopMixin:
     gradient_state: GradientState
     device: torch.device | None
     _non_blocking: bool
+    _sample_random: SampleRandom | None = None  # None if no sample draws random numbers.
+    _reader: DataLoader | None = None
+    _seed = 0  # Of the samples' random numbers.
+    _program_seed: int | None = None  # The program's seed when `_seed` was set.
+    _number = 0  # Of the loader, in the order of prepare(): loaders draw different numbers.
     _skip = 0  # The batches that the next pass skips.
     _running = False  # Whether a pass has begun and not ended.
 
@@ -66,7 +47,37 @@ class _LoopMixin:
         skip, self._skip = self._skip, 0
         plan = self._core.begin_pass(skip)
         self._running = True
+        if self._sample_random is not None:
+            cursor = self._core.cursor
+            if self._program_seed != program_seed():
+                self._set_seed(program_seed())
+            self._sample_random.set_pass(self._seed, self._number, cursor.epoch, self._samples_to_drop())
         return plan
+
+    # --- random numbers of samples
+    def _init_random(self, process_index: int, always: bool = False) -> None:
+        if always or needs_reader(cast(DataLoader, self)):
+            self._sample_random = SampleRandom(cast(DataLoader, self).num_workers > 0, process_index)
+
+    def _read(self) -> Iterator[Any]:
+        """Begins to read the batches of a pass."""
+        loader = cast(DataLoader, self)
+        if self._sample_random is None:
+            return DataLoader.__iter__(loader)
+        if self._reader is None:
+            self._reader = reader_of(loader, self._sample_random, self._sampling())
+        return iter(self._reader)
+
+    def _sampling(self) -> dict[str, Any]:
+        """Returns the samplers of the reader, as arguments of a DataLoader."""
+        return {}
+
+    def _samples_to_drop(self) -> int:
+        """Returns the number of samples that the reader of a stream drops."""
+        return 0
+
+    def _set_seed(self, seed: int) -> None:
+        self._seed, self._program_seed = seed, program_seed()
 
     def _loop(self, begun_batches: Iterator[Any]) -> Iterator[Any]:
         """Yields the batches on the device.
@@ -120,11 +131,13 @@ class _LoopMixin:
         self._load_saved_state(state_dict.get("random", {}))
 
     def _saved_state(self) -> dict[str, Any]:
-        """Returns the random states from which the running order was drawn; none if nothing is drawn."""
-        return {}
+        """Returns the seed of samples, and the random states from which the running order was drawn, if any."""
+        return {} if self._program_seed is None else {"seed": self._seed}
 
     def _load_saved_state(self, state: dict[str, Any]) -> None:
-        """Makes the next pass draw its order from these states."""
+        """Makes the next pass draw its samples and order from these states."""
+        if "seed" in state:
+            self._set_seed(state["seed"])
 
     def _place(self, batch: Any) -> Any:
         if self.device is None:

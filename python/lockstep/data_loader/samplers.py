@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from .. import _core
 
@@ -76,16 +76,24 @@ class BatchSamplerShard(BatchSampler):
         return batches.size(self.process_index)
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from (own for own, _, _ in self.rounds())
+        yield from (own for own, _, _ in self.rounds(map(list, self.batch_sampler)))
 
-    def rounds(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
-        """Yields this process's batch, and the rows and the new rows of every process's, for each round."""
-        world, batches = self.num_processes, map(list, self.batch_sampler)
+    def rounds(
+        self, batches: Iterator[list[Any]], begin: int = 0
+    ) -> Iterator[tuple[list[Any], list[int], list[int]]]:
+        """Yields this process's batch, and the rows and the new rows of every process's, for each round.
+
+        The first `begin` batches are used already; they can only complete the last round.
+        """
+        world = self.num_processes
+        beginning: list[Any] = []
+        for batch in itertools.islice(batches, begin):
+            if len(beginning) < self._round_rows():
+                beginning += batch
         if world == 1:
             yield from ((batch, [len(batch)], [len(batch)]) for batch in batches)
             return
         per_round = 1 if self.split_batches else world
-        beginning: list[int] = []
         while group := list(itertools.islice(batches, per_round)):
             samples = list(itertools.chain.from_iterable(group))
             if len(beginning) < self._round_rows():
@@ -106,7 +114,7 @@ class BatchSamplerShard(BatchSampler):
             return 0
         return self.batch_size if self.split_batches else self.batch_size * self.num_processes
 
-    def _shares(self, samples: list[int], beginning: list[int]) -> tuple[list[list[int]], list[int]]:
+    def _shares(self, samples: list[Any], beginning: list[Any]) -> tuple[list[list[Any]], list[int]]:
         """Returns the batches of all processes in a round of `samples`, and the number of new rows in each."""
         # The C++ layout assigns the second round of two, and completes it from the first.
         order = list(itertools.islice(itertools.cycle(beginning), self._round_rows())) + samples
@@ -156,21 +164,29 @@ class IterableDatasetShard(IterableDataset):
         return self._layout().size(len(self.dataset))
 
     def __iter__(self) -> Iterator[Any]:
+        return self.share_of(self.dataset)
+
+    def share_of(self, samples: Iterable[Any], begin: int = 0) -> Iterator[Any]:
+        """Yields this process's share of the samples from position `begin` on."""
         has_set_epoch = hasattr(self.dataset, "set_epoch")
         if not has_set_epoch and isinstance(getattr(self.dataset, "generator", None), torch.Generator):
             self.dataset.generator.manual_seed(getattr(self, "epoch", 0))
         layout = self._layout()
         rows = layout.round_rows
-        first: list[Any] = []  # The round that completes the last one.
+        first: list[Any] = []  # The samples that complete the last round.
         current: list[Any] = []
-        begin = 0
-        for sample in self.dataset:
+        position = rows if begin > 0 else 0  # Of a round that follows others, where the first completes the last.
+        for index, sample in enumerate(samples):
+            if len(first) < rows:
+                first.append(sample)
+            if index < begin:
+                continue
             current.append(sample)
             if len(current) == rows:
-                yield from self._share(layout, first, current, begin)
-                first = first or current
-                current, begin = [], begin + rows
-        yield from self._share(layout, first, current, begin)
+                yield from self._share(layout, first, current, position)
+                current, position = [], position + rows
+        first = list(itertools.islice(itertools.cycle(first), rows))
+        yield from self._share(layout, first, current, position)
 
     @staticmethod
     def _share(layout: _core.StreamShard, first: list[Any], current: list[Any], begin: int) -> Iterator[Any]:
@@ -205,6 +221,13 @@ def _give_generator(sampler: Any) -> None:
     if hasattr(sampler, "generator") and sampler.generator is None:
         sampler.generator = torch.Generator(device="cpu")
         sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+
+
+def yields_each_once(sampler: Any) -> bool:
+    """Returns whether a sampler is known to yield no index twice in a pass."""
+    if type(sampler) in (RandomSampler, SeedableRandomSampler):
+        return not sampler.replacement and len(sampler) <= len(sampler.data_source)
+    return type(sampler) is SequentialSampler
 
 
 def _seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:

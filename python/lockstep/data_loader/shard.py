@@ -13,15 +13,21 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from .. import _core
 from .._weak import weak_method
 from ..state import GradientState
-from .loop import _kept_arguments, _LoopMixin, _synchronize
-from .samplers import _give_generator, _seedable
+from .arguments import _kept_arguments
+from .loop import _LoopMixin, _synchronize
+from .sample_random import Visits
+from .samplers import _give_generator, _seedable, yields_each_once
 
 
 class _OwnBatches(BatchSampler):
-    """The batch sampler of a prepared loader: the batches that the C++ library gives this process."""
+    """The batch sampler of a prepared loader: the batches that the C++ library gives this process.
 
-    def __init__(self, loader: DataLoaderShard, batch_sampler: Any) -> None:
+    If `keyed`, it yields (index, visit) pairs for the reader.
+    """
+
+    def __init__(self, loader: DataLoaderShard, batch_sampler: Any, keyed: bool = False) -> None:
         self._loader = loader
+        self._keyed = keyed
         self.batch_sampler = batch_sampler
         self.sampler = batch_sampler.sampler
         self.batch_size = batch_sampler.batch_size
@@ -51,7 +57,7 @@ class _OwnBatches(BatchSampler):
         for index in range(first, last + 1):
             if index == last:
                 self._loader._end_of_order()
-            yield self._loader._samples_at(plan.indices(index))
+            yield self._loader._samples_at(plan.indices(index), self._keyed)
 
 
 class DataLoaderShard(_LoopMixin, DataLoader):
@@ -66,6 +72,7 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         loader: DataLoader,
         *,
         num_processes: int = 1,
+        process_index: int = 0,
         split_batches: bool = False,
         device: torch.device | None = None,
         non_blocking: bool = False,
@@ -94,14 +101,20 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         super().__init__(
             loader.dataset, batch_sampler=_OwnBatches(self, batch_sampler), **_kept_arguments(loader)
         )
+        self._init_random(process_index)
 
     # --- order
     _order_of_pass: list[Any] = []  # The sampler's values for the running pass; any type that the dataset takes.
     _rest: Iterator[Any] = iter(())
+    _visits: list[int] = []  # Earlier occurrences of each value; empty if all are different.
 
     def _order(self, epoch: int) -> list[int]:
         """Draws the order of a pass. The C++ library assigns positions in it to processes."""
         self._draw(epoch)
+        self._visits = []
+        if self._sample_random is not None and not yields_each_once(self._sampler):
+            counts = Visits()
+            self._visits = [counts.keyed(index)[1] for index in self._order_of_pass]
         return list(range(len(self._order_of_pass)))
 
     def _take(self) -> None:
@@ -113,8 +126,15 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         """Runs before the last batch, so a loop that breaks earlier leaves the generator as with torch's loader."""
         next(self._rest, None)
 
-    def _samples_at(self, positions: list[int]) -> list[Any]:
-        return [self._order_of_pass[position] for position in positions]
+    def _samples_at(self, positions: list[int], keyed: bool) -> list[Any]:
+        if not keyed:
+            return [self._order_of_pass[position] for position in positions]
+        visits = self._visits
+        return [(self._order_of_pass[position], visits[position] if visits else 0) for position in positions]
+
+    def _sampling(self) -> dict[str, Any]:
+        source = cast(_OwnBatches, self.batch_sampler).batch_sampler
+        return {"batch_sampler": _OwnBatches(self, source, keyed=True)}
 
     def _draw(self, epoch: int) -> None:
         if hasattr(self._sampler, "set_epoch"):
@@ -157,7 +177,7 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         yield from self._loop(self._begun_batches())
 
     def _begun_batches(self) -> Iterator[Any]:
-        for batch in super().__iter__():  # Its batch sampler begins the pass.
+        for batch in self._read():  # Its batch sampler begins the pass.
             self._core.begin_batch()
             yield batch
 
@@ -191,12 +211,14 @@ class DataLoaderShard(_LoopMixin, DataLoader):
     # --- checkpoints
     def _saved_state(self) -> dict[str, Any]:
         drawn = self._redraw or self._drawn  # The first: loaded, and no pass has begun since.
-        return {} if drawn is None else {name: state for name, state in drawn.items() if state is not None}
+        states = {} if drawn is None else {name: state for name, state in drawn.items() if state is not None}
+        return super()._saved_state() | states
 
     def _load_saved_state(self, state: dict[str, Any]) -> None:
+        super()._load_saved_state(state)
         self._redraw = None
         cursor = self._core.cursor
-        if state and (cursor.batches > 0 or cursor.first_sample > 0):
+        if "default" in state and (cursor.batches > 0 or cursor.first_sample > 0):
             self._redraw = {"default": state.get("default"), "generator": state.get("generator")}
 
     def skipping(self, batches: int) -> DataLoaderShard:

@@ -10,20 +10,32 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import _core
-from ..state import GradientState
-from .loop import _kept_arguments, _LoopMixin, _synchronize
+from ..logging import get_logger
+from ..state import GradientState, PartialState
+from .arguments import _kept_arguments
+from .loop import _LoopMixin, _synchronize
+from .order_states import OrderStates
+from .sample_random import keyed_batches
 from .samplers import BatchSamplerShard, IterableDatasetShard, _give_generator, get_sampler
+
+logger = get_logger(__name__)
 
 
 class _StreamLoader(_LoopMixin, DataLoader):
     """The parts of loaders of streams, and of batch samplers that only Python can read."""
 
-    def _init_stream(self, samples: int | None, batch_size: int, drop_last: bool, device: Any, blocking: bool) -> None:
-        self._core = _core.LoaderCore(samples, max(1, batch_size), drop_last, None)
+    _compares = False  # Whether the processes compare their first samples in the next pass.
+    _resumes = False  # Whether the next pass continues a saved one.
+
+    def _init_stream(self, batch_size: int, drop_last: bool, device: Any, blocking: bool, process_index: int) -> None:
+        self._core = _core.LoaderCore(None, max(1, batch_size), drop_last, None)
+        self._batch_rows = max(1, batch_size)
         self.gradient_state = GradientState()
         self.device = device
         self._non_blocking = blocking
         self.remainder = -1
+        self._states = OrderStates()
+        self._init_random(process_index, always=not isinstance(self.dataset, IterableDataset))
 
     def _begun_batches(
         self, batches_from: Callable[[int], Iterator[tuple[Any, list[int], list[int], bool]]]
@@ -33,9 +45,53 @@ class _StreamLoader(_LoopMixin, DataLoader):
         Each comes with the rows and new rows of all processes, and whether it is the last.
         """
         self._begin_pass()
-        for batch, rows, new, is_last in batches_from(self._core.cursor.batches):
+        cursor = self._core.cursor
+        if cursor.first_sample > 0:
+            self._check_position(cursor.first_sample)
+        resumed, self._resumes = self._resumes, False
+        state = torch.get_rng_state()
+        for batch, rows, new, is_last in batches_from(cursor.batches):
+            if resumed and self.generator is None:  # torch's loader has drawn the workers' seed a second time.
+                torch.set_rng_state(state)
+            resumed = False
+            if self._compares:
+                self._compares = False
+                if cursor.batches == 0 and cursor.first_sample == 0:
+                    self._compare_first_samples()
             self._core.begin_stream_batch(rows, new, is_last)
             yield batch
+
+    def _check_position(self, first_sample: int) -> None:
+        """Throws ConfigError if a pass that another number of processes began cannot continue."""
+        if first_sample % self._batch_rows != 0:
+            raise _core.ConfigError(
+                f"[load_state] a pass was saved at sample {first_sample} by another number of processes, which is no "
+                f"multiple of this loader's batch size {self._batch_rows}; resume with the batch size or the number "
+                "of processes of the checkpoint"
+            )
+
+    def _used_batches(self) -> int:
+        """Returns the number of the sampler's batches that another number of processes has used."""
+        return self._core.cursor.first_sample // self._batch_rows
+
+    def _compare_first_samples(self) -> None:
+        """Warns if the processes read different streams. Collective."""
+        group = PartialState().group
+        digests = _core.all_gather_bytes(group, self._digest_of_first_sample())
+        others = [rank for rank, digest in enumerate(digests) if digest and digests[0] and digest != digests[0]]
+        if others:
+            logger.warning(
+                "[prepare] the stream of process %d begins with another sample than that of the main process, so a part "
+                "of the samples is not used; each process must read all samples, of which it gets its share; remove "
+                "the sharding from the dataset, or use its DataLoader without prepare()%s",
+                others[0],
+                self._hint_for_other_streams,
+            )
+
+    _hint_for_other_streams = ""
+
+    def _digest_of_first_sample(self) -> bytes:
+        return b"" if self._sample_random is None else self._sample_random.first_digest
 
     @property
     def total_dataset_length(self) -> int:
@@ -46,6 +102,16 @@ class _StreamLoader(_LoopMixin, DataLoader):
             raise _core.ConfigError(f"[skip_first_batches] num_batches is {batches}; expected at least 0")
         self._skip = batches
         return self
+
+    # --- checkpoints
+    def _saved_state(self) -> dict[str, Any]:
+        return super()._saved_state() | self._states.saved()
+
+    def _load_saved_state(self, state: dict[str, Any]) -> None:
+        super()._load_saved_state(state)
+        cursor = self._core.cursor
+        self._resumes = cursor.batches > 0 or cursor.first_sample > 0
+        self._states.load(state, self._resumes)
 
 
 def _one_ahead(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
@@ -105,8 +171,9 @@ class DataLoaderStreamShard(_StreamLoader):
             if loader.batch_sampler is None:
                 own = {"sampler": _Recorded(self), "batch_size": None}
             super().__init__(loader.dataset, **own, **_kept_arguments(loader))
-        self._init_stream(None, batch_size, drop_last, device, non_blocking)
-        self._batch_rows = batch_size
+        self._init_stream(batch_size, drop_last, device, non_blocking, process_index)
+        is_stream = self._rounds is None
+        self._compares = is_stream and 1 < num_processes == PartialState().num_processes
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         if self._spec["num_processes"] > 1:
@@ -122,19 +189,37 @@ class DataLoaderStreamShard(_StreamLoader):
         return self._loop(self._begun_batches(self._stream_batches))
 
     def _recorded_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
-        for index, (batch, is_last) in enumerate(_one_ahead(super().__iter__())):
+        del begin  # The sampler skips them.
+        for batch, is_last in _one_ahead(self._read()):
             rows, new = self._queue.pop(0)
-            if index >= begin:
-                yield batch, rows, new, is_last
+            yield batch, rows, new, is_last
 
     def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         from ..utils.operations import ignorant_find_batch_size
 
         world = self._spec["num_processes"]
-        for batch, is_last in _one_ahead(itertools.islice(super().__iter__(), begin, None)):
+        for batch, is_last in _one_ahead(itertools.islice(self._read(), begin, None)):
             rows = ignorant_find_batch_size(batch) or 0
             new = [rows] * world
             yield batch, [rows] * world, new, is_last
+
+    def _sampling(self) -> dict[str, Any]:
+        if self.batch_sampler is None:
+            return {"sampler": self.sampler, "batch_size": None}
+        return {"batch_sampler": self.batch_sampler}
+
+    def _samples_to_drop(self) -> int:
+        return self._core.cursor.first_sample
+
+    def _check_position(self, first_sample: int) -> None:
+        if self._rounds is not None:
+            super()._check_position(first_sample)
+        elif self.num_workers > 1 or self._sample_random is None:
+            raise _core.ConfigError(
+                f"[load_state] a pass over a stream was saved at sample {first_sample} by another number of processes; "
+                "where its several workers stood is unknown; resume with the number of processes of the checkpoint, or "
+                "use num_workers=1 or DataLoaderConfiguration(dispatch_batches=True)"
+            )
 
     @property
     def total_batch_size(self) -> int:
@@ -143,7 +228,7 @@ class DataLoaderStreamShard(_StreamLoader):
 
 
 class _Recorded(BatchSampler):
-    """Remembers the rows of each batch that it yields."""
+    """Yields this process's batches of (index, visit) pairs, and remembers the rows of each."""
 
     def __init__(self, loader: DataLoaderStreamShard) -> None:
         self._loader = loader
@@ -161,10 +246,15 @@ class _Recorded(BatchSampler):
         return len(self._loader._rounds)
 
     def __iter__(self) -> Iterator[Any]:
+        loader = self._loader
         single = isinstance(self.batch_sampler, _Singles)
-        for own, rows, new in self._loader._rounds.rounds():
-            self._loader._queue.append((rows, new))
+        loader._states.begin(loader._random)
+        rounds = loader._rounds.rounds(keyed_batches(self.batch_sampler), loader._used_batches())
+        for own, rows, new in itertools.islice(rounds, loader._core.cursor.batches, None):
+            loader._states.end()
+            loader._queue.append((rows, new))
             yield own[0] if single else own
+        loader._states.end()
 
 
 class _Singles:

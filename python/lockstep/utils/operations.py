@@ -19,7 +19,7 @@ import torch
 from .. import _core
 from .._codec import decode, encode
 from .._core import ConfigError
-from .._tree import map_leaves, mapping_like
+from .._tree import map_leaves, mapping_like, sequence_like
 from .dataclasses import TensorInformation
 
 __all__ = [
@@ -82,7 +82,7 @@ def is_namedtuple(data: Any) -> bool:
 
 def honor_type(obj: Any, generator: Any) -> Any:
     """Returns the items of `generator` as the type of `obj`: list, tuple or a namedtuple."""
-    return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
+    return sequence_like(obj, generator)
 
 
 def recursively_apply(

@@ -11,6 +11,7 @@ import torch
 
 from .. import _core
 from .._core import ConfigError
+from .._seeds import remember_seed
 from .dataclasses import RNGType
 
 __all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
@@ -22,12 +23,14 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     `device_specific` adds the rank to the seed. `deterministic` makes torch select deterministic algorithms, which can
     be slower.
     """
+    of_all = seed
     if device_specific:
         from ..state import AcceleratorState
 
         seed += AcceleratorState().process_index
     random.seed(seed)
     numpy.random.seed(seed)
+    remember_seed(of_all, seed)
     torch.manual_seed(seed)  # Also seeds CUDA, when it is initialized.
     if deterministic:
         torch.use_deterministic_algorithms(True)

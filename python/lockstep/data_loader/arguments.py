@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments that a prepared loader keeps of the given one."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+# The arguments of a DataLoader that a prepared one keeps.
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+
+
+def _kept_arguments(loader: DataLoader) -> dict[str, Any]:
+    arguments = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    if arguments.get("num_workers") == 0:
+        arguments.pop("prefetch_factor", None)
+        arguments.pop("multiprocessing_context", None)
+    if not arguments.get("pin_memory_device"):
+        arguments.pop("pin_memory_device", None)
+    return arguments
