@@ -196,3 +196,82 @@ def test_the_first_of_two_loaders_that_ends_ends_the_accumulation_group(ranks: i
         assert updates(two_steps_for_each_batch()) == [0, 0, 0, 1] * 2 + [0, 0, 1, 1]
     """)
     run_ranks(program, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_no_process_gets_an_empty_batch_of_a_short_stream(ranks: int) -> None:
+    program = streams("""
+        for dispatches in (True, False):
+            accelerator = Accelerator(
+                cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatches)
+            )
+            for size in (1, 2, 3, 4, 5, 7):
+                for batch_size in (1, 2):
+                    loader = accelerator.prepare(DataLoader(Stream(size), batch_size=batch_size))
+                    batches = list(loader)
+                    sizes = [len(batch) for batch in batches]
+                    assert min(sizes) > 0, (dispatches, size, batch_size, sizes)
+                    seen = accelerator.gather(torch.cat(batches)).tolist()
+                    assert set(seen) == set(range(size)), (dispatches, size, batch_size, seen)
+                    if dispatches:
+                        trimmed = [accelerator.gather_for_metrics(batch) for batch in loader]
+                        assert torch.cat(trimmed).tolist() == list(range(size)), (size, batch_size, trimmed)
+    """)
+    run_ranks(program, ranks)
+
+
+OWN_SHARDS = """
+from lockstep.logging import get_logger
+
+
+class OwnShard(Stream):
+    def __iter__(self):
+        rank, ranks = accelerator.process_index, accelerator.num_processes
+        return iter(range(rank, self.size, ranks))
+
+
+class Noisy(Stream):  # The order is random, and equal on all processes.
+    def __iter__(self):
+        return iter(torch.randperm(self.size).tolist())
+
+
+class OnMain(Stream):
+    def __iter__(self):
+        assert accelerator.is_main_process
+        return super().__iter__()
+
+
+def read(dataset, dispatches, **options):
+    config = DataLoaderConfiguration(dispatch_batches=dispatches)
+    loader = Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(dataset, batch_size=2, **options))
+    return [list(loader) for _ in range(2)]
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stream_that_each_process_has_sharded_is_named(ranks: int) -> None:
+    program = streams(OWN_SHARDS) + textwrap.dedent("""
+        import sys
+        import warnings
+        for number, (dataset, dispatches, options) in enumerate([
+            (OwnShard(24), None, {}),
+            (OwnShard(24), False, {}),
+            (OwnShard(24), None, {"num_workers": 1}),
+            (OwnShard(24), False, {"num_workers": 1}),
+            (Stream(24), None, {}),
+            (Stream(24), False, {"num_workers": 1}),
+            (Noisy(24), None, {}),
+            (Noisy(24), False, {}),
+            (OnMain(24), None, {}),
+            (OwnShard(24), True, {}),
+        ]):
+            print("case", number, file=sys.stderr, flush=True)
+            read(dataset, dispatches, **options)
+    """)
+    outputs = run_ranks(program, ranks)
+    cases = outputs[0].split("case ")[1:]
+    named = ["begins with another sample" in case for case in cases]
+    assert named == [ranks > 1] * 4 + [False] * 6, outputs
+    assert all(case.count("begins with another sample") <= 1 for case in cases), "once, though there are two passes"
+    assert ranks == 1 or "dispatch_batches=True" in cases[0] and "dispatch_batches=True" not in cases[1]
+    assert all("begins with" not in output for output in outputs[1:])
