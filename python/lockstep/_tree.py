@@ -52,3 +52,28 @@ def map_tensors(value: Any, function: Callable[[list[torch.Tensor]], list[torch.
     tensors = [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
     results = iter(function(tensors))
     return map_leaves(value, lambda leaf: next(results) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def first_rows(value: Any, rows: int, count: int) -> Any:
+    """Returns a nested value of a batch of `rows` samples without those after the first `count`.
+
+    Tensors, and lists with a value for each row, are cut; other values are kept. A tuple of such lists is not a list of
+    samples, even if it has as many elements as the batch has rows. A tuple of tuples is, as zip() makes it.
+    """
+    if isinstance(value, torch.Tensor):
+        return value[:count] if _has_rows(value, rows) else value
+    if isinstance(value, (list, tuple)):
+        is_zipped = all(isinstance(item, tuple) for item in value)
+        is_fields = isinstance(value, tuple) and not is_zipped and all(_has_rows(item, rows) for item in value)
+        if len(value) == rows and not is_fields and not hasattr(value, "_fields"):
+            return value[:count]
+        return sequence_like(value, (first_rows(item, rows, count) for item in value))
+    if isinstance(value, Mapping):
+        return mapping_like(value, {key: first_rows(item, rows, count) for key, item in value.items()})
+    return value
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dim() > 0 and value.shape[0] == rows
+    return isinstance(value, (list, tuple)) and len(value) == rows

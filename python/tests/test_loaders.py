@@ -275,3 +275,169 @@ def test_a_stream_that_each_process_has_sharded_is_named(ranks: int) -> None:
     assert all(case.count("begins with another sample") <= 1 for case in cases), "once, though there are two passes"
     assert ranks == 1 or "dispatch_batches=True" in cases[0] and "dispatch_batches=True" not in cases[1]
     assert all("begins with" not in output for output in outputs[1:])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gather_for_metrics_drops_repeated_samples_of_every_form(ranks: int) -> None:
+    program = textwrap.dedent("""
+        import collections
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        from lockstep import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        Pair = collections.namedtuple("Pair", "first second")
+
+        def loader_of(size, batch_size=2):
+            return accelerator.prepare(DataLoader(TensorDataset(torch.arange(size)), batch_size=batch_size))
+
+        # A pass with one batch, whose iterator is gone.
+        (only,) = next(iter(loader_of(3, batch_size=4)))
+        assert accelerator.gather_for_metrics(only).tolist() == [0, 1, 2]
+        assert sorted(accelerator.gather_for_metrics([str(x) for x in only.tolist()])) == ["0", "1", "2"]
+        train, short = loader_of(8), loader_of(3, batch_size=4)
+        for (batch,) in train:
+            (other,) = next(iter(short))
+            assert accelerator.gather_for_metrics(other).tolist() == [0, 1, 2]
+        for (batch,) in train:
+            list(short)
+            assert accelerator.gather_for_metrics(batch).numel() == 2 * accelerator.num_processes
+
+        def texts(batch, prefix):
+            return [prefix + str(value) for value in batch.tolist()]
+
+        forms = {
+            "list": lambda a, b, x: a,
+            "tuple of lists": lambda a, b, x: (a, b),
+            "three lists": lambda a, b, x: [a, b, a],
+            "dict": lambda a, b, x: {"a": a, "b": b, "x": x, "flag": True},
+            "named tuple": lambda a, b, x: Pair(a, b),
+            "zipped": lambda a, b, x: tuple(zip(a, b)),
+            "ragged tensors": lambda a, b, x: [torch.ones(2)] * len(a),
+        }
+        for size in (3, 5):
+            for name, form in forms.items():
+                count = collections.Counter()
+                for (batch,) in loader_of(size):
+                    given = form(texts(batch, "a"), texts(batch, "b"), batch)
+                    got = accelerator.gather_for_metrics(given, use_gather_object=True)
+                    if name == "ragged tensors":
+                        assert all(len(one) == 2 for one in got)
+                        count["a"] += len(got)
+                    for text in str(got).replace("'", " ").split():
+                        count[text] += text[0] in "ab" and text[1:].isdigit()
+                if name == "ragged tensors":
+                    assert count["a"] == size, (size, name, count)
+                    continue
+                expected = 2 if name == "three lists" else 1
+                assert all(count[f"a{index}"] == expected for index in range(size)), (size, name, count)
+    """)
+    run_ranks(program, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_have_the_mapping_type_of_the_program(ranks: int) -> None:
+    program = textwrap.dedent("""
+        import collections
+        import torch
+        from torch.utils.data import DataLoader
+        from lockstep import Accelerator, DataLoaderConfiguration, skip_first_batches
+        from lockstep.utils import concatenate, send_to_device, slice_tensors
+
+        def collate(samples):
+            batch = collections.defaultdict(list)
+            batch["x"] = torch.stack(samples)
+            return batch
+
+        class Own(dict):
+            def __init__(self, first, second):
+                super().__init__(x=first)
+
+        for dispatches in (False, True):
+            config = DataLoaderConfiguration(dispatch_batches=dispatches)
+            accelerator = Accelerator(cpu=True, dataloader_config=config)
+            for batch in accelerator.prepare(DataLoader(torch.arange(8), batch_size=2, collate_fn=collate)):
+                assert batch["x"].shape == (2,)
+                gathered = accelerator.gather_for_metrics(batch)
+                assert gathered["x"].numel() == 2 * accelerator.num_processes
+                if not dispatches or accelerator.is_main_process:
+                    assert type(batch) is type(gathered) is collections.defaultdict and gathered["new"] == []
+        own = slice_tensors(Own(torch.arange(3), None), slice(0, 2))
+        assert type(own) is Own and own["x"].tolist() == [0, 1]
+
+        plain = DataLoader(torch.arange(8), batch_size=2)
+        assert [len(skip_first_batches(plain, count)) for count in (0, 3, 4, 9)] == [4, 1, 0, 0]
+        assert list(skip_first_batches(plain, 9)) == []
+        try:
+            skip_first_batches(plain, -1)
+        except Exception as error:
+            assert "num_batches is -1; expected at least 0" in str(error)
+        else:
+            raise AssertionError
+    """)
+    run_ranks(program, ranks)
+
+
+TEXTS = """
+import collections
+Pair = collections.namedtuple("Pair", "text number")
+
+
+class Samples(Stream):
+    def __init__(self, size, make):
+        super().__init__(size)
+        self.make = make
+
+    def __iter__(self):
+        return (self.make(index) for index in range(self.size))
+
+
+def dispatched(size, make=int, collate_fn=None, batch_size=2):
+    return accelerator.prepare(DataLoader(Samples(size, make), batch_size=batch_size, collate_fn=collate_fn))
+
+
+def everything(batches):
+    from lockstep.utils import gather_object
+    return gather_object([batch for batch in batches])
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_dispatched_batch_may_have_text_and_flags_beside_tensors(ranks: int) -> None:
+    program = streams(TEXTS) + textwrap.dedent("""
+        for size in (12, 13, 1):
+            texts, numbers = [], []
+            for batch in dispatched(size, lambda i: {"x": torch.tensor([i, i]), "text": f"t{i}", "pair": (i, f"p{i}")}):
+                assert batch["text"] == [f"t{i}" for i in batch["x"][:, 0].tolist()], batch
+                assert list(batch["pair"][1]) == [f"p{i}" for i in batch["pair"][0].tolist()], batch
+                texts += accelerator.gather_for_metrics(batch["text"])
+                numbers += accelerator.gather_for_metrics(batch["x"])[:, 0].tolist()
+            assert sorted(texts) == sorted(f"t{i}" for i in range(size)) and numbers == list(range(size))
+
+        for batch in dispatched(12, lambda i: Pair(f"t{i}", torch.tensor(i))):
+            assert type(batch).__name__ == "Pair" and list(batch.text) == [f"t{i}" for i in batch.number.tolist()]
+        for batch in dispatched(12, lambda i: f"t{i}"):  # No tensor at all.
+            assert len(batch) == 2 and batch[0].startswith("t")
+        tokens = dispatched(12, int, lambda samples: {"x": torch.tensor(samples), "t": [["a", str(i)] for i in samples]})
+        for batch in tokens:
+            assert batch["t"] == [["a", str(i)] for i in batch["x"].tolist()], batch
+
+        def with_flags(samples):
+            first = samples[0]
+            return {"x": torch.tensor(samples), "flag": True, "none": None, "name": "train", "begins": first,
+                    "scalar": torch.tensor(0.5)}
+        for batch in dispatched(12, int, with_flags):
+            assert batch["flag"] is True and batch["none"] is None and batch["name"] == "train", batch
+            assert batch["begins"] == batch["x"][0] and batch["scalar"] == 0.5, batch
+    """)
+    run_ranks(program, ranks)
+
+
+def test_a_flag_that_differs_within_a_share_is_named() -> None:
+    program = streams(TEXTS) + textwrap.dedent("""
+        loader = dispatched(14, int, lambda samples: {"x": torch.tensor(samples), "begins": samples[0]}, batch_size=4)
+        for batch in loader:
+            assert batch["begins"] == batch["x"][0]
+    """)
+    for code, output in finish_ranks(program, 2):
+        assert code != 0 and "batch['begins'] differs between batches" in output, output

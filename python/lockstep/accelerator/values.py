@@ -8,7 +8,7 @@ import torch
 
 from .. import _core
 from .._codec import decode, encode
-from .._tree import leaves_of, map_tensors
+from .._tree import first_rows, leaves_of, map_tensors
 from ..state import AcceleratorState
 
 
@@ -26,17 +26,16 @@ class ValueCalls:
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Works as gather, and drops samples that were repeated to complete the last batch.
 
-        Values that are not tensors, or with `use_gather_object`, are gathered as objects, a list with one element per
-        sample.
+        Values that are not tensors, or with `use_gather_object`, are gathered as objects: a list with one element per
+        sample, or lists, tuples or dicts of such lists and of tensors.
         """
         are_tensors = all(isinstance(leaf, torch.Tensor) for leaf in leaves_of(input_data))
         if are_tensors and not use_gather_object:
             return map_tensors(input_data, self._core.gather_for_metrics)
         batch = self._core.current_batch
-        if batch is not None and isinstance(input_data, (list, tuple)):
+        if batch is not None:
             rows, new = batch[1][self.state.process_index], batch[2][self.state.process_index]
-            if len(input_data) == rows:
-                input_data = input_data[:new]
+            input_data = first_rows(input_data, rows, new)
         return self._gather_objects(input_data)
 
     def _gather_objects(self, value: Any) -> list[Any]:

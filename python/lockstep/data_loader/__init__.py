@@ -116,6 +116,8 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
     """
     if hasattr(dataloader, "skipping"):
         return dataloader.skipping(num_batches)
+    if num_batches < 0:
+        raise _core.ConfigError(f"[skip_first_batches] num_batches is {num_batches}; expected at least 0")
     if isinstance(dataloader.dataset, IterableDataset):
         raise _core.ConfigError("[skip_first_batches] prepare a loader of an IterableDataset first")
     sampler = SkipBatchSampler(dataloader.batch_sampler, num_batches)

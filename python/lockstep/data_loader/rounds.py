@@ -64,7 +64,7 @@ def rows_of(batch: Any) -> int:
 
 
 def _is_list_of_samples(value: Any, rows: int) -> bool:
-    """Returns whether a list has a value for each row.
+    """Returns whether a list without tensors has a value for each row.
 
     torch's collate function returns the fields of samples that are tuples as a list of tuples.
     """

@@ -213,7 +213,7 @@ class SkipBatchSampler(BatchSampler):
         return len(self.batch_sampler)
 
     def __len__(self) -> int:
-        return len(self.batch_sampler) - self.skip_batches
+        return max(0, len(self.batch_sampler) - self.skip_batches)
 
 
 def _give_generator(sampler: Any) -> None:
