@@ -109,12 +109,20 @@ print(second.gather(torch.ones(1)).sum().item(), net.weight.grad.flatten().tolis
 def test_workers_of_a_data_loader_read_for_a_prepared_loader(method: str) -> None:
     program = f"""
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 from lockstep import Accelerator
+
+class Own(Dataset):  # Its loader reads through another one, which worker processes get, too.
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return (torch.tensor(index),)
+
 if __name__ == "__main__":
     accelerator = Accelerator()
     loader = accelerator.prepare(DataLoader(
-        TensorDataset(torch.arange(40)), batch_size=4, num_workers=2, multiprocessing_context={method!r},
+        Own(), batch_size=4, num_workers=2, multiprocessing_context={method!r},
         persistent_workers=True))
     for _ in range(2):
         seen = [value for (batch,) in loader for value in accelerator.gather_for_metrics(batch).tolist()]

@@ -181,6 +181,7 @@ class DataLoaderDispatcher(_StreamLoader):
         values = self._sample_random
         if self.state.process_index == 0 or values is None:
             return super()._digest_of_first_sample()
+        values.read_pass()
         values.begin_sample(0, 0)
         try:
             return digest_of_sample(next(iter(self.dataset)))

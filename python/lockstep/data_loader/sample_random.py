@@ -31,7 +31,6 @@ from torch.utils.data import (
 )
 
 from .._codec import encode
-from .._core import ConfigError
 from .arguments import _kept_arguments
 from .samplers import IterableDatasetShard
 
@@ -54,6 +53,7 @@ class SampleRandom:
         self._process_index = process_index
         self._states: Any = None  # The main process's states while others are set.
         self._batch: Any = ()  # Identifies the samples of the batch that is being read.
+        self._pass = b""  # The pass's values that the seeds depend on.
 
     def set_pass(self, seed: int, number: int, epoch: int, samples_to_drop: int) -> None:
         self._values.copy_(torch.tensor([seed & _SEED_BITS, number, epoch, samples_to_drop]))
@@ -75,8 +75,12 @@ class SampleRandom:
     def note_first_sample(self, sample: Any) -> None:
         self._first.copy_(torch.frombuffer(bytearray(digest_of_sample(sample)), dtype=torch.uint8))
 
+    def read_pass(self) -> None:
+        """Reads the pass's values, which the main process may have changed."""
+        self._pass = repr(self._values[:3].tolist()).encode()
+
     def begin_sample(self, *key: Any) -> None:
-        self._seed("sample", key)
+        self._seed(b"sample", key)
 
     def set_batch(self, samples: Any) -> None:
         """Sets the samples of the batch, for begin_batch()."""
@@ -86,7 +90,7 @@ class SampleRandom:
         self._batch = (worker, position, self._process_index)
 
     def begin_batch(self) -> None:
-        self._seed("batch", self._batch)
+        self._seed(b"batch", self._batch)
 
     def end(self) -> None:
         """Gives the main process's generators the states that they had before the batch."""
@@ -96,10 +100,10 @@ class SampleRandom:
             random.setstate(states[1])
             numpy.random.set_state(states[2])
 
-    def _seed(self, kind: str, key: Any) -> None:
+    def _seed(self, kind: bytes, key: Any) -> None:
         if self._states is None and get_worker_info() is None:
             self._states = (torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=False))
-        text = f"{kind} {self._values[:3].tolist()} {key!r}".encode()
+        text = self._pass + kind + repr(key).encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         torch.default_generator.manual_seed(seed & _SEED_BITS)  # torch.manual_seed would also seed the GPUs.
         random.seed(seed)
@@ -110,7 +114,7 @@ def digest_of_sample(sample: Any) -> bytes:
     """Returns bytes that equal samples share; zeros if the sample has values of an unknown type."""
     try:
         return hashlib.blake2b(encode(sample), digest_size=_DIGEST_BYTES).digest()
-    except ConfigError:
+    except Exception:  # Not even an object that is hard to read ends the pass.
         return bytes(_DIGEST_BYTES)
 
 
@@ -187,6 +191,7 @@ class _SeededDataset(Dataset):
             raise
 
     def _begin(self, items: list[tuple[Any, int]]) -> None:
+        self._values.read_pass()
         self._epoch.update()
         self._values.set_batch([(_plain(index), visit) for index, visit in items])
 
@@ -221,6 +226,7 @@ class _SeededStream(IterableDataset):
         self._epoch = _EpochOfWorker(dataset, values)
 
     def __iter__(self) -> Iterator[Any]:
+        self._values.read_pass()
         self._epoch.update()
         begin = self._values.samples_to_drop
         if self._shard is None:
