@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import torch
 
 from .. import _core
-from .._seeds import program_seed
 from ..checkpointing import PythonState
 from ..data_loader import prepare_data_loader
+from ..data_loader.loop import share_seed
 from ..optimizer import AcceleratedOptimizer, sparse_weights
 from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState, GradientState
@@ -336,7 +336,8 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             [loader._core for loader in loaders],
             [optimizer._inner for optimizer in optimizers],
         )
-        self._share_seed([loader for loader in loaders if not any(loader is known for known in self._dataloaders)])
+        new_loaders = [loader for loader in loaders if not any(loader is known for known in self._dataloaders)]
+        share_seed(new_loaders, len(self._dataloaders))
         for optimizer, handle in zip(optimizers, handles):
             optimizer._prepared = handle
             optimizer._accelerator = self
@@ -347,17 +348,6 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
                 self._wrap_forward(model)
             if self.num_processes > 1 and self.device_placement and self.device.type != "cpu":
                 move_inputs(model, self.device)
-
-    def _share_seed(self, loaders: list[Any]) -> None:
-        """Makes samples draw the same random numbers in any number of processes. Collective."""
-        if not loaders:
-            return
-        seed = program_seed()
-        if self.num_processes > 1:
-            seed = int(_core.broadcast_bytes(self.state.group, str(seed).encode(), 0))
-        for number, loader in enumerate(loaders, start=len(self._dataloaders)):
-            loader._number = number
-            loader._set_seed(seed)
 
     def _place_model(self, model: torch.nn.Module, place: bool) -> None:
         device_map: Any = getattr(model, "hf_device_map", {})  # Of transformers' and Accelerate's models.

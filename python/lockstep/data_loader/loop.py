@@ -13,6 +13,7 @@ from .._seeds import program_seed
 from ..state import GradientState, PartialState
 from .sample_random import SampleRandom, needs_reader, reader_of
 
+
 def _synchronize(rng_types: list[Any] | None, owner: Any) -> None:
     """Gives every process the main process's random states, as `rng_types` says. Collective.
 
@@ -26,6 +27,21 @@ def _synchronize(rng_types: list[Any] | None, owner: Any) -> None:
     rest = [kind for kind in types if kind != "generator"]
     if rest:
         _core.synchronize_rng_states(group, rest)
+
+
+def share_seed(loaders: list[Any], first_number: int) -> None:
+    """Makes the samples of prepared loaders draw the same random numbers in any number of processes. Collective.
+
+    The loaders are numbered from `first_number` on.
+    """
+    if not loaders:
+        return
+    state, seed = PartialState(), program_seed()
+    if state.num_processes > 1:
+        seed = int(_core.broadcast_bytes(state.group, str(seed).encode(), 0))
+    for number, loader in enumerate(loaders, start=first_number):
+        loader._number = number
+        loader._set_seed(seed)
 
 
 class _LoopMixin:

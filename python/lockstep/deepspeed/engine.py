@@ -15,6 +15,7 @@ import torch
 from .. import _core
 from ..accelerator.backward import _JoinedBlock
 from ..data_loader import prepare_data_loader
+from ..data_loader.loop import share_seed
 from ..state import PartialState
 from ..utils.operations import convert_to_fp32
 from ._config import GivenConfig
@@ -370,6 +371,7 @@ class DeepSpeedEngine:
         )
         prepared: Any = prepare_data_loader(loader, self.device, put_on_device=True, rng_types=["generator"])
         self.core.accelerator.prepare([], [prepared._core], [])
+        share_seed([prepared], len(self._loaders))
         self._loaders.append(prepared)
         return prepared
 
