@@ -88,12 +88,33 @@ def test_a_dispatched_loop_may_be_left_in_any_way(ranks: int) -> None:
                 assert accelerator.gather(torch.cat(list(other))).tolist().count(7) == 1
                 break
 
-        for leave in (by_break, by_exception, by_del, by_garbage_collection, by_zip, by_islice, at_the_first_batch,
+        kept = []
+
+        def by_an_iterator_that_is_kept():
+            kept.append(iter(loader))
+            next(kept[-1])
+
+        def by_an_exception_that_is_kept():
+            try:
+                for batch in loader:
+                    raise KeyError
+            except KeyError as error:
+                kept.append(error)
+
+        for leave in (by_an_iterator_that_is_kept, by_an_exception_that_is_kept, by_break, by_exception, by_del, by_garbage_collection, by_zip, by_islice, at_the_first_batch,
                       at_the_last_batch, within_another_loop, around_another_loop):
             leave()
             assert accelerator.reduce(torch.ones(1)).item() == accelerator.num_processes, leave
             seen = accelerator.gather(torch.cat(list(loader))).tolist()
             assert sorted(seen) == list(range(24)), (leave, seen)
+        try:
+            for _ in loader:
+                list(loader)
+        except Exception as error:
+            assert "a second loop over this loader began" in str(error)
+        else:
+            raise AssertionError
+        assert len(list(loader)) == 24 // per_round
     """)
     run_ranks(program, ranks)
 

@@ -57,12 +57,17 @@ class _LoopMixin:
     _program_seed: int | None = None  # The program's seed when `_seed` was set.
     _number = 0  # Of the loader, in the order of prepare(): loaders draw different numbers.
     _skip = 0  # The batches that the next pass skips.
-    _running = False  # Whether a pass has begun and not ended.
+    _passes = 0  # Counts the passes that have begun.
+    _running = False  # Whether the last of them has not ended.
 
     def _begin_pass(self) -> Any:
+        if self._running:  # The program still has the iterator of a loop that it left, for example in a traceback.
+            self._running = False
+            self._core.leave_pass()
         skip, self._skip = self._skip, 0
         plan = self._core.begin_pass(skip)
         self._running = True
+        self._passes += 1
         if self._sample_random is not None:
             cursor = self._core.cursor
             if self._program_seed != program_seed():
@@ -102,16 +107,21 @@ class _LoopMixin:
         yields it.
         """
         self.gradient_state._add_dataloader(self)
-        finished = False
+        finished, number = False, self._passes + 1
         try:
             for batch in begun_batches:
                 self.gradient_state._use_dataloader(self)
                 yield self._place(batch)
+                if self._passes != number:
+                    raise _core.ConfigError(
+                        "[DataLoader] a second loop over this loader began, which has ended the first; the two would "
+                        "share one position; prepare another loader for a loop within the first"
+                    )
                 self._core.end_batch()
             finished = True
         finally:
             self.gradient_state._remove_dataloader(self)
-            if self._running:
+            if self._running and self._passes == number:
                 self._running = False
                 if finished:
                     self._core.finish_pass()
