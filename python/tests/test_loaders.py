@@ -199,6 +199,23 @@ def test_an_evaluation_that_is_held_open_ends_no_accumulation_group(ranks: int) 
         assert updates(with_a_whole_evaluation()) == [0, 0, 0, 1, 0, 1]
         next(iter(single))
         assert updates(loader_of(8)) == plain
+
+        def read_without_gradients():
+            batches = iter(train)
+            for _ in range(len(train)):
+                with torch.no_grad():
+                    batch = next(batches)
+                yield batch
+        assert updates(read_without_gradients()) == [0, 0, 0, 1, 0, 1]
+
+        def with_a_batch_of_the_evaluation():
+            batches = iter(evaluation)
+            for step, batch in enumerate(loader_of(8)):
+                if step < 3:
+                    with torch.no_grad():
+                        next(batches)
+                yield batch
+        assert updates(with_a_batch_of_the_evaluation()) == plain
     """)
     run_ranks(program, ranks)
 

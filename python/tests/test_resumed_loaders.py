@@ -38,6 +38,11 @@ class Stream(IterableDataset):
         return iter(range(first, N, step))
 
 
+class Pairs(IterableDataset):
+    def __iter__(self):
+        return (torch.tensor([first, first + 1]) for first in range(0, N, 2))
+
+
 class Shuffled(IterableDataset):
     def __iter__(self):
         order = list(range(N))
@@ -88,6 +93,7 @@ def prepared():
         "single indices": shards.prepare(DataLoader(Numbers(), batch_size=None, sampler=RandomSampler(Numbers()))),
         "dispatched": dispatched.prepare(DataLoader(Stream(), batch_size=2)),
         "dispatched of workers": dispatched.prepare(DataLoader(Stream(), batch_size=2, num_workers=2)),
+        "dispatched batches of the stream": dispatched.prepare(DataLoader(Pairs(), batch_size=None)),
         "dispatched numbers": dispatched.prepare(DataLoader(Numbers(), batch_size=2, shuffle=True)),
         "dispatched buckets": dispatched.prepare(DataLoader(Numbers(), batch_sampler=Buckets())),
     }

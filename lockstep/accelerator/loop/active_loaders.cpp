@@ -41,7 +41,8 @@ void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& inf
       pass.batch = info;
       pass.has_batch = true;
       pass.started = ++batches_started_;
-      pass.in_use = c10::GradMode::is_enabled();
+      pass.in_use = true;
+      pass.with_gradients = c10::GradMode::is_enabled();
       ++pass.unused_batches;
     }
   }
@@ -86,13 +87,17 @@ void ActiveLoaders::call_between_batches(const void* loader) {
 }
 
 void ActiveLoaders::mark_trained() {
+  std::vector<Pass*> used;
   for (Pass& pass : stack_) {
     pass.trains = true;
     trained_.insert(pass.loader);
-    if (pass.in_use) {
-      pass.unused_batches = 0;
-      pass.steps = true;
+    if (is_used(pass)) {
+      used.push_back(&pass);
     }
+  }
+  for (Pass* pass : used) {
+    pass->unused_batches = 0;
+    pass->steps = true;
   }
   stepped_ = true;
 }
@@ -132,14 +137,18 @@ const data::BatchInfo* ActiveLoaders::current() const {
   return newest != stack_.end() && newest->batch ? &*newest->batch : nullptr;
 }
 
+bool ActiveLoaders::is_used(const Pass& pass) const {
+  // A loop that got several batches without a backward, or one without gradients, is an evaluation,
+  // unless there is no other loop.
+  const auto trains = [](const Pass& other) {
+    return other.in_use && (other.steps || (other.unused_batches == 1 && other.with_gradients));
+  };
+  return trains(pass) || (pass.in_use && std::none_of(stack_.begin(), stack_.end(), trains));
+}
+
 bool ActiveLoaders::at_last_global_batch() const {
-  // A loop that got several batches without a backward is an evaluation, unless it is the only one.
-  const auto only_reads = [](const Pass& pass) { return pass.unused_batches > 1 && !pass.steps; };
-  const bool has_training = std::any_of(stack_.begin(), stack_.end(), [&](const Pass& pass) {
-    return pass.in_use && !only_reads(pass);
-  });
   return std::any_of(stack_.begin(), stack_.end(), [&](const Pass& pass) {
-    return pass.in_use && pass.batch->is_last_somewhere && !(has_training && only_reads(pass));
+    return is_used(pass) && pass.batch->is_last_somewhere;
   });
 }
 

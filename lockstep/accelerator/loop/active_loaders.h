@@ -52,7 +52,7 @@ class ActiveLoaders final : public data::LoaderObserver {
   /// Returns whether a batch in use is the last of its pass for some rank. An accumulation group
   /// ends there on all ranks, though with uneven loaders some have one batch more. In use are the
   /// batches that began since the last micro-step: both of two loaders that are read together, and
-  /// not that of an evaluation held open. A batch that begins without gradients is not in use.
+  /// not that of an evaluation held open. See is_used().
   bool at_last_global_batch() const;
 
  private:
@@ -68,12 +68,16 @@ class ActiveLoaders final : public data::LoaderObserver {
     std::optional<data::BatchInfo> batch = std::nullopt;
     bool trains = false;
     bool has_batch = false;      ///< The loop has not asked for the batch after `batch`.
-    bool in_use = false;         ///< See at_last_global_batch().
+    bool in_use = false;         ///< `batch` began since the last micro-step.
+    bool with_gradients = true;  ///< `batch` began with gradients enabled.
     bool steps = false;          ///< A backward has used one of its batches.
     int64_t unused_batches = 0;  ///< Batches since that backward.
     int64_t started = 0;         ///< Value of batches_started_ when `batch` began.
     tracking::PartTimes times_at_begin = {};  ///< With a recorder.
   };
+  /// Returns whether the next micro-step trains on the batch of `pass`.
+  bool is_used(const Pass& pass) const;
+
   std::vector<Pass> stack_;
   std::optional<data::BatchInfo> left_batch_;
   int64_t batches_started_ = 0;
