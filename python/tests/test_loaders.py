@@ -119,19 +119,26 @@ def test_a_dispatched_loop_may_be_left_in_any_way(ranks: int) -> None:
     run_ranks(program, ranks)
 
 
-def test_processes_that_leave_a_dispatched_loop_at_different_batches_get_an_error() -> None:
+def test_processes_at_different_batches_or_loaders_get_an_error() -> None:
     program = streams("""
-        loader = accelerator.prepare(DataLoader(Stream(24), batch_size=2))
-        for step, batch in enumerate(loader):
-            if step == accelerator.process_index:
-                break
-        for batch in loader:
-            pass
+        first, second = accelerator.prepare(DataLoader(Stream(24), batch_size=2), DataLoader(Stream(24), batch_size=2))
+        {loops}
     """)
-    outputs = finish_ranks(program, 2)
-    assert all(code != 0 for code, _ in outputs), outputs
-    assert "main process at batch 0 of epoch 1" in outputs[1][1], outputs[1]
-    assert "process 1 at batch 1 of epoch 0" in outputs[1][1], outputs[1]
+    loops = {
+        ("main process at batch 0 of epoch 1", "process 1 at batch 1 of epoch 0"): """
+            for step, batch in enumerate(first):
+                if step == accelerator.process_index:
+                    break
+            list(first)
+        """,
+        ("main process at batch 0 of epoch 0 of loader 0", "batch 0 of epoch 0 of loader 1"): """
+            list(second if accelerator.process_index else first)
+        """,
+    }
+    for expected, loop in loops.items():
+        outputs = finish_ranks(program.replace("{loops}", textwrap.dedent(loop)), 2)
+        assert all(code != 0 for code, _ in outputs), outputs
+        assert all(text in outputs[1][1] for text in expected), outputs[1]
 
 
 TRAINING = """

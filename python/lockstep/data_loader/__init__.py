@@ -56,7 +56,8 @@ def prepare_data_loader(
 ) -> DataLoader:
     """Returns a loader of one process's batches.
 
-    By default the main process reads an IterableDataset for all (`dispatch_batches`) if `put_on_device`. Use
+    By default the main process reads an IterableDataset for all if `put_on_device`. Then the other processes read one
+    sample, to find streams that each process has sharded itself; with `dispatch_batches=True` they read nothing. Use
     Accelerator.prepare in a training loop, which also makes the loader's position part of checkpoints.
     """
     state = PartialState()

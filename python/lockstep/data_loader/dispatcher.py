@@ -142,7 +142,7 @@ class DataLoaderDispatcher(_StreamLoader):
 
     def _position(self, index: int) -> list[int]:
         cursor = self._core.cursor
-        return [cursor.epoch, cursor.first_sample, index, self.total_batch_size]
+        return [self._number, cursor.epoch, cursor.first_sample, index, self.total_batch_size]
 
     def _announce(self, index: int, header: dict[str, Any]) -> None:
         if self.state.num_processes > 1:
@@ -164,8 +164,8 @@ class DataLoaderDispatcher(_StreamLoader):
             raise _core.ConfigError(
                 f"[DataLoaderDispatcher] the processes are at different positions: the main process at "
                 f"{_text_of(header['position'])}; process {self.state.process_index} at "
-                f"{_text_of(self._position(index))}; all processes must leave a loop at the same batch, and load the "
-                "same position"
+                f"{_text_of(self._position(index))}; all processes must read the same loader, leave a loop at "
+                "the same batch, and load the same position"
             )
         if "end" in header:
             return None
@@ -234,5 +234,8 @@ class _Ordered(BatchSampler):
 
 
 def _text_of(position: list[int]) -> str:
-    epoch, first_sample, batch, round_rows = position
-    return f"batch {batch} of epoch {epoch} (pass from sample {first_sample}, {round_rows} samples per step)"
+    number, epoch, first_sample, batch, round_rows = position
+    return (
+        f"batch {batch} of epoch {epoch} of loader {number} (pass from sample {first_sample}, {round_rows} samples per "
+        "step)"
+    )
