@@ -221,6 +221,18 @@ TEST(GatherForMetrics, OfANestedLoopFollowsTheInnerLoader) {
   });
 }
 
+TEST(GatherForMetrics, OfALoopThatWasLeftFollowsItsLastBatch) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    auto loader = accelerator.prepare(numbers(3, {.batch_size = 4}));
+    at::Tensor kept;
+    for (auto& batch : loader) {
+      kept = batch.target;
+      break;
+    }
+    EXPECT_EQ(accelerator.gather_for_metrics(kept).numel(), 3);
+  });
+}
+
 TEST(OneProcess, BlocksRunWhereTheySay) {
   std::atomic<int> main{0}, last{0}, second{0}, local{0};
   accelerated_ranks(3, {}, [&](Accelerator& accelerator) {
