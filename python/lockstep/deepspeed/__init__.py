@@ -15,7 +15,7 @@ import torch
 
 from .. import _core
 from ..state import PartialState
-from . import accelerator, checkpointing, comm, ops, pipe, runtime, utils, zero
+from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, utils, zero
 from ._config import GivenConfig, given_config
 from ._optimizer import DeepSpeedOptimizer, grouped_file_optimizer
 from ._unsupported import CLASSES as _UNSUPPORTED
@@ -23,13 +23,14 @@ from .accelerator import get_accelerator
 from .comm import init_distributed
 from .engine import DeepSpeedEngine, own_module
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-from .utils import log_dist, logger
+from .utils import OnDevice, log_dist, logger
 
 __all__ = [
     "DeepSpeedConfig",
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
+    "OnDevice",
     "accelerator",
     "add_config_arguments",
     "checkpointing",
@@ -40,6 +41,8 @@ __all__ = [
     "initialize",
     "log_dist",
     "logger",
+    "moe",
+    "monitor",
     "ops",
     "pipe",
     "runtime",

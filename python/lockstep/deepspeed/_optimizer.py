@@ -11,6 +11,7 @@ import torch
 
 from .. import _core
 from ..optimizer import AcceleratedOptimizer
+from ._loss_scaler import LossScalerBase, loss_scaler_of
 
 if TYPE_CHECKING:
     from .engine import DeepSpeedEngine
@@ -144,6 +145,18 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
     def zero_grad(self, set_to_none: bool | None = True) -> None:
         """Drops the gradients, also those of micro-steps before the boundary."""
         super().zero_grad(set_to_none)
+
+    @property
+    def loss_scaler(self) -> LossScalerBase:
+        """The loss scale and its settings."""
+        return loss_scaler_of(self._engine)
+
+    loss_scale_config = loss_scaler
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether overflows change the loss scale."""
+        return self._engine.dynamic_loss_scale()
 
     @property
     def loss_scale(self) -> float:
