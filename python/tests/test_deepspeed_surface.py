@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lockstep import deepspeed
-from lockstep._core import ConfigError
+from lockstep._core import CheckpointError, ConfigError
 from lockstep.deepspeed.runtime import lr_schedules
 from torch import nn
 
@@ -337,3 +337,52 @@ def test_blocks_of_zero_init_may_be_nested():
     with deepspeed.zero.Init():
         nn.Linear(100, 100)
     deepspeed.zero.take_pending()
+
+
+# --- checkpoints
+class Tied(nn.Module):
+    """A small language model whose head, embedding and shortcut are one weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(8, 4)
+        self.layer = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+        self.shortcut = self.layer
+        self.register_buffer("scale", torch.full((4,), 0.5))
+
+    def forward(self, x):
+        return self.head(self.shortcut(self.embed(x)) * self.scale)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_full_weights_of_a_checkpoint_have_all_names_of_tied_weights(tmp_path, stage):
+    from lockstep.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    engine, *_ = start(Tied(), zero_optimization={"stage": stage})
+    engine.backward(engine(torch.arange(8)).square().mean())
+    engine.step()
+    engine.save_checkpoint(tmp_path, "all")
+    state = get_fp32_state_dict_from_zero_checkpoint(tmp_path, "all")
+    fresh = Tied()
+    fresh.load_state_dict(state, strict=True)
+    assert state["head.weight"] is state["embed.weight"] and state["shortcut.bias"] is state["layer.bias"]
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        assert torch.equal(fresh.embed.weight, engine.module.embed.weight)
+    engine.module.embed.weight.requires_grad_(False)
+    engine.save_checkpoint(tmp_path, "trained", exclude_frozen_parameters=True)
+    assert "head.weight" not in get_fp32_state_dict_from_zero_checkpoint(tmp_path, "trained")
+    resumed, *_ = start(Tied(), zero_optimization={"stage": 2})
+    assert resumed.load_checkpoint(tmp_path, "all")[0] is not None
+    for damaged in ("{", '["embed.weight"]'):
+        (tmp_path / "all" / "tied_names.json").write_text(damaged)
+        with pytest.raises(CheckpointError, match="tied_names.json"):
+            get_fp32_state_dict_from_zero_checkpoint(tmp_path, "all")
+
+
+def test_a_model_without_tied_weights_has_no_file_of_them(tmp_path):
+    engine, *_ = start()
+    engine.save_checkpoint(tmp_path, "plain")
+    assert not (tmp_path / "plain" / "tied_names.json").exists()

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ... import _core
 from ..._binary import find_binary
+from .._saved_state import TIED_NAMES
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",
@@ -52,7 +55,10 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def get_fp32_state_dict_from_zero_checkpoint(
     checkpoint_dir: str | os.PathLike[str], tag: str | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns the weights of a checkpoint on the CPU. Tied weights are under the first of their names."""
+    """Returns the weights of a checkpoint on the CPU. Tied weights are one tensor under each of their names.
+
+    A checkpoint of a C++ program has only the first of their names.
+    """
     from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
@@ -61,7 +67,29 @@ def get_fp32_state_dict_from_zero_checkpoint(
         state: dict[str, torch.Tensor] = {}
         for file in sorted(output.glob("*.safetensors")):
             state.update(load_file(file))
+    for names in _tied_names(_folder_of(checkpoint_dir, tag)):
+        saved = [name for name in names if name in state]
+        if saved:
+            state.update(dict.fromkeys(names, state[saved[0]]))
     return state
+
+
+def _tied_names(folder: Path) -> list[list[str]]:
+    """Returns the names of each tensor that has several."""
+    path = folder / TIED_NAMES
+    if not path.is_file():
+        return []
+    try:
+        groups = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _core.CheckpointError(f"[{path}] is not JSON: {error}; restore the file from a copy") from None
+    if not isinstance(groups, list) or not all(_are_names(group) for group in groups):
+        raise _core.CheckpointError(f"[{path}] has another form; expected lists of names; restore the file from a copy")
+    return groups
+
+
+def _are_names(group: Any) -> bool:
+    return isinstance(group, list) and all(isinstance(name, str) for name in group)
 
 
 def load_state_dict_from_zero_checkpoint(
