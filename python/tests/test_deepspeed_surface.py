@@ -116,6 +116,29 @@ def test_bf16_beside_torch_autocast_and_offloaded_parameters_alone():
         assert update(offloaded, step) == pytest.approx(update(plain, step), rel=1e-6)
 
 
+def test_16_bit_parameters_compute_in_16_bits_outside_of_the_engine():
+    for param_dtype, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        engine, *_ = start(bf16={"enabled": True}, data_types={"param_dtype": param_dtype})
+        update(engine)
+        assert engine.module(torch.ones(1, 4, dtype=dtype)).dtype == dtype
+        assert engine.get_data_types()[0] == engine.module[0].weight.dtype == dtype
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_parameter_that_forward_creates_is_said_once(stage, capfd):
+    class Model(nn.Linear):
+        def forward(self, x):
+            if not hasattr(self, "late"):
+                self.late = nn.Parameter(torch.ones(2))
+            return super().forward(x) * self.late
+
+    engine, *_ = start(Model(4, 2), zero_optimization={"stage": stage})
+    for step in range(3):
+        update(engine, step)
+    assert capfd.readouterr().err.count("parameter late was added to the model after prepare()") == 1
+    assert torch.equal(engine.module.late.detach(), torch.ones(2))
+
+
 # --- schedules
 SCHEDULES = {
     "WarmupLR": ({"warmup_num_steps": 5, "warmup_min_lr": 0.001}, {"warmup_num_steps": 5, "min_lrs": [0.001]}),
