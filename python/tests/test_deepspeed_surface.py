@@ -2,6 +2,8 @@
 """lockstep.deepspeed: names, fields and arguments that scripts for DeepSpeed use beside the three calls."""
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from lockstep import deepspeed
@@ -89,14 +91,15 @@ def test_samples_are_counted_by_backward_passes_without_managed_accumulation():
     assert (engine.global_steps, engine.global_samples) == (2, 4 * 4)
 
 
-def test_a_checkpoint_in_the_working_folder(tmp_path, monkeypatch):
+def test_a_checkpoint_needs_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     engine, *_ = start()
-    update(engine)
-    engine.save_checkpoint("")
-    assert (tmp_path / "latest").is_file() and (tmp_path / "global_step1").is_dir()
-    other, *_ = start()
-    assert other.load_checkpoint("")[0] is not None and other.global_steps == 1
+    for missing in ("", None):
+        for call in (engine.save_checkpoint, engine.load_checkpoint):
+            with pytest.raises(ConfigError, match="the folder is missing"):
+                call(missing)
+    engine.save_checkpoint(".")
+    assert (tmp_path / "latest").is_file() and engine.load_checkpoint(".")[0] is not None
 
 
 # --- configuration
@@ -409,3 +412,22 @@ def test_a_model_without_tied_weights_has_no_file_of_them(tmp_path):
     engine, *_ = start()
     engine.save_checkpoint(tmp_path, "plain")
     assert not (tmp_path / "plain" / "tied_names.json").exists()
+
+
+def test_full_weights_are_written_as_torchs_files_or_safetensors(tmp_path):
+    from lockstep.deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
+
+    engine, *_ = start(Tied(), zero_optimization={"stage": 2})
+    engine.save_checkpoint(tmp_path / "saved")
+    convert_zero_checkpoint_to_fp32_state_dict(tmp_path / "saved", tmp_path / "one")
+    convert_zero_checkpoint_to_fp32_state_dict(tmp_path / "saved", tmp_path / "one")  # Replaces the first one's.
+    state = torch.load(tmp_path / "one" / "pytorch_model.bin")
+    Tied().load_state_dict(state, strict=True)
+    assert state["head.weight"] is not state["layer.weight"] and torch.equal(state["head.weight"], state["embed.weight"])
+    convert_zero_checkpoint_to_fp32_state_dict(tmp_path / "saved", tmp_path / "two", max_shard_size="130B")
+    index = json.loads((tmp_path / "two" / "pytorch_model.bin.index.json").read_text())["weight_map"]
+    assert index.keys() == state.keys() and len(set(index.values())) > 1
+    for name, file in index.items():
+        assert torch.equal(torch.load(tmp_path / "two" / file)[name], state[name])
+    convert_zero_checkpoint_to_fp32_state_dict(tmp_path / "saved", tmp_path / "three", safe_serialization=True)
+    assert [path.name for path in (tmp_path / "three").iterdir()] == ["model.safetensors"]

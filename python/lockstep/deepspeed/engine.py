@@ -312,7 +312,7 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         values = self._saved_state.client_json(client_state or client_sd or {})
         try:
             self.core.save_checkpoint(
-                os.fspath(save_dir) or ".", None if tag is None else str(tag), values, save_latest, exclude_frozen_parameters
+                _folder("save_checkpoint", save_dir), None if tag is None else str(tag), values, save_latest, exclude_frozen_parameters
             )
         finally:
             self._saved_state.end_save()
@@ -341,7 +341,7 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         scheduler = load_lr_scheduler_states and not load_module_only
         self._loads_everything, self._loads_scheduler = not load_module_only, scheduler
         path, client_state = self.core.load_checkpoint(
-            os.fspath(load_dir) or ".",
+            _folder("load_checkpoint", load_dir),
             None if tag is None else str(tag),
             load_module_strict,
             load_optimizer_states,
@@ -486,6 +486,14 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
 def own_module(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the module that has the parameters: torch.compile's wrapper shares those of its own."""
     return getattr(model, "_orig_mod", model)
+
+
+def _folder(where: str, folder: str | os.PathLike[str]) -> str:
+    if not folder:
+        raise _core.ConfigError(
+            f"[{where}] the folder is missing; got {folder!r}, expected a path; pass '.' for the working folder"
+        )
+    return os.fspath(folder)
 
 
 def _word(value: Any) -> str:

@@ -257,6 +257,7 @@ class OneCycle(_Schedule):
         second = _optional_count("cycle_second_step_size", cycle_second_step_size)
         self.second_step_size = self.first_step_size if second is None else second
         self.total_size = self.first_step_size + self.second_step_size
+        self.step_ratio = self.first_step_size / self.total_size if self.total_size else 0.0
         self.decay_step_size = _count("decay_step_size", decay_step_size)
         self.decay_lr_rate, self.decay_mom_rate = decay_lr_rate, decay_mom_rate
         schedule = _core.one_cycle(
