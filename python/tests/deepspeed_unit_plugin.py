@@ -16,9 +16,11 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -28,10 +30,17 @@ from typing import Any, NoReturn
 
 import lockstep.deepspeed
 import pytest
+import torch
 
 SECONDS = 60
 # Constants of DeepSpeed's modules that tests read, by their private paths.
-CONSTANTS = {"deepspeed.runtime.swap_tensor.MIN_SWAPPABLE_BYTES": 1024 * 1024}
+CONSTANTS = {
+    "deepspeed.git_version_info.torch_info": {
+        "version": "0.0", "cuda_version": "0.0", "nccl_version": "0.0", "hip_version": "0.0", "bf16_support": True,
+    },
+    "deepspeed.runtime.config.ADAM_OPTIMIZER": "adam",
+    "deepspeed.runtime.swap_tensor.MIN_SWAPPABLE_BYTES": 1024 * 1024,
+}
 
 
 # --- names
@@ -81,11 +90,16 @@ def _use_lockstep() -> None:
         sys.modules[name] = module
         vars(module).setdefault("__getattr__", _missing_names(name))
     sys.meta_path.insert(0, StandIns())
+    cpuinfo = types.ModuleType("cpuinfo")  # A package by which tests find the processors of AMD.
+    vars(cpuinfo)["get_cpu_info"] = lambda: {"vendor_id_raw": "unknown"}
+    sys.modules.setdefault("cpuinfo", cpuinfo)
 
 
 # --- ranks
-def _run_ranks(body: Callable[[], Any], ranks: int, connects: bool) -> None:
+def _run_ranks(body: Callable[[], Any], ranks: int, connects: bool, module: Any = None) -> None:
     """Runs `body` in forks. Fails or skips the test if one of them does."""
+    if hasattr(module, "DDP"):  # Lockstep does not initialise torch.distributed.
+        body = functools.partial(_with_process_group, body, ranks, tempfile.mktemp())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -95,6 +109,13 @@ def _run_ranks(body: Callable[[], Any], ranks: int, connects: bool) -> None:
         texts = [f"rank {rank}: {text}" for rank, (result, text) in enumerate(results) if result == kind]
         if texts:
             end("\n".join(texts), **({"pytrace": False} if kind == "failed" else {}))
+
+
+def _with_process_group(body: Callable[[], Any], ranks: int, file: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=int(os.environ["RANK"]), world_size=ranks
+    )
+    body()
 
 
 def _fork(body: Callable[[], Any], rank: int, ranks: int, port: int, connects: bool) -> tuple[int, int]:
@@ -144,6 +165,7 @@ def _wait(forks: list[tuple[int, int]]) -> list[tuple[str, str]]:
 
 
 # --- parts of the tests that are DeepSpeed's own, or fit GPUs only
+# LOCKSTEP_DEEPSPEED_DEFAULTS: keys that initialize() adds. LOCKSTEP_DEEPSPEED_FLOAT32: the device has no 16-bit dtype.
 def _reduce_flags(flag: bool, op: Callable[[list[bool]], bool] = all) -> bool:
     """Returns `op` of all ranks' flags. The tests' function creates a tensor on a device that is a number."""
     flags = [flag] * lockstep.deepspeed.comm.get_world_size()
@@ -155,6 +177,34 @@ def _raises(original: Callable[..., Any], expected: Any, *args: Any, **kwargs: A
     """Expects Lockstep's errors where DeepSpeed asserts."""
     return original((AssertionError, lockstep.deepspeed.DeepSpeedConfigError) if expected is AssertionError else expected,
                     *args, **kwargs)  # fmt: skip
+
+
+def _data_parallel(original: type, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    """Returns DistributedDataParallel of a model on the CPU, where device_ids are an error."""
+    return original(model, **{name: value for name, value in options.items() if name not in ("device_ids", "output_device")})
+
+
+def _with_defaults(initialize: Callable[..., Any], defaults: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Adds keys that the test's configuration lacks; those named "bf16" or "fp16" only to one that enables it."""
+    config = kwargs.get("config")
+    if isinstance(config, dict):
+        on = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
+        added: dict[str, Any] = {}
+        for name, value in defaults.items():
+            if name not in ("bf16", "fp16"):
+                added[name] = value
+            elif name in on:
+                added.update(value)
+        kwargs["config"] = _merged(added, config)
+    return initialize(*args, **kwargs)
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    both = {**under, **over}
+    for name in under.keys() & over.keys():
+        if isinstance(under[name], dict) and isinstance(over[name], dict):
+            both[name] = _merged(under[name], over[name])
+    return both
 
 
 # --- pytest's hooks
@@ -189,10 +239,30 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: a mark of DeepSpeed's tests")
     os.environ.update(LOCKSTEP_USE_CPU="1", OMP_NUM_THREADS="1", LOCKSTEP_TIMEOUT_MS="20000")
     _use_lockstep()
+    if os.environ.get("LOCKSTEP_DEEPSPEED_FLOAT32"):  # The tests then compare with float32's numbers.
+        for name in ("is_bf16_supported", "is_fp16_supported"):
+            setattr(lockstep.deepspeed.accelerator.TorchDevice, name, lambda self: False)
     sys.path.insert(0, str(Path(os.environ["LOCKSTEP_DEEPSPEED_SOURCES"]) / "tests"))
     common = importlib.import_module("unit.common")
     vars(common).update(DistributedFixture=DistributedFixture, reduce_boolean_flags=_reduce_flags)
+    root = lockstep.deepspeed
+    defaults = json.loads(os.environ.get("LOCKSTEP_DEEPSPEED_DEFAULTS", "{}"))
+    if defaults:
+        vars(root)["initialize"] = functools.partial(_with_defaults, root.initialize, defaults)
+    parallel = torch.nn.parallel
+    vars(parallel)["DistributedDataParallel"] = functools.partial(_data_parallel, parallel.DistributedDataParallel)
     vars(pytest)["raises"] = functools.partial(_raises, pytest.raises)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the tests whose names match an expression of LOCKSTEP_DEEPSPEED_NOT_RUN, a JSON list."""
+    expressions = json.loads(os.environ.get("LOCKSTEP_DEEPSPEED_NOT_RUN", "[]"))
+    names = {item: item.nodeid.partition("::")[2] for item in items}
+    stale = [each for each in expressions if not any(re.search(each, name) for name in names.values())]
+    assert not stale, f"no test is named by {stale}"
+    out = [item for item in items if any(re.search(each, names[item]) for each in expressions)]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in out]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -205,5 +275,5 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     mark = next((mark for mark in getattr(pyfuncitem.function, "pytestmark", []) if mark.name == "world_size"), None)
     sizes = mark.args[0] if mark else given.get("world_size", cls.world_size)
     for ranks in [sizes] if isinstance(sizes, int) else sizes:
-        _run_ranks(lambda: pyfuncitem.obj(**given), ranks, cls.init_distributed)
+        _run_ranks(lambda: pyfuncitem.obj(**given), ranks, cls.init_distributed, pyfuncitem.module)
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 import torch
@@ -89,6 +90,8 @@ def test_samples_are_counted_by_backward_passes_without_managed_accumulation():
             engine.backward(loss_of(engine, step))
         engine.step()
     assert (engine.global_steps, engine.global_samples) == (2, 4 * 4)
+    with pytest.raises(ConfigError, match="managed_gradient_accumulation false, where every step"):
+        engine.set_gradient_accumulation_boundary(False)
 
 
 def test_a_checkpoint_needs_a_folder(tmp_path, monkeypatch):
@@ -117,6 +120,32 @@ def test_bf16_beside_torch_autocast_and_offloaded_parameters_alone():
     assert offloaded.zero_cpu_offload()
     for step in range(3):
         assert update(offloaded, step) == pytest.approx(update(plain, step), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["torch.nn.Linear", "torch.nn.modules.linear.Linear", "Linear"])
+def test_classes_of_torch_for_16_bit_communication_have_pythons_names(name):
+    class Linear(nn.Bilinear):
+        """Another class of that name."""
+
+    section = {"enabled": True, "dtype": "bf16", "lower_precision_safe_modules": [name]}
+    engine, *_ = start(torch_autocast=section)
+    update(engine)
+    own = nn.Sequential()
+    own.append(Linear(4, 4, 2))
+    if name == "Linear":
+        start(own, torch_autocast=section)
+    else:
+        with pytest.raises(ConfigError, match="names a class that the model does not have"):
+            start(own, torch_autocast=section)
+
+
+def test_the_files_level_is_that_of_the_logger():
+    before = deepspeed.logger.level
+    try:
+        start(log_level="ERROR")
+        assert deepspeed.logger.getEffectiveLevel() == logging.ERROR
+    finally:
+        deepspeed.logger.setLevel(before)
 
 
 def test_16_bit_parameters_compute_in_16_bits_outside_of_the_engine():
@@ -173,6 +202,22 @@ def test_a_schedule_of_the_file_without_a_class_of_deepspeeds_is_read_alike():
     assert scheduler.get_last_lr() == engine.get_lr() and scheduler.state_dict() == {"last_batch_iteration": -1}
     update(engine)
     assert scheduler.last_batch_iteration == 0
+
+
+# --- optimizers
+def test_an_optimizer_that_python_updates_is_refused_under_zero():
+    class Signum(torch.optim.SGD):
+        pass
+
+    for stage in (1, 2, 3):
+        model = net()
+        with pytest.raises(ConfigError, match=f"Signum is updated by its own step.* stage {stage}; use an optimizer"):
+            start(model, _optimizer=Signum(model.parameters(), lr=0.1), zero_optimization={"stage": stage})
+        model, other = net(), net()
+        allowed = {"zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
+        own, *_ = start(model, _optimizer=Signum(model.parameters(), lr=0.1), **allowed)
+        plain, *_ = start(other, _optimizer=Signum(other.parameters(), lr=0.1))
+        assert [update(own, step) for step in range(3)] == [update(plain, step) for step in range(3)]
 
 
 # --- modules

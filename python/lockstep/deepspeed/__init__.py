@@ -123,6 +123,8 @@ def _make_engine(
         values = _core.ds_config_values(given.path, given.text, state.num_processes)
         if values.get("optimizer.type") is not None:
             prepared = DeepSpeedOptimizer(grouped_file_optimizer(values, groups))
+    if prepared is not None and prepared._name is None:
+        _check_own_rule(prepared, given, state)
     zero_inits = zero.take_pending()
     if zero_inits:
         _unshard_unless_stage_3(model, zero_inits, given, state)
@@ -147,6 +149,18 @@ def _make_engine(
             {path.removeprefix(prefix): value for path, value in engine._config.items() if path.startswith(prefix)}
         )
     return engine
+
+
+def _check_own_rule(prepared: DeepSpeedOptimizer, given: GivenConfig, state: PartialState) -> None:
+    """Throws ConfigError for an optimizer that Python updates, under ZeRO on several ranks, or without permission."""
+    stage = _core.ds_config_values(given.path, given.text, state.num_processes)["zero_optimization.stage"]
+    if stage == 0 or (state.num_processes == 1 and given.as_dict().get("zero_allow_untested_optimizer")):
+        return
+    raise _core.ConfigError(
+        f"[initialize] {type(prepared.optimizer).__name__} is updated by its own step(), which needs full parameters, but "
+        f"each rank updates its shard in ZeRO stage {stage}; use an optimizer of torch.optim whose rule Lockstep has, "
+        "such as AdamW, Adam or SGD, or stage 0; for a single rank set zero_allow_untested_optimizer to true"
+    )
 
 
 def _unshard_unless_stage_3(

@@ -49,7 +49,7 @@ class DynamicLossScaler(LossScalerBase):
     def __init__(self, engine: DeepSpeedEngine) -> None:
         super().__init__(engine)
         self.scale_window: int = engine._value("fp16.loss_scale_window")
-        self.min_scale: float = engine._value("fp16.min_loss_scale")
+        self.min_scale = self.min_loss_scale = float(engine._value("fp16.min_loss_scale"))
         self.delayed_shift: int = engine._value("fp16.hysteresis")
         self.consecutive_hysteresis: bool = engine._value("fp16.consecutive_hysteresis")
 

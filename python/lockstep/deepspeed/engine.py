@@ -25,6 +25,7 @@ from ._settings import DTYPES, EngineSettings
 from .accelerator import get_accelerator
 from .monitor import MonitorMaster
 from .runtime.file_schedule import FileScheduler, file_scheduler
+from .utils.logging import set_log_level_from_string
 
 __all__ = ["DeepSpeedEngine", "FileScheduler"]
 
@@ -69,6 +70,8 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         self._loads_scheduler = True
         self._config: dict[str, Any] = self.core.config
         self._refuse_what_python_lacks()
+        if self._value("log_level"):
+            set_log_level_from_string(self._value("log_level"))
         if initialized.optimizer is not None and optimizer is None:
             optimizer = DeepSpeedOptimizer.of_file(initialized.inner, initialized.groups)
             initial_lrs = [float(self._value("optimizer.params.lr") or 0)] * len(initialized.groups)

@@ -11,7 +11,7 @@ import torch
 from ...state import PartialState, wants_cpu
 from ...utils.imports import is_cuda_available
 
-__all__ = ["DeepSpeedAccelerator", "TorchDevice", "get_accelerator"]
+__all__ = ["DeepSpeedAccelerator", "TorchDevice", "get_accelerator", "is_current_accelerator_supported"]
 
 
 class TorchDevice:
@@ -211,3 +211,8 @@ def get_accelerator() -> TorchDevice:
     if _accelerator is None:
         _accelerator = TorchDevice()
     return _accelerator
+
+
+def is_current_accelerator_supported() -> bool:
+    """Returns whether Lockstep supports the device: it selects no other."""
+    return True
