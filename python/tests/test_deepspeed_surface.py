@@ -269,7 +269,9 @@ def test_experts_can_be_imported_and_are_refused_when_they_are_used():
         pass
 
     assert not isinstance(net(), MoE) and has_moe_layers(net()) == (False, 0) and not is_moe_param(torch.ones(1))
-    for use in (MoE, Own, MOELayer, TopKGate, split_params_into_different_moe_groups_for_optimizer):
+    group = {"params": list(net().parameters()), "name": "all"}
+    assert split_params_into_different_moe_groups_for_optimizer(group) == [group]
+    for use in (MoE, Own, MOELayer, TopKGate):
         with pytest.raises(ConfigError, match="no parallel experts; write the experts as modules"):
             use(8, expert=None)
     with pytest.raises(AttributeError):

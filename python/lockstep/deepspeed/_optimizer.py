@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,7 +36,10 @@ _RULES = {
 
 
 class FileOptimizer(torch.optim.Optimizer):
-    """The parameter groups of an optimizer that the file describes. The C++ library updates the parameters."""
+    """The parameter groups of an optimizer that the file describes. The C++ library updates the parameters.
+
+    `file_optimizer` creates it, with a class that has the rule's name.
+    """
 
     def __init__(self, rule: str, groups: list[dict[str, Any]]) -> None:
         self.rule = rule
@@ -47,8 +51,15 @@ class FileOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
         raise _core.ConfigError("[optimizer] step() was called on the file's optimizer; call engine.step()")
 
-    def __repr__(self) -> str:
-        return f"{self.rule}({super().__repr__()})"
+
+@functools.cache
+def _class_of(rule: str) -> type[FileOptimizer]:
+    return type(rule, (FileOptimizer,), {"__doc__": FileOptimizer.__doc__})
+
+
+def file_optimizer(rule: str, groups: list[dict[str, Any]]) -> FileOptimizer:
+    """Returns the optimizer of a rule of the C++ library."""
+    return _class_of(rule)(rule, groups)
 
 
 def grouped_file_optimizer(config: dict[str, Any], groups: list[dict[str, Any]]) -> FileOptimizer:
@@ -74,7 +85,7 @@ def grouped_file_optimizer(config: dict[str, Any], groups: list[dict[str, Any]])
             f"[initialize] a parameter group has the option '{min(unknown)}', which {rule} lacks; expected "
             f"{', '.join(known)}"
         )
-    return FileOptimizer(rule, [{**options, **group, "params": _trained(group["params"])} for group in groups])
+    return file_optimizer(rule, [{**options, **group, "params": _trained(group["params"])} for group in groups])
 
 
 def _trained(parameters: Any) -> list[torch.Tensor]:
@@ -100,7 +111,7 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
             for options, parameters in zip(settings["param_groups"], groups)
         ]
         self = cls.__new__(cls)
-        self.optimizer = FileOptimizer(settings["type"], described)
+        self.optimizer = file_optimizer(settings["type"], described)
         self.device_placement = True
         self.scaler = None
         self._prepared = None
