@@ -32,6 +32,11 @@ REFUSED = "Lockstep refuses the key, as DeepSpeed 0.19.8 does"
 ISINSTANCE = "it expects a class of DeepSpeed's optimizer; Lockstep's file optimizer is updated by the C++ library"
 WRAPPER = "it expects the program's optimizer itself; initialize returns the engine's optimizer, which wraps it"
 EXPERTS = "Lockstep has no parallel experts"
+PIPELINE = "Lockstep has no pipeline stages"
+TENSOR = "Lockstep has no tensor parallelism"
+SEQUENCE = "Lockstep has no sequence parallelism"
+GPU = "it needs a GPU"
+PACKAGES = "it imports a package that the tests lack: transformers, or mup"
 BARE = "it calls loss.backward() where Lockstep refuses it, since the gradients would be wrong: call engine.backward(loss)"
 BY_HAND = "it sets .grad without a backward"
 # In DeepSpeed 16-bit precision casts the parameters: docs/engine.md.
@@ -71,6 +76,7 @@ RUN = {
     ),
     "runtime/half_precision/test_zero_optim_overflow.py": Run(),
     "runtime/test_data.py": Run(),
+    "runtime/test_ds_config_dict.py": Run(),
     "runtime/test_ds_initialize.py": Run(),
     "runtime/test_lr_schedulers.py": Run(),
     "runtime/test_multi_output_model.py": Run(defaults=SIXTEEN_BITS),
@@ -96,6 +102,106 @@ RUN = {
     "v1/zero/test_zero_torch_func.py": Run(),
     "v1/zero/test_zero_user_backward.py": Run(defaults=UNCLIPPED, float32=True),
     "checkpoint/test_zero_optimizer.py": Run(),
+}
+
+# Tests that are not run at all. A folder is named without its files.
+NOT_RUN = {
+    "checkpoint/test_autotp_uc_checkpoint.py": TENSOR,
+    "checkpoint/test_mics_optimizer.py": "MiCS was removed in DeepSpeed 0.19.8",
+    "checkpoint/test_moe_checkpoint.py": EXPERTS,
+    "checkpoint/test_pipeline.py": PIPELINE,
+    "checkpoint/test_reshape_checkpoint.py": PRIVATE,
+    "checkpoint/test_sparse.py": "sparse_gradients was removed in DeepSpeed 0.19.8",
+    "checkpoint/test_universal_checkpoint.py": "Lockstep needs no universal checkpoints: any number of ranks loads one",
+    "comm/test_comms_logger.py": PRIVATE,
+    "linear/test_ctx.py": PRIVATE,
+    "monitor/test_monitor.py": PRIVATE,
+    "ops/adam/test_adamw.py": ISINSTANCE,
+    "ops/adam/test_zf_torch_adam.py": "ZenFlow: Lockstep has no delayed updates",
+    "ops/lion/test_lion.py": ISINSTANCE,
+    "ops/test_op_builder.py": "Lockstep builds no kernels at run time",
+    "profiling/flops_profiler/test_flops_profiler.py": PRIVATE,
+    "runtime/activation_checkpointing/test_activation_checkpointing.py": GPU,
+    "runtime/activation_checkpointing/test_activation_checkpointing_non_reentrant.py": GPU,
+    "runtime/activation_checkpointing/test_offload_activations.py": GPU,
+    "runtime/comm/test_coalesced_collectives.py": PRIVATE,
+    "runtime/half_precision/onebit/test_onebit.py": "Lockstep has no 1-bit optimizers",
+    "runtime/half_precision/test_fp8.py": "Lockstep has no fp8",
+    "runtime/sparse_tensor/test_averaging_sparse_gradients.py": PRIVATE,
+    "runtime/sparse_tensor/test_csr.py": PRIVATE,
+    "runtime/sparse_tensor/test_sparse_grads.py": "sparse_gradients was removed in DeepSpeed 0.19.8",
+    "runtime/test_autocast.py": PRIVATE,
+    "runtime/test_data_efficiency.py": "Lockstep has no curriculum: the program's sampler orders the data",
+    "runtime/test_ds_config_model.py": PRIVATE,
+    "runtime/test_engine_eigenvalue.py": PRIVATE,
+    "runtime/test_mup_optimizers.py": PACKAGES,
+    "runtime/test_pld.py": "progressive_layer_drop was removed in DeepSpeed 0.19.8",
+    "runtime/test_precision_config_dynamic_scale.py": PRIVATE,
+    "runtime/test_precision_config_loss_scale.py": PRIVATE,
+    "runtime/test_runtime_utils.py": PRIVATE,
+    "runtime/test_tp_plan_extraction.py": TENSOR,
+    "runtime/utils/test_partition.py": PRIVATE,
+    "runtime/zero/test_nvme_checkpointing.py": PRIVATE,
+    "runtime/zero/test_zero_allreduce_fetch_params.py": PRIVATE,
+    "runtime/zero/test_zero_autocast_mixed_dtype.py": PACKAGES,
+    "runtime/zero/test_zero_config.py": PRIVATE,
+    "runtime/zero/test_zero_dynamic_class.py": PRIVATE,
+    "runtime/zero/test_zero_grad_clip.py": PRIVATE,
+    "runtime/zero/test_zero_hook_attribute_delegation.py": PRIVATE,
+    "runtime/zero/test_zero_late_module_attach.py": PRIVATE,
+    "runtime/zero/test_zero_nesting_init.py": PACKAGES,
+    "runtime/zero/test_zero_offloadpp.py": PRIVATE,
+    "runtime/zero/test_zero_tiled.py": PRIVATE,
+    "runtime/zero/test_zeropp.py": PACKAGES,
+    "utils/test_byte_cast.py": PRIVATE,
+    "utils/test_get_optim_files.py": PRIVATE,
+    "utils/test_groups.py": PRIVATE,
+    "utils/test_nvtx.py": PRIVATE,
+    "utils/test_partition_balanced.py": PRIVATE,
+    "utils/test_pin_memory_tracker.py": PRIVATE,
+    "v1/accelerator/test_accelerator.py": PRIVATE,
+    "v1/half_precision/test_gradient_clipping_default.py": PRIVATE,
+    "v1/half_precision/test_mixed_precision_dtype.py": PRIVATE,
+    "v1/zero/test_offload_states.py": PRIVATE,
+    "v1/zero/test_overlap_comm_record_stream.py": GPU,
+    "v1/zero/test_stage2_flatten_on_gpu.py": PRIVATE,
+    "v1/zero/test_zero_activation_checkpoint_lifecycle.py": PRIVATE,
+    "v1/zero/test_zero_cpu_offload_grad_accum.py": PRIVATE,
+    "v1/zero/test_zero_functorch_linear.py": PRIVATE,
+    "v1/zero/test_zero_init_pg_contradiction.py": PRIVATE,
+}
+NOT_RUN_FOLDERS = {
+    "autotuning": "Lockstep has no autotuning",
+    "compile": "Lockstep has no DeepCompile",
+    "compression": "compression was removed in DeepSpeed 0.19.8",
+    "elasticity": "elasticity was removed in DeepSpeed 0.19.8",
+    "hybrid_engine": "Lockstep has no hybrid engine",
+    "inference": "Lockstep has no inference engine",
+    "launcher": "its subject is DeepSpeed's launcher; `lockstep launch` has tests of its own",
+    "linear": "Lockstep has no quantized linear layers",
+    "model_parallelism": TENSOR,
+    "module_inject": TENSOR,
+    "ops/accelerators": GPU,
+    "ops/deepspeed4science": GPU,
+    "ops/fp_quantizer": GPU,
+    "ops/quantizer": GPU,
+    "ops/sparse_attention": "sparse_attention was removed in DeepSpeed 0.19.8",
+    "ops/spatial": GPU,
+    "ops/transformer": "Lockstep has no fused transformer layers",
+    "pipe": PIPELINE,
+    "runtime/pipe": PIPELINE,
+    "runtime/rollout": "Lockstep has no hybrid engine",
+    "runtime/tensor_parallel": TENSOR,
+    "runtime/zenflow": "Lockstep has no delayed updates",
+    "sequence": SEQUENCE,
+    "sequence_parallelism": SEQUENCE,
+    "ulysses_alst": SEQUENCE,
+    "v1/compile": "Lockstep has no DeepCompile",
+    "v1/moe": EXPERTS,
+    "v1/multimodal": TENSOR,
+    "v1/nvme": PRIVATE,
+    "v1/ops": GPU,
+    "v1/pin_memory": PRIVATE,
 }
 
 
@@ -141,3 +247,13 @@ def test_the_file_passes(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     with capsys.disabled():
         print(f"{name}: {passed} passed, {len(failed)} failed")
     assert done.returncode == 0 and not failed, f"{failed}\n{done.stdout[-20000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.skipif(not SOURCES, reason="LOCKSTEP_DEEPSPEED_SOURCES is not set")
+def test_each_file_is_run_or_has_a_reason() -> None:
+    unit = Path(SOURCES) / "tests" / "unit"
+    found = {str(path.relative_to(unit)) for path in unit.rglob("test_*.py")}
+    named = set(RUN) | set(NOT_RUN)
+    in_folders = {name for name in found if any(name.startswith(f"{folder}/") for folder in NOT_RUN_FOLDERS)}
+    assert sorted(found - named - in_folders) == [] and sorted(named - found) == []
+    assert set(RUN) & set(NOT_RUN) == set() and all([*NOT_RUN.values(), *NOT_RUN_FOLDERS.values()])
