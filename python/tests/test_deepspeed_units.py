@@ -38,6 +38,7 @@ SEQUENCE = "Lockstep has no sequence parallelism"
 GPU = "it needs a GPU"
 PACKAGES = "it imports a package that the tests lack: transformers, or mup"
 BARE = "it calls loss.backward() where Lockstep refuses it, since the gradients would be wrong: call engine.backward(loss)"
+KEEPS_SHAPE = "it expects an empty tensor; a parameter that Lockstep shards keeps its shape"
 BY_HAND = "it sets .grad without a backward"
 # In DeepSpeed 16-bit precision casts the parameters: docs/engine.md.
 SIXTEEN_BITS = {"fp16": {"data_types": {"param_dtype": "fp16"}}, "bf16": {"data_types": {"param_dtype": "bf16"}}}
@@ -63,31 +64,64 @@ RUN = {
     "comm/test_dist.py": Run(),
     "launcher/test_ds_arguments.py": Run({"test_core_binding_arguments": PRIVATE}),
     "ops/adagrad/test_cpu_adagrad.py": Run(
-        {"sparse_embedding": "Adagrad takes no sparse gradients", "gpu_error": "it needs a GPU"}
+        {"sparse_embedding": "Adagrad takes no sparse gradients", "gpu_error": GPU}
     ),
-    "ops/adam/test_cpu_adam.py": Run(),
+    "ops/adam/test_cpu_adam.py": Run(
+        {
+            "Bf16OptimizerStates": "state in bf16 exists for the file's optimizer only",
+            "test_zenflow": "Lockstep has no delayed updates",
+            "gpu_error": GPU,
+            "TestCPUAdamSubgroup": PRIVATE,
+        }
+    ),
     "ops/adam/test_hybrid_adam.py": Run(),
-    "ops/lion/test_cpu_lion.py": Run(),
-    "ops/muon/test_muon.py": Run(),
+    "ops/lion/test_cpu_lion.py": Run({"gpu_error": GPU}),
+    "ops/muon/test_muon.py": Run(
+        {
+            r"TestMuonConfigs::test.muon-.*-True-(True|False)\]": "Muon needs full parameters, so its state is not offloaded",
+            "with_optimizer_offload_raises": TEXT,
+            "test_update_matches_full_gradient_reference": PRIVATE,
+        }
+    ),
     "ops/muon/test_muon_partial_training.py": Run({"learning_rate_overrides": PRIVATE}),
-    "runtime/half_precision/test_dynamic_loss_scale.py": Run(),
+    "runtime/half_precision/test_dynamic_loss_scale.py": Run({"test_no_overflow|test_all_overflow|test_some_overflow": BY_HAND}),
     "runtime/half_precision/test_fp16.py": Run(
-        {"ForMoE": EXPERTS, "TestFP16AdamTypes::test.True": "its key optimizer.torch_adam is unknown in DeepSpeed, too"}
+        {"ForMoE": EXPERTS, "TestFP16AdamTypes": "its key optimizer.torch_adam is misplaced; Lockstep names the right one"}
     ),
     "runtime/half_precision/test_zero_optim_overflow.py": Run(),
     "runtime/test_data.py": Run(),
-    "runtime/test_ds_config_dict.py": Run(),
+    "runtime/test_ds_config_dict.py": Run(
+        {
+            "TestBatchConfig|gather_16bit_params|get_bfloat16_enabled": PRIVATE,
+            "gradient_allreduce": TEXT,
+            "eigenvalue|compression": REFUSED,
+            "DeepScale": "Lockstep has no argument --deepscale_config, which DeepSpeed calls deprecated",
+        }
+    ),
     "runtime/test_ds_initialize.py": Run(),
     "runtime/test_lr_schedulers.py": Run(),
     "runtime/test_multi_output_model.py": Run(defaults=SIXTEEN_BITS),
     "runtime/test_multiple_models.py": Run(defaults=SIXTEEN_BITS),
     "runtime/test_no_sync_ctxt.py": Run(),
     "runtime/zero/test_ignore_unused_parameters.py": Run(),
-    "runtime/zero/test_unwrap_model.py": Run(),
-    "runtime/zero/test_zero_context.py": Run(),
-    "runtime/zero/test_zero_context_ancestry.py": Run(),
-    "runtime/zero/test_zero_context_return.py": Run(),
-    "runtime/zero/test_zero_leaf_module.py": Run(),
+    "runtime/zero/test_unwrap_model.py": Run({"TestUnwrapModel::test$": PRIVATE}),
+    "runtime/zero/test_zero_context.py": Run(
+        {
+            "test_multiple_all_gather_handles|subclass_param|halftype|throughput|TestScatterGather|TestGatherUpdate": PRIVATE,
+            "TestZeroGatheredParametersFree": KEEPS_SHAPE,
+            "TestMiCS": "MiCS was removed in DeepSpeed 0.19.8",
+            "ErrorOnModification": "Lockstep has no enable_sanity_checks; changes without modifier_rank are lost",
+        }
+    ),
+    "runtime/zero/test_zero_context_ancestry.py": Run({"subclass_param_init": PRIVATE}),
+    "runtime/zero/test_zero_context_return.py": Run({"TestReturnParam::test_ext_param_return$": PRIVATE}),
+    "runtime/zero/test_zero_leaf_module.py": Run(
+        {
+            "default_config|custom_config|string_coercion": PRIVATE,
+            "test_no_grad_input_error": "leaves need no treatment, so inputs may have no gradient",
+            "enabled_via_config": "the section leaf_module has no effect: an operation unshards its parameters",
+        }
+    ),
     "runtime/zero/test_zero_linear_direct_init.py": Run(),
     "runtime/zero/test_zero_tensor_fragment.py": Run(),
     "utils/test_init_on_device.py": Run(),

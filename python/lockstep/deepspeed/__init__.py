@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 __version__ = "0.19.8"  # The version of DeepSpeed whose behaviour this package has.
+__git_hash__ = __git_branch__ = None  # Lockstep's own version is lockstep.__version__.
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
 
 
