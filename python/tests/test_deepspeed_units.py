@@ -56,7 +56,7 @@ class Run:
 
 RUN = {
     "checkpoint/test_latest_checkpoint.py": Run(),
-    "checkpoint/test_lr_scheduler.py": Run({r"\[[23]-True\]": PRIVATE}),
+    "checkpoint/test_lr_scheduler.py": Run(),
     "checkpoint/test_other_optimizer.py": Run(),
     "checkpoint/test_convert_checkpoint.py": Run(),
     "checkpoint/test_shared_weights.py": Run(),
@@ -98,7 +98,15 @@ RUN = {
             "DeepScale": "Lockstep has no argument --deepscale_config, which DeepSpeed calls deprecated",
         }
     ),
-    "runtime/test_ds_initialize.py": Run(),
+    "runtime/test_ds_initialize.py": Run(
+        {
+            r"TestNoOptim::test.0\]": "offload_param in stage 0 is an error",
+            r"TestClientOptimizer::test.(None|Callable)|TestConfigOptimizer": ISINSTANCE,
+            r"TestClientOptimizer::test.Optimizer": WRAPPER,
+            "TestOptimizerImplementation": REFUSED,
+            r"TestClientLrScheduler::test.(None|Callable)-_LRScheduler": "its schedule of another optimizer has no effect",
+        }
+    ),
     "runtime/test_lr_schedulers.py": Run(),
     "runtime/test_multi_output_model.py": Run(defaults=SIXTEEN_BITS),
     "runtime/test_multiple_models.py": Run(defaults=SIXTEEN_BITS),
@@ -122,14 +130,14 @@ RUN = {
             "enabled_via_config": "the section leaf_module has no effect: an operation unshards its parameters",
         }
     ),
-    "runtime/zero/test_zero_linear_direct_init.py": Run(),
+    "runtime/zero/test_zero_linear_direct_init.py": Run({"TestZero3LinearDirectInit|TestZero3LinearInitContextPersistence": PRIVATE}),
     "runtime/zero/test_zero_tensor_fragment.py": Run(),
     "utils/test_init_on_device.py": Run(),
     "v1/half_precision/test_bf16.py": Run(),
     "v1/half_precision/test_with_autocast.py": Run(),
-    "v1/test_engine_log_level.py": Run(),
+    "v1/test_engine_log_level.py": Run({"TestLogLevelConfig": PRIVATE}),
     "v1/zero/test_zero.py": Run(),
-    "v1/zero/test_zero2_offload_multi_backward.py": Run(),
+    "v1/zero/test_zero2_offload_multi_backward.py": Run({"allocates_no_cpu_accumulator": PRIVATE}),
     "v1/zero/test_zero_autocast.py": Run(),
     "v1/zero/test_zero_coalesce_grad_reduction.py": Run(),
     "v1/zero/test_zero_hook_count_regression.py": Run(),
