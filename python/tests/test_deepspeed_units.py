@@ -107,10 +107,15 @@ RUN = {
             r"TestClientLrScheduler::test.(None|Callable)-_LRScheduler": "its schedule of another optimizer has no effect",
         }
     ),
-    "runtime/test_lr_schedulers.py": Run(),
+    "runtime/test_lr_schedulers.py": Run({"unknown_warmup_type_falls_back": "an unknown warmup_type is an error"}),
     "runtime/test_multi_output_model.py": Run(defaults=SIXTEEN_BITS),
     "runtime/test_multiple_models.py": Run(defaults=SIXTEEN_BITS),
-    "runtime/test_no_sync_ctxt.py": Run(),
+    "runtime/test_no_sync_ctxt.py": Run(
+        {
+            r"test_zero_stage.[23]|test_engine_step|test_reentry": TEXT,
+            "test_multiple_ctxts": "it reads gradients that are not averaged; Lockstep refuses that",
+        }
+    ),
     "runtime/zero/test_ignore_unused_parameters.py": Run(),
     "runtime/zero/test_unwrap_model.py": Run({"TestUnwrapModel::test$": PRIVATE}),
     "runtime/zero/test_zero_context.py": Run(
@@ -136,12 +141,29 @@ RUN = {
     "v1/half_precision/test_bf16.py": Run(),
     "v1/half_precision/test_with_autocast.py": Run(),
     "v1/test_engine_log_level.py": Run({"TestLogLevelConfig": PRIVATE}),
-    "v1/zero/test_zero.py": Run(),
+    "v1/zero/test_zero.py": Run(
+        {
+            "TestBF16OptimizerGradReduction|TestPartitionNcclAlignment|TestZeroAdamOptimizerStepCount|TestZeroPartitionCache": PRIVATE,
+            "TestZero3ParamPartitioning(LargeParam|ManyParams)|TestZero3InitForParent|TestParamPartitioningSkipInit": PRIVATE,
+            r"TestZero3ParamPartitioningBase::(?!test_offload_optimizer.True)": PRIVATE,
+            r"TestZeroOffloadOptim::test.True": PRIVATE,
+            "TestZero3RepeatForwardLoop": REFUSED,
+            "TestZeroToFP32::test_2_param_groups": "its file has 1 for true",
+            r"TestIncorectAllgatherBucketSize::test.1001": "Lockstep has no all-gather buckets",
+        }
+    ),
     "v1/zero/test_zero2_offload_multi_backward.py": Run({"allocates_no_cpu_accumulator": PRIVATE}),
-    "v1/zero/test_zero_autocast.py": Run(),
-    "v1/zero/test_zero_coalesce_grad_reduction.py": Run(),
-    "v1/zero/test_zero_hook_count_regression.py": Run(),
-    "v1/zero/test_zero_torch_func.py": Run(),
+    "v1/zero/test_zero_autocast.py": Run({r"dtype0|test_nested_autocast|test_lower_precision_model": GPU}, UNCLIPPED),
+    "v1/zero/test_zero_coalesce_grad_reduction.py": Run(
+        {
+            "TestCoalesceMoE": EXPERTS,
+            "CollectiveCount|MicroStepInvariant|pipeline_parallelism|boundary_restored|uses_bf16_optimizer": PRIVATE,
+            "inside_context_raises|blocked_for_zero2|inside_no_sync": TEXT,
+            "returns_local_pre_reduce_value": "it reads gradients that are not averaged; Lockstep refuses that",
+        }
+    ),
+    "v1/zero/test_zero_hook_count_regression.py": Run({"test_non_reentrant_single_count_call": PRIVATE}),
+    "v1/zero/test_zero_torch_func.py": Run({"TestZero0DirectBackwardStillRaises": "in stage 0 and float32 such a backward is right, so it is allowed"}),
     "v1/zero/test_zero_user_backward.py": Run(defaults=UNCLIPPED, float32=True),
     "checkpoint/test_zero_optimizer.py": Run(),
 }

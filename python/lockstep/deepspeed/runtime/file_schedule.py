@@ -73,6 +73,11 @@ class _OfFile(FileScheduler):
     def _initial_lrs(self) -> list[float]:
         return self._given_lrs
 
+    def get_mom(self) -> Any:
+        """Returns the momentum, or the betas, of each parameter group."""
+        own = getattr(super(FileScheduler, self), "get_mom", None)  # OneCycle has it.
+        return self._engine.get_mom() if own is None else own()
+
     def _apply(self) -> None:
         """Sets nothing: the C++ library has set the rates."""
 

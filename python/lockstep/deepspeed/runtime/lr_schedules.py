@@ -123,7 +123,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def _count(name: str, value: Any) -> int:
-    if value != int(value):
+    if not isinstance(value, (int, float)) or value != int(value):
         raise _core.ConfigError(f"[schedule] invalid value {value!r} for {name}; expected a whole number")
     return int(value)
 
@@ -276,14 +276,21 @@ class OneCycle(_Schedule):
         )
         _Schedule.__init__(self, wrapped, schedule, last_batch_iteration)
         self.min_lrs, self.max_lrs = _for_groups(self, cycle_min_lr), _for_groups(self, cycle_max_lr)
+        self.max_moms = _for_groups(self, cycle_max_mom)
 
     def _apply(self) -> None:
         super()._apply()
-        for group, betas in zip(self.optimizer.param_groups, self.get_mom() or ()):
+        for group, betas in zip(self.optimizer.param_groups, self._betas() or ()):
             group["betas"] = betas
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Returns the betas of each parameter group; None unless momentum is cycled."""
+        """Returns the betas of each parameter group; None unless momentum is cycled. Before the first step the highest."""
+        betas = self._betas()
+        if betas is None or self.last_batch_iteration >= 0:
+            return betas
+        return [(momentum, beta2) for momentum, (_, beta2) in zip(self.max_moms, betas)]
+
+    def _betas(self) -> list[tuple[float, float]] | None:
         step, beta2 = self.last_batch_iteration + 1, self._schedule.beta2
         if beta2 is None:
             return None
