@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin that runs DeepSpeed's unit tests against lockstep.deepspeed, each rank as a fork of pytest's process.
 
-`import deepspeed` gives lockstep.deepspeed. Modules and names of DeepSpeed that Lockstep lacks are stand-ins: they can be
-imported, nothing is an instance of them, and a test that uses them fails. LOCKSTEP_DEEPSPEED_SOURCES is the folder of
-DeepSpeed's sources.
+`import deepspeed` gives lockstep.deepspeed. Modules and names of DeepSpeed that Lockstep lacks are stand-ins: they can
+be imported, nothing is an instance of them, and a test that uses them fails. LOCKSTEP_DEEPSPEED_SOURCES is the folder
+of DeepSpeed's sources.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ SECONDS = 60
 # Constants of DeepSpeed's modules that tests read, by their private paths.
 CONSTANTS = {
     "deepspeed.git_version_info.torch_info": {
-        "version": "0.0", "cuda_version": "0.0", "nccl_version": "0.0", "hip_version": "0.0", "bf16_support": True,
+        "version": "0.0",
+        "cuda_version": "0.0",
+        "nccl_version": "0.0",
+        "hip_version": "0.0",
+        "bf16_support": True,
     },
     "deepspeed.runtime.config.ADAM_OPTIMIZER": "adam",
     "deepspeed.runtime.swap_tensor.MIN_SWAPPABLE_BYTES": 1024 * 1024,
@@ -178,13 +182,16 @@ def _reduce_flags(flag: bool, op: Callable[[list[bool]], bool] = all) -> bool:
 
 def _raises(original: Callable[..., Any], expected: Any, *args: Any, **kwargs: Any) -> Any:
     """Expects Lockstep's errors where DeepSpeed asserts."""
-    return original((AssertionError, lockstep.deepspeed.DeepSpeedConfigError) if expected is AssertionError else expected,
-                    *args, **kwargs)  # fmt: skip
+    if expected is AssertionError:
+        expected = (AssertionError, lockstep.deepspeed.DeepSpeedConfigError)
+    return original(expected, *args, **kwargs)
 
 
 def _data_parallel(original: type, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
     """Returns DistributedDataParallel of a model on the CPU, where device_ids are an error."""
-    return original(model, **{name: value for name, value in options.items() if name not in ("device_ids", "output_device")})
+    for name in ("device_ids", "output_device"):
+        options.pop(name, None)
+    return original(model, **options)
 
 
 def _with_defaults(initialize: Callable[..., Any], defaults: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -158,9 +158,9 @@ def _check_own_rule(prepared: DeepSpeedOptimizer, given: GivenConfig, state: Par
     if stage == 0 or (state.num_processes == 1 and given.as_dict().get("zero_allow_untested_optimizer")):
         return
     raise _core.ConfigError(
-        f"[initialize] {type(prepared.optimizer).__name__} is updated by its own step(), which needs full parameters, but "
-        f"each rank updates its shard in ZeRO stage {stage}; use an optimizer of torch.optim whose rule Lockstep has, "
-        "such as AdamW, Adam or SGD, or stage 0; for a single rank set zero_allow_untested_optimizer to true"
+        f"[initialize] {type(prepared.optimizer).__name__} is updated by its own step(), which needs full parameters, "
+        f"but each rank updates its shard in ZeRO stage {stage}; use an optimizer of torch.optim whose rule Lockstep "
+        "has, such as AdamW, Adam or SGD, or stage 0; for a single rank set zero_allow_untested_optimizer to true"
     )
 
 

@@ -43,10 +43,10 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
             engine.backward(loss)
             engine.step()
 
-    A module whose only child is `module`, the program's model, so names of its parameters begin with "module.". Attributes
-    and methods that the engine lacks are those of the model. Parameters keep their dtype unless data_types.param_dtype is set. With fp16
-    and bf16 operations compute in that dtype, and results of 16 bits are returned as float32. Not thread-safe. Modelled
-    on DeepSpeed 0.19's class.
+    A module whose only child is `module`, the program's model, so names of its parameters begin with "module.".
+    Attributes and methods that the engine lacks are those of the model. Parameters keep their dtype unless
+    data_types.param_dtype is set. With fp16 and bf16 operations compute in that dtype, and results of 16 bits are
+    returned as float32. Not thread-safe. Modelled on DeepSpeed 0.19's class.
     """
 
     def __init__(
@@ -315,7 +315,11 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         values = self._saved_state.client_json(client_state or client_sd or {})
         try:
             self.core.save_checkpoint(
-                _folder("save_checkpoint", save_dir), None if tag is None else str(tag), values, save_latest, exclude_frozen_parameters
+                _folder("save_checkpoint", save_dir),
+                None if tag is None else str(tag),
+                values,
+                save_latest,
+                exclude_frozen_parameters,
             )
         finally:
             self._saved_state.end_save()

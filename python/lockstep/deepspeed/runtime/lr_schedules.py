@@ -284,7 +284,10 @@ class OneCycle(_Schedule):
             group["betas"] = betas
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Returns the betas of each parameter group; None unless momentum is cycled. Before the first step the highest."""
+        """Returns the betas of each parameter group, before the first step the highest.
+
+        None unless momentum is cycled.
+        """
         betas = self._betas()
         if betas is None or self.last_batch_iteration >= 0:
             return betas

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deepspeed.utils.groups: sizes and ranks of the parallel groups, of which Lockstep has one: all ranks share the data."""
+"""deepspeed.utils.groups: sizes and ranks of parallel groups. Lockstep has one group: all ranks share the data."""
 
 from __future__ import annotations
 

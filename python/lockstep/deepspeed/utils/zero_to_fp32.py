@@ -42,7 +42,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 ) -> None:
     """Writes the weights of `<checkpoint_dir>/<tag>`, by default that in `latest`, to files in `output_dir`.
 
-    `safe_serialization`: safetensors, with tied weights under the first of their names; else torch's files, with all names.
+    `safe_serialization`: safetensors, with tied weights under the first of their names; else torch's files, with all
+    names.
     """
     output = Path(output_dir)
     if safe_serialization:

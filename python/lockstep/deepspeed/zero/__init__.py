@@ -43,8 +43,8 @@ class Init:
 
     Each floating-point tensor of 4096 elements or more is sharded when the next one is created, with rank 0's values.
     `initialize` takes over the shards; a second model stays sharded. A configuration of another stage than 3 makes the
-    block an ordinary one; a block within another leaves the sharding to the outer one. `dtype`, or data_types.param_dtype
-    of the configuration, is the default dtype of the block. `mem_efficient_linear` changes nothing: backward always
+    block an ordinary one; a block within another leaves the sharding to the outer one. `dtype`, or the configuration's
+    data_types.param_dtype, is the default dtype of the block. `mem_efficient_linear` changes nothing: backward always
     unshards parameters again, and keeps none. With a lockstep.Accelerator of stage 3, `prepare` takes over the shards.
     Collective: all ranks build the same model.
     """
