@@ -311,6 +311,14 @@ TEST(DsConfig, PrecisionIsResolvedAndTwoAreRefused) {
   EXPECT_THAT(
       errors_of(R"("fp16": {"enabled": true}, "bf16": {"enabled": true})"),
       HasSubstr("two precisions; got fp16.enabled and bf16.enabled"));
+  const auto both = reading_with(
+      R"("bf16": {"enabled": true}, "torch_autocast": {"enabled": true, "dtype": "bfloat16"})");
+  EXPECT_EQ(lines_of(both.errors), "");
+  EXPECT_EQ(both.config.precision.value, Dtype::kBfloat16);
+  EXPECT_THAT(
+      errors_of(
+          R"("bf16": {"enabled": true}, "torch_autocast": {"enabled": true, "dtype": "float16"})"),
+      HasSubstr("two precisions; got bf16.enabled and torch_autocast.enabled"));
   const auto autocast_of = [](const std::string& word) {
     return reading_with(R"("torch_autocast": {"enabled": true, "dtype": ")" + word + "\"}");
   };

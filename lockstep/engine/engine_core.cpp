@@ -116,6 +116,12 @@ bool EngineCore::is_gradient_accumulation_boundary() const {
 }
 
 void EngineCore::set_gradient_accumulation_boundary(bool is_boundary) {
+  if (!context().config.managed_gradient_accumulation.value) {
+    throw ConfigError(
+        "set_gradient_accumulation_boundary",
+        "does not work with managed_gradient_accumulation false, where every step() is an update; "
+        "delete that key, or remove the call");
+  }
   context().counter.set_boundary(is_boundary);
 }
 

@@ -69,6 +69,14 @@ std::string conversion_of_zero(const fs::path& save_dir, const std::string& tag)
       shell_quoted({tag}));
 }
 
+/// The command for weights, optimizer state and counters, of a run with or without ZeRO.
+std::string conversion_of_all(const fs::path& save_dir, const std::string& tag) {
+  return fmt::format(
+      "python -m lockstep.deepspeed.convert {} OUT --tag {}",
+      shell_quoted({save_dir.native()}),
+      shell_quoted({tag}));
+}
+
 CheckpointError refusal(const fs::path& folder, const fs::path& tag_folder) {
   const std::string model_states = files_ending(tag_folder, kModelStates).front();
   const bool with_zero = !files_ending(tag_folder, kOptimizerStates).empty();
@@ -77,9 +85,11 @@ CheckpointError refusal(const fs::path& folder, const fs::path& tag_folder) {
       folder.string(),
       fmt::format(
           "is a DeepSpeed checkpoint with pickles ({}); Lockstep reads no pickles, because reading "
-          "a pickle runs code in it; to convert the weights, run: {}; then load OUT with "
-          "load_checkpoint_in_model (the optimizer's state starts from zero)",
+          "a pickle runs code in it; to convert it with the optimizer's state, run: {}; then load "
+          "OUT with the engine's load_checkpoint. To convert only the weights, without Lockstep's "
+          "Python package, run: {}; then load OUT with load_checkpoint_in_model",
           model_states,
+          conversion_of_all(absolute.parent_path(), absolute.filename()),
           with_zero ? conversion_of_zero(absolute.parent_path(), absolute.filename())
                     : conversion_without_zero(absolute / model_states))};
 }

@@ -52,6 +52,9 @@ TEST_F(DeepspeedFolder, IsNamedWithTheCommandThatConvertsIt) {
             HasSubstr("[" + path.string()),
             HasSubstr("is a DeepSpeed checkpoint"),
             HasSubstr("Lockstep reads no pickles"),
+            HasSubstr(
+                "run: python -m lockstep.deepspeed.convert " + folder_.path().string() +
+                " OUT --tag global_step10; then load OUT with the engine's load_checkpoint"),
             HasSubstr(command)));
   }
 }

@@ -12,14 +12,18 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ds_config/keys/described_values.h"
 #include "lockstep/engine/checkpoint/save_16bit_options.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/profiler/module_tree.h"
+#include "lockstep/engine/profiler/step_report.h"
 #include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/setup/engine_setup.h"
 #include "lockstep/engine/state/engine_context.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/sharding.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/gathered.h"
 #include "python/bindings/json.h"
@@ -65,6 +69,17 @@ class PythonEngine : public EngineCore {
       state["counted"] = global_steps - skipped_steps;
       context->scheduler.check_state(state, "set_progress")();
     }
+  }
+  /// Frees the parameters that stage 3 has unsharded. Collective.
+  void empty_partition_cache() {
+    zero::Sharding* const sharding = AcceleratorInternals::objects(accelerator()).sharding.get();
+    if (sharding != nullptr && sharding->coordinator() != nullptr) {
+      sharding->coordinator()->release_all();
+    }
+  }
+  /// Writes values to the file's monitors, over samples.
+  void log_values(const tracking::Values& values, int64_t samples) {
+    live_context()->report->log(values, samples);
   }
   /// Returns the steps of the file's schedule; none without one.
   std::optional<int64_t> schedule_steps() const {
@@ -354,6 +369,8 @@ void bind_engine(py::module_& module) {
       .def("safe_set_full_fp32_param", &PythonEngine::safe_set_full_fp32_param, NoGil())
       .def("safe_set_full_grad", &PythonEngine::safe_set_full_grad, NoGil())
       .def("safe_set_full_optimizer_state", &PythonEngine::safe_set_full_optimizer_state, NoGil())
+      .def("empty_partition_cache", &PythonEngine::empty_partition_cache, NoGil())
+      .def("log_values", &PythonEngine::log_values, NoGil())
       .def("log_summary", &PythonEngine::log_summary, py::arg("show_straggler") = false, NoGil())
       .def("destroy", &PythonEngine::destroy, NoGil());
   bind_configuration(engine);

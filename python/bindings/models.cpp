@@ -35,11 +35,18 @@ NamedTensors buffers_of_python(const py::object& module) {
   return all;
 }
 
+/// Returns the class of a module: with C++'s namespace for those of torch.nn, else its name alone.
+std::string class_of_python(const py::object& module) {
+  const py::handle type = py::type::handle_of(module);
+  const bool is_torchs = py::str(type.attr("__module__")).cast<std::string>().starts_with("torch.nn.");
+  return (is_torchs ? "torch::nn::" : "") + py::str(type.attr("__name__")).cast<std::string>();
+}
+
 NamedClasses classes_of_python(const py::object& module) {
   NamedClasses all;
   for (const py::handle item : module.attr("named_modules")()) {
     const auto [path, part] = item.cast<std::pair<std::string, py::object>>();
-    all.emplace_back(path, py::str(py::type::handle_of(part).attr("__name__")).cast<std::string>());
+    all.emplace_back(path, class_of_python(part));
   }
   return all;
 }

@@ -203,14 +203,15 @@ def test_a_compiled_model_is_saved_under_its_own_names(tmp_path):
 def test_the_engine_shows_the_model():
     engine, *_ = start(zero_optimization={"stage": 2})
     model = engine.module
-    assert [name for name, _ in engine.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert engine.state_dict().keys() == model.state_dict().keys()
+    names = [f"module.{name}" for name, _ in model.named_parameters()]
+    assert isinstance(engine, nn.Module) and [name for name, _ in engine.named_parameters()] == names
+    assert list(engine.state_dict()) == names and engine.module_state_dict().keys() == model.state_dict().keys()
     assert engine.training is True and engine.forward != model.forward
     assert engine.eval().training is False and engine.train().training is True
     assert engine.zero_optimization() and engine.zero_optimization_stage() == 2
     assert not engine.fp16_enabled() and not engine.bfloat16_enabled()
     assert engine.device.type == "cpu" and (engine.local_rank, engine.global_rank, engine.world_size) == (0, 0, 1)
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match="'DeepSpeedEngine' .* 'no_such_name', nor has its model, a Sequential"):
         _ = engine.no_such_name
     update(engine)
     assert engine.get_global_grad_norm() > 0

@@ -146,7 +146,8 @@ def test_a_schedule_of_the_program_has_the_numbers_of_the_files(name, params):
 def test_a_schedule_of_the_program_continues_and_refuses_wrong_numbers():
     optimizer = torch.optim.Adam([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(1))]}])
     cycle = lr_schedules.OneCycle(optimizer, [0.1, 0.2], 0.4, cycle_first_step_size=4.0)
-    assert cycle.get_lr() == [0.1, 0.2] and cycle.get_mom() == [(0.8, 0.99), (0.8, 0.99)]
+    assert cycle.get_lr() == [0.1, 0.2] and cycle.get_mom() == [(0.9, 0.99), (0.9, 0.99)]
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.8, 0.99), (0.8, 0.99)]
     for _ in range(3):
         cycle.step()
     assert cycle.get_last_lr() == pytest.approx([0.325, 0.35]) and optimizer.param_groups[1]["betas"][1] == 0.99

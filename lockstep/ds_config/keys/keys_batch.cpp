@@ -28,7 +28,8 @@ void add_optimizer(std::vector<KeySpec>& keys) {
   keys.push_back(ignored(
       "zero_allow_untested_optimizer",
       KeyKind::kBoolean,
-      "an optimizer that ZeRO cannot shard is refused by name; all others are tested"));
+      "an optimizer that ZeRO cannot shard is refused by name; in Python true permits it on one "
+      "rank"));
   keys.push_back(ignored(
       "zero_force_ds_cpu_optimizer",
       KeyKind::kBoolean,
@@ -96,7 +97,10 @@ void add_bf16(std::vector<KeySpec>& keys) {
       "optimizer state is bfloat16; with bf16_master_weights_and_grads")));
   keys.push_back(works("torch_autocast", KeyKind::kSection, "another way to enable fp16 or bf16"));
   keys.push_back(no_auto(stored<&DsConfig::torch_autocast, &AutocastSection::enabled>(
-      works("torch_autocast.enabled", KeyKind::kBoolean, "not together with fp16 or bf16"))));
+      works(
+          "torch_autocast.enabled",
+          KeyKind::kBoolean,
+          "together with fp16 or bf16 only of the same dtype"))));
   keys.push_back(nullable(stored<&DsConfig::torch_autocast, &AutocastSection::dtype>(
       {.path = "torch_autocast.dtype",
        .kind = KeyKind::kChoice,

@@ -40,9 +40,10 @@ void add_unsupported(std::vector<KeySpec>& keys) {
       refused("datastates_ckpt", "checkpoints have one format, which all ranks write; delete it"));
   keys.push_back(
       refused("zero_optimization.zenflow", "Lockstep has no delayed updates; delete it"));
-  keys.push_back(refused(
+  keys.push_back(ignored(
       "zero_optimization.save_muon_momentum_buffer_in_memory",
-      "Muon's state is never offloaded; delete it"));
+      KeyKind::kBoolean,
+      "Muon's state always is in memory"));
   keys.push_back(ignored("disable_python_gc", KeyKind::kBoolean, "the process has no Python"));
   KeySpec words =
       ignored("vocabulary_size", KeyKind::kInteger, "DeepSpeed only uses it to warn of slow sizes");

@@ -50,6 +50,26 @@ void check_mode(KeyReader& reader, const DsConfig& config) {
   }
 }
 
+/// Notes that parameters stay float32, unless the file gives their dtype: DeepSpeed casts them.
+void note_float32_parameters(KeyReader& reader, const DsConfig& config) {
+  const std::optional<Dtype> mode = low_precision_dtype(config);
+  if (!mode || config.data_types.param_dtype.value) {
+    return;
+  }
+  const std::string word = word_of(*mode);
+  const Found* const found = reader.find(word + ".enabled");
+  if (found != nullptr) {
+    reader.note(
+        found->key,
+        fmt::format(
+            "parameters stay float32, without a second copy, and operations of the engine compute "
+            "in {0}; DeepSpeed keeps {0} parameters and a float32 copy of them: for that, and to "
+            "compute in {0} outside of the engine, write data_types.param_dtype {0}; fp32 keeps it "
+            "as it is",
+            word));
+  }
+}
+
 void read_patterns(KeyReader& reader, DsConfig& config) {
   const std::string path = "data_types.keep_in_fp32_modules";
   std::vector<std::string>& patterns = config.data_types.keep_in_fp32_modules.value;
@@ -234,6 +254,7 @@ void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
   check_mode(reader, config);
   read_patterns(reader, config);
   apply_16_bit_masters(reader, config);
+  note_float32_parameters(reader, config);
   check_16_bit_state(reader, config);
   check_gradients(reader, config);
   check_wire(reader, config);

@@ -25,6 +25,19 @@ std::string on_host() {
   return R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )";
 }
 
+TEST(DtypeRules, Float32ParametersAreNotedUnlessTheFileGivesTheirDtype) {
+  const auto noted = HasSubstr("parameters stay float32");
+  for (const std::string word : {"fp16", "bf16"}) {
+    const std::string on = "\"" + word + "\": {\"enabled\": true}";
+    EXPECT_THAT(notes_of(on), HasSubstr("write data_types.param_dtype " + word + "; fp32 keeps"));
+    for (const std::string& dtype : {word, std::string("fp32")}) {
+      EXPECT_THAT(notes_of(on + ", \"data_types\": {\"param_dtype\": \"" + dtype + "\"}"), Not(noted));
+    }
+  }
+  EXPECT_THAT(notes_of(R"("bf16": {"enabled": false})"), Not(noted));
+  EXPECT_THAT(notes_of(R"("torch_autocast": {"enabled": true, "dtype": "bf16"})"), Not(noted));
+}
+
 TEST(DtypeRules, A16BitParamDtypeIsTheComputeDtype) {
   const Reading reading =
       reading_with(bf16(R"("data_types": {"param_dtype": "BF16", "buffer_dtype": "fp16",

@@ -69,6 +69,9 @@ void apply_precision_rules(KeyReader& reader, DsConfig& config) {
       continue;
     }
     const Found& found = *reader.find(key.path);
+    if (first != nullptr && first->dtype == key.dtype) {
+      continue;  // torch_autocast beside bf16: operations compute in that dtype once.
+    }
     if (first != nullptr) {
       reader.error(
           found.value->place,

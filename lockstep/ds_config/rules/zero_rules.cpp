@@ -102,16 +102,37 @@ void check_offload(
   }
 }
 
+/// Offloads the optimizer with the parameters unless the file says where its state is: the host
+/// updates offloaded parameters.
+void complete_offload(
+    KeyReader& reader, const std::string& param_device, ZeroSection& zero) {
+  auto& optimizer = zero.offload_optimizer;
+  if (optimizer.device.value != OffloadDevice::kNone ||
+      reader.find(zero_path("offload_optimizer") + ".device") != nullptr ||
+      reader.find(zero_path("cpu_offload")) != nullptr) {
+    return;
+  }
+  const Found& param = *reader.find(param_device);
+  optimizer.device = {OffloadDevice::kCpu, reader.origin_of(param)};
+  reader.note(
+      param.key,
+      "offload_param without offload_optimizer: the optimizer's state is on the cpu, too, because "
+      "the host updates offloaded parameters");
+}
+
 /// Checks both sections. `trains`: the file has an optimizer.
 void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
   const char* const old_optimizer = "cpu_offload";
   const char* const old_param = "cpu_offload_param";
   read_old_offload(reader, old_optimizer, "offload_optimizer", zero.offload_optimizer);
   read_old_offload(reader, old_param, "offload_param", zero.offload_param);
-  const auto& optimizer = zero.offload_optimizer;
   const std::string optimizer_path = zero_path("offload_optimizer");
   const std::string param_path = zero_path("offload_param");
   const std::string param_device = device_path(reader, old_param, "offload_param");
+  if (trains && zero.stage.value == 3 && zero.offload_param.device.value != OffloadDevice::kNone) {
+    complete_offload(reader, param_device, zero);
+  }
+  const auto& optimizer = zero.offload_optimizer;
   check_offload(
       reader,
       optimizer_path,
@@ -147,7 +168,8 @@ void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
         reader,
         param_device,
         "needs offload_optimizer if the file has an optimizer: the host updates offloaded "
-        "parameters; add offload_optimizer, or, for inference, delete optimizer");
+        "parameters; got offload_optimizer.device none; delete it, or, for inference, delete "
+        "optimizer");
   } else if (optimizer.ratio.value < 1) {
     refuse_key(
         reader,

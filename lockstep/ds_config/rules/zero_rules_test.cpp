@@ -127,8 +127,17 @@ TEST(ZeroSection, OffloadingNeedsAStageAndAFolder) {
 
 TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
   const std::string adam = R"("optimizer": {"type": "Adam", "params": {"lr": 1}}, )";
+  for (const std::string param : {R"("offload_param": {"device": "cpu"})", R"("cpu_offload_param": true)"}) {
+    const std::string file = adam + zero(R"("stage": 3, )" + param);
+    EXPECT_EQ(errors_of(file), "") << param;
+    EXPECT_THAT(notes_of(file), HasSubstr("the optimizer's state is on the cpu, too")) << param;
+    EXPECT_EQ(
+        reading_with(file).config.zero.offload_optimizer.device.value, OffloadDevice::kCpu);
+  }
   EXPECT_THAT(
-      errors_of(adam + zero(R"("stage": 3, "offload_param": {"device": "cpu"})")),
+      errors_of(
+          adam + zero(R"("stage": 3, "offload_param": {"device": "cpu"},
+            "offload_optimizer": {"device": "none"})")),
       HasSubstr("offload_param.device needs offload_optimizer if the file has an optimizer"));
   EXPECT_EQ(errors_of(zero(R"("stage": 3, "offload_param": {"device": "cpu"})")), "")
       << "without an optimizer nothing is updated: inference";
@@ -191,11 +200,6 @@ TEST(ZeroSection, TheOldTruthsOfOffloadingGoWithTheSameStages) {
       errors_of(zero(R"("cpu_offload": true)")),
       HasSubstr(
           "zero_optimization.cpu_offload offloads parameters that are not sharded in stage 0"));
-  EXPECT_THAT(
-      errors_of(
-          R"("optimizer": {"type": "Adam", "params": {"lr": 1}}, )" +
-          zero(R"("stage": 3, "cpu_offload_param": true)")),
-      HasSubstr("zero_optimization.cpu_offload_param needs offload_optimizer if"));
   EXPECT_EQ(
       errors_of(zero(R"("stage": 3, "cpu_offload": true, "offload_param": {"device": "cpu"})")),
       "");

@@ -64,6 +64,12 @@ void StepReport::restart_throughput(int64_t global_samples) {
   last_print_ = std::chrono::steady_clock::now();
 }
 
+void StepReport::log(const tracking::Values& values, int64_t samples) {
+  for (const auto& tracker : trackers_) {
+    tracker->log(values, samples);
+  }
+}
+
 void StepReport::report_micro_step(const StepTimers& timers) const {
   if (breakdown_) {
     log_info(line_of(timers, "_microstep"));
@@ -90,9 +96,7 @@ void StepReport::report_update(const StepFacts& facts) {
           facts.timers.backward_allreduce_ms;
       values["Train/Samples/elapsed_time_ms_step"] = facts.timers.step_ms;
     }
-    for (const auto& tracker : trackers_) {
-      tracker->log(values, facts.global_samples);
-    }
+    log(values, facts.global_samples);
   }
   if (breakdown_) {
     log_info(line_of(facts.timers, ""));

@@ -71,6 +71,8 @@ class StepReport {
   void report_micro_step(const StepTimers& timers) const;
   /// Reports an update. Call it after the update.
   void report_update(const StepFacts& facts);
+  /// Writes values to the monitors, over samples.
+  void log(const tracking::Values& values, int64_t samples);
   /// Restarts the throughput timer: a resumed run has not just processed `global_samples`.
   void restart_throughput(int64_t global_samples);
   /// Marks the monitors' runs as finished. Without it they look interrupted.

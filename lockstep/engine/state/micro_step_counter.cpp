@@ -48,7 +48,9 @@ bool MicroStepCounter::is_boundary() const {
 
 void MicroStepCounter::end_update(bool was_applied) {
   ++counts_.global_steps;
-  counts_.global_samples += train_batch_size();
+  counts_.global_samples +=
+      counts_boundary_ ? train_batch_size() : micro_batch_size_ * ranks_ * backward_passes_;
+  backward_passes_ = 0;
   counts_.skipped_steps += was_applied ? 0 : 1;
 }
 

@@ -41,6 +41,8 @@ class MicroStepCounter {
 
   const StepCounts& counts() const { return counts_; }
   void set_counts(const StepCounts& counts) { counts_ = counts; }
+  /// Counts a backward pass: without managed accumulation an update has one micro-batch for each.
+  void end_backward() { ++backward_passes_; }
   void end_micro_step() { ++counts_.micro_steps; }
   void end_update(bool was_applied);
 
@@ -51,6 +53,7 @@ class MicroStepCounter {
   int64_t micro_batch_size_;
   std::optional<bool> boundary_;  ///< Set by the program instead of counted.
   StepCounts counts_;
+  int64_t backward_passes_ = 0;  ///< Since the last update.
 };
 
 }  // namespace lockstep

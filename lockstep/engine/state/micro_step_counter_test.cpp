@@ -45,7 +45,16 @@ TEST(MicroStepCounter, TheProgramsBoundaryReplacesTheCount) {
 TEST(MicroStepCounter, WithoutManagedAccumulationEveryMicroStepIsABoundary) {
   ds_config::DsConfig config = batch_config(4, 3);
   config.managed_gradient_accumulation.value = false;
-  EXPECT_TRUE(MicroStepCounter(config, 1).is_boundary());
+  MicroStepCounter counter(config, 2);
+  EXPECT_TRUE(counter.is_boundary());
+  for (const int64_t passes : {1, 3}) {
+    const int64_t before = counter.counts().global_samples;
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      counter.end_backward();
+    }
+    counter.end_update(/*was_applied=*/true);
+    EXPECT_EQ(counter.counts().global_samples - before, passes * 2 * counter.micro_batch_size());
+  }
 }
 
 TEST(MicroStepCounter, ABatchSizeSetsTheMicroStepsOrIsRefused) {

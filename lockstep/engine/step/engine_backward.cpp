@@ -108,6 +108,7 @@ at::Tensor EngineBackward::backward(const at::Tensor& loss, const EngineBackward
     context_.accelerator->backward(scaled_for_reduction(part), backward_options);
   }
   gradients_are_averaged_ = !deferred;
+  context_.counter.end_backward();
   at::Tensor result = part.detach();
   monitor_.add_loss(result);
   monitor_.end_backward();
@@ -216,6 +217,7 @@ void EngineBackward::end_program_backward() {
   gradients_are_averaged_ = !program_backward_no_sync_;
   program_backward_no_sync_.reset();
   program_backward_is_running_ = false;
+  context_.counter.end_backward();
   monitor_.end_backward();
 }
 
@@ -255,6 +257,7 @@ void EngineBackward::check_unscaled_backward() {
     refuse("so gradients are averaged too early: before the boundary, or within no_sync()");
   }
   gradients_are_averaged_ = true;
+  context_.counter.end_backward();
 }
 
 }  // namespace lockstep

@@ -324,7 +324,12 @@ void install_unshard_dispatch() {
 }
 
 InitInterceptScope::InitInterceptScope(InitInterceptor& interceptor) {
-  LOCKSTEP_ASSERT(g_interceptor == nullptr, "an InitInterceptScope is active already");
+  if (g_interceptor != nullptr) {
+    throw ConfigError(
+        "zero_init",
+        "called within another zero_init, which shards the tensors that are created here, too; "
+        "create this model without a zero_init of its own");
+  }
   install_unshard_dispatch();
   g_interceptor = &interceptor;
   c10::impl::tls_set_dispatch_key_included(kShardedParamKey, true);

@@ -15,7 +15,7 @@ import torch
 
 from .. import _core
 from ..state import PartialState
-from . import accelerator, checkpointing, comm, ops, pipe, runtime, utils, zero
+from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, utils, zero
 from ._config import GivenConfig, given_config
 from ._optimizer import DeepSpeedOptimizer, grouped_file_optimizer
 from ._unsupported import CLASSES as _UNSUPPORTED
@@ -23,13 +23,14 @@ from .accelerator import get_accelerator
 from .comm import init_distributed
 from .engine import DeepSpeedEngine, own_module
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
-from .utils import log_dist, logger
+from .utils import OnDevice, log_dist, logger
 
 __all__ = [
     "DeepSpeedConfig",
     "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
+    "OnDevice",
     "accelerator",
     "add_config_arguments",
     "checkpointing",
@@ -40,6 +41,8 @@ __all__ = [
     "initialize",
     "log_dist",
     "logger",
+    "moe",
+    "monitor",
     "ops",
     "pipe",
     "runtime",
@@ -48,6 +51,7 @@ __all__ = [
 ]
 
 __version__ = "0.19.8"  # The version of DeepSpeed whose behaviour this package has.
+__git_hash__ = __git_branch__ = None  # Lockstep's own version is lockstep.__version__.
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
 
 
@@ -120,6 +124,8 @@ def _make_engine(
         values = _core.ds_config_values(given.path, given.text, state.num_processes)
         if values.get("optimizer.type") is not None:
             prepared = DeepSpeedOptimizer(grouped_file_optimizer(values, groups))
+    if prepared is not None and prepared._name is None:
+        _check_own_rule(prepared, given, state)
     zero_inits = zero.take_pending()
     if zero_inits:
         _unshard_unless_stage_3(model, zero_inits, given, state)
@@ -144,6 +150,18 @@ def _make_engine(
             {path.removeprefix(prefix): value for path, value in engine._config.items() if path.startswith(prefix)}
         )
     return engine
+
+
+def _check_own_rule(prepared: DeepSpeedOptimizer, given: GivenConfig, state: PartialState) -> None:
+    """Throws ConfigError for an optimizer that Python updates, under ZeRO on several ranks, or without permission."""
+    stage = _core.ds_config_values(given.path, given.text, state.num_processes)["zero_optimization.stage"]
+    if stage == 0 or (state.num_processes == 1 and given.as_dict().get("zero_allow_untested_optimizer")):
+        return
+    raise _core.ConfigError(
+        f"[initialize] {type(prepared.optimizer).__name__} is updated by its own step(), which needs full parameters, "
+        f"but each rank updates its shard in ZeRO stage {stage}; use an optimizer of torch.optim whose rule Lockstep "
+        "has, such as AdamW, Adam or SGD, or stage 0; for a single rank set zero_allow_untested_optimizer to true"
+    )
 
 
 def _unshard_unless_stage_3(

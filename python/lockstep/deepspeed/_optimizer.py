@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,6 +12,7 @@ import torch
 
 from .. import _core
 from ..optimizer import AcceleratedOptimizer
+from ._loss_scaler import LossScalerBase, loss_scaler_of
 
 if TYPE_CHECKING:
     from .engine import DeepSpeedEngine
@@ -34,7 +36,10 @@ _RULES = {
 
 
 class FileOptimizer(torch.optim.Optimizer):
-    """The parameter groups of an optimizer that the file describes. The C++ library updates the parameters."""
+    """The parameter groups of an optimizer that the file describes. The C++ library updates the parameters.
+
+    `file_optimizer` creates it, with a class that has the rule's name.
+    """
 
     def __init__(self, rule: str, groups: list[dict[str, Any]]) -> None:
         self.rule = rule
@@ -46,8 +51,15 @@ class FileOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
         raise _core.ConfigError("[optimizer] step() was called on the file's optimizer; call engine.step()")
 
-    def __repr__(self) -> str:
-        return f"{self.rule}({super().__repr__()})"
+
+@functools.cache
+def _class_of(rule: str) -> type[FileOptimizer]:
+    return type(rule, (FileOptimizer,), {"__doc__": FileOptimizer.__doc__})
+
+
+def file_optimizer(rule: str, groups: list[dict[str, Any]]) -> FileOptimizer:
+    """Returns the optimizer of a rule of the C++ library."""
+    return _class_of(rule)(rule, groups)
 
 
 def grouped_file_optimizer(config: dict[str, Any], groups: list[dict[str, Any]]) -> FileOptimizer:
@@ -73,7 +85,7 @@ def grouped_file_optimizer(config: dict[str, Any], groups: list[dict[str, Any]])
             f"[initialize] a parameter group has the option '{min(unknown)}', which {rule} lacks; expected "
             f"{', '.join(known)}"
         )
-    return FileOptimizer(rule, [{**options, **group, "params": _trained(group["params"])} for group in groups])
+    return file_optimizer(rule, [{**options, **group, "params": _trained(group["params"])} for group in groups])
 
 
 def _trained(parameters: Any) -> list[torch.Tensor]:
@@ -99,7 +111,7 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
             for options, parameters in zip(settings["param_groups"], groups)
         ]
         self = cls.__new__(cls)
-        self.optimizer = FileOptimizer(settings["type"], described)
+        self.optimizer = file_optimizer(settings["type"], described)
         self.device_placement = True
         self.scaler = None
         self._prepared = None
@@ -144,6 +156,18 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
     def zero_grad(self, set_to_none: bool | None = True) -> None:
         """Drops the gradients, also those of micro-steps before the boundary."""
         super().zero_grad(set_to_none)
+
+    @property
+    def loss_scaler(self) -> LossScalerBase:
+        """The loss scale and its settings."""
+        return loss_scaler_of(self._engine)
+
+    loss_scale_config = loss_scaler
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether overflows change the loss scale."""
+        return self._engine.dynamic_loss_scale()
 
     @property
     def loss_scale(self) -> float:

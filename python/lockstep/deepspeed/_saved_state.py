@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .engine import DeepSpeedEngine
 
 _CLIENT_TENSORS = "client_state.safetensors"
+TIED_NAMES = "tied_names.json"  # The names of each tensor of the model that has several; the file is absent without.
 _CODED = "lockstep.python"  # The key of a client state that is more than plain JSON.
 
 
@@ -29,6 +30,14 @@ def _is_plain(value: Any) -> bool:
     if type(value) is list:
         return all(_is_plain(item) for item in value)
     return type(value) is dict and all(type(key) is str and _is_plain(item) for key, item in value.items())
+
+
+def tied_names(model: torch.nn.Module) -> list[list[str]]:
+    """Returns the names of each parameter or saved buffer that has several, as tied weights do."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
 
 
 class SavedState:
@@ -70,6 +79,9 @@ class SavedState:
                 "loaders": [loader._saved_state() for loader in engine._loaders],
             }
             _add(state, _SHARED, shared)
+            tied = tied_names(engine._own_module)
+            if tied:
+                state.add_json(TIED_NAMES, tied)
             if self._client_tensors:
                 state.add_tensors(_CLIENT_TENSORS, self._client_tensors)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 from .._core import ConfigError
@@ -11,6 +12,9 @@ _PIPELINE = "Lockstep has no pipeline stages; shard the model with ZeRO stage 3"
 _TENSOR = "Lockstep has no tensor parallelism; shard the model with ZeRO stage 3"
 _INFERENCE = (
     "Lockstep has no inference kernels; call model.generate(), or initialize() with stage 3 and without an optimizer"
+)
+_EXPERTS = (
+    "Lockstep has no parallel experts; write the experts as modules, which ZeRO shards, or remove them from the model"
 )
 REASONS = {
     "PipelineModule": _PIPELINE,
@@ -30,11 +34,19 @@ REASONS = {
 }
 
 
-def _refusing(name: str) -> type:
+def _refusing(name: str, reason: str) -> type:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ConfigError(f"[{name}] is not supported: {REASONS[name]}")
+        raise ConfigError(f"[{name}] is not supported: {reason}")
 
-    return type(name, (), {"__init__": refuse, "__doc__": f"The constructor throws ConfigError. {REASONS[name]}."})
+    return type(name, (), {"__init__": refuse, "__doc__": f"The constructor throws ConfigError. {reason}."})
 
 
-CLASSES = {name: _refusing(name) for name in REASONS}
+CLASSES = {name: _refusing(name, reason) for name, reason in REASONS.items()}
+
+
+@functools.cache
+def refuse_mixture_of_experts(name: str) -> type:
+    """Returns a class of that name whose constructor throws ConfigError, for modules of deepspeed.moe."""
+    if name.startswith("__"):
+        raise AttributeError(f"there is no attribute {name!r}")
+    return _refusing(name, _EXPERTS)

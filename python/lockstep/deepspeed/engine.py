@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,48 +22,21 @@ from ._config import GivenConfig
 from ._optimizer import DeepSpeedOptimizer
 from ._registry import add_engine, remove_engine
 from ._saved_state import SavedState
+from ._settings import DTYPES, EngineSettings
+from .accelerator import get_accelerator
+from .monitor import MonitorMaster
+from .runtime.file_schedule import FileScheduler, file_scheduler
+from .utils.logging import set_log_level_from_string
 
 __all__ = ["DeepSpeedEngine", "FileScheduler"]
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "no": torch.float32}
 _WITHOUT_PYTHON = {
     "contiguous_memory_optimization": "torch.utils.checkpoint allocates each input; delete it",
     "profile": "use torch.profiler; delete it",
 }
 
 
-class FileScheduler:
-    """The schedule of the file. The C++ library steps it with every update that is applied."""
-
-    def __init__(self, engine: DeepSpeedEngine) -> None:
-        self._engine = weakref.proxy(engine)
-
-    def get_lr(self) -> list[float]:
-        return self._engine.get_lr()
-
-    def get_last_lr(self) -> list[float]:
-        return self._engine.get_lr()
-
-    @property
-    def last_batch_iteration(self) -> int:
-        """The number of steps minus one, as DeepSpeed counts."""
-        return self._engine.core.schedule_steps - 1
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position. Checkpoints contain it; the program need not save it."""
-        return {"last_batch_iteration": self.last_batch_iteration}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> NoReturn:
-        raise _core.ConfigError("[lr_scheduler] the file's schedule is restored by engine.load_checkpoint(); call that")
-
-    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _core.ConfigError(
-            "[lr_scheduler] engine.step() steps the file's schedule; remove lr_scheduler.step(), or pass your own "
-            "scheduler to initialize()"
-        )
-
-
-class DeepSpeedEngine:
+class DeepSpeedEngine(EngineSettings, torch.nn.Module):
     """Trains a torch module as a ds_config.json says. `initialize` creates it.
 
         for batch in loader:
@@ -71,9 +44,10 @@ class DeepSpeedEngine:
             engine.backward(loss)
             engine.step()
 
-    Attributes and methods that the engine lacks are those of `module`, the program's model, which is not wrapped.
-    Parameters keep their dtype unless data_types.param_dtype is set. With fp16 and bf16 operations compute in that
-    dtype, and results of 16 bits are returned as float32. Not thread-safe. Modelled on DeepSpeed 0.19's class.
+    A module whose only child is `module`, the program's model, so names of its parameters begin with "module.".
+    Attributes and methods that the engine lacks are those of the model. Parameters keep their dtype unless
+    data_types.param_dtype is set. With fp16 and bf16 operations compute in that dtype, and results of 16 bits are
+    returned as float32. Not thread-safe. Modelled on DeepSpeed 0.19's class.
     """
 
     def __init__(
@@ -83,8 +57,9 @@ class DeepSpeedEngine:
         optimizer: DeepSpeedOptimizer | None,
         given: GivenConfig,
     ) -> None:
+        super().__init__()
         self.module = model
-        self._own_module = own_module(model)
+        self.training = model.training
         self.core = initialized.engine
         self.given_config = given
         self.python_scheduler: Any = None
@@ -96,22 +71,32 @@ class DeepSpeedEngine:
         self._loads_scheduler = True
         self._config: dict[str, Any] = self.core.config
         self._refuse_what_python_lacks()
+        if self._value("log_level"):
+            set_log_level_from_string(self._value("log_level"))
         if initialized.optimizer is not None and optimizer is None:
             optimizer = DeepSpeedOptimizer.of_file(initialized.inner, initialized.groups)
+            initial_lrs = [float(self._value("optimizer.params.lr") or 0)] * len(initialized.groups)
+        else:
+            initial_lrs = [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups]
         self.optimizer = optimizer
         if optimizer is not None:
             optimizer.attach(self, initialized.optimizer)
             optimizer.pull_options()
         if self.core.schedule_steps is not None:
-            self.lr_scheduler = FileScheduler(self)
+            self.lr_scheduler = file_scheduler(self, initial_lrs)
         state = PartialState()
         self.device = state.device
         self.world_size = state.num_processes
         self.global_rank = state.process_index
         self.local_rank = state.local_process_index
         self.dp_world_size = self.world_size
+        self.monitor = MonitorMaster(self)
         self._saved_state = SavedState(self)
         add_engine(self)
+
+    @property
+    def _own_module(self) -> torch.nn.Module:
+        return own_module(self.module)
 
     def _refuse_what_python_lacks(self) -> None:
         for key, instead in _WITHOUT_PYTHON.items():
@@ -121,9 +106,6 @@ class DeepSpeedEngine:
                 )
 
     # --- training
-    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self.forward(*inputs, **kwargs)
-
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the model's forward in the configured precision."""
         self.core.begin_forward()
@@ -174,17 +156,10 @@ class DeepSpeedEngine:
         elif scheduler is not None and self.core.was_step_applied():
             scheduler.step(**(lr_kwargs or {}))
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of all parameters."""
         if self.optimizer is not None:
-            self.optimizer.zero_grad()
-
-    def train(self, mode: bool = True) -> DeepSpeedEngine:
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> DeepSpeedEngine:
-        return self.train(False)
+            self.optimizer.zero_grad(set_to_none)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -279,66 +254,6 @@ class DeepSpeedEngine:
         """Returns the factor of the loss with fp16, else 1."""
         return self.core.loss_scale()
 
-    # --- configuration
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration as the program gave it."""
-        return self.given_config.as_dict()
-
-    def _value(self, path: str) -> Any:
-        return self._config.get(path)
-
-    def zero_optimization(self) -> bool:
-        return self.core.zero_optimization_stage > 0
-
-    def zero_optimization_stage(self) -> int:
-        return self.core.zero_optimization_stage
-
-    def zero_optimization_partition_gradients(self) -> bool:
-        return self.core.zero_optimization_stage >= 2
-
-    def zero_optimization_partition_weights(self) -> bool:
-        return self.core.zero_optimization_stage >= 3
-
-    def fp16_enabled(self) -> bool:
-        return bool(self._value("fp16.enabled"))
-
-    def bfloat16_enabled(self) -> bool:
-        return bool(self._value("bf16.enabled"))
-
-    def torch_autocast_enabled(self) -> bool:
-        return bool(self._value("torch_autocast.enabled"))
-
-    def gradient_clipping(self) -> float:
-        return self._value("gradient_clipping")
-
-    def dynamic_loss_scale(self) -> bool:
-        return self.fp16_enabled() and not self._value("fp16.loss_scale")
-
-    def optimizer_name(self) -> str | None:
-        return self._value("optimizer.type")
-
-    def scheduler_name(self) -> str | None:
-        return self._value("scheduler.type")
-
-    def steps_per_print(self) -> int | None:
-        return self._value("steps_per_print")
-
-    def wall_clock_breakdown(self) -> bool:
-        return bool(self._value("wall_clock_breakdown"))
-
-    def dataloader_drop_last(self) -> bool:
-        return bool(self._value("dataloader_drop_last"))
-
-    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
-        """Returns the dtype of the parameters, and that of the gradients that are accumulated."""
-        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
-        named = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-        accumulated = self._value("data_types.grad_accum_dtype")
-        if accumulated is not None:
-            return dtype, named[accumulated]
-        return dtype, torch.float32 if self.core.zero_optimization_stage >= 2 else dtype
-
     def set_scheduler(self, scheduler: Any) -> None:
         """Makes every applied update step a scheduler of the program. `initialize` calls it."""
         self.python_scheduler = self.lr_scheduler = scheduler
@@ -402,7 +317,11 @@ class DeepSpeedEngine:
         values = self._saved_state.client_json(client_state or client_sd or {})
         try:
             self.core.save_checkpoint(
-                os.fspath(save_dir), None if tag is None else str(tag), values, save_latest, exclude_frozen_parameters
+                _folder("save_checkpoint", save_dir),
+                None if tag is None else str(tag),
+                values,
+                save_latest,
+                exclude_frozen_parameters,
             )
         finally:
             self._saved_state.end_save()
@@ -431,7 +350,7 @@ class DeepSpeedEngine:
         scheduler = load_lr_scheduler_states and not load_module_only
         self._loads_everything, self._loads_scheduler = not load_module_only, scheduler
         path, client_state = self.core.load_checkpoint(
-            os.fspath(load_dir),
+            _folder("load_checkpoint", load_dir),
             None if tag is None else str(tag),
             load_module_strict,
             load_optimizer_states,
@@ -460,7 +379,7 @@ class DeepSpeedEngine:
                 "[save_16bit_model] the model computes in float32; enable fp16 or bf16, or save engine.module's "
                 "state_dict() with torch.save"
             )
-        state = self._full_state_dict(_DTYPES[self.core.mixed_precision], exclude_frozen_parameters)
+        state = self._full_state_dict(DTYPES[self.core.mixed_precision], exclude_frozen_parameters)
         if self.global_rank == 0:
             folder = Path(save_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -471,6 +390,31 @@ class DeepSpeedEngine:
         return True
 
     save_fp16_model = save_16bit_model
+
+    def module_state_dict(
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """Returns the model's state_dict(), without frozen parameters if requested. In stage 3 tensors stay sharded."""
+        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if exclude_frozen_parameters:
+            for name, parameter in self.module.named_parameters(prefix.removesuffix("."), remove_duplicate=False):
+                if not parameter.requires_grad:
+                    state.pop(name, None)
+        return state
+
+    def load_module_state_dict(
+        self, checkpoint: dict[str, Any], strict: bool = True, custom_load_fn: Callable[..., Any] | None = None
+    ) -> None:
+        """Loads the model's tensors of `checkpoint["module"]`. `custom_load_fn(src=, dst=)` does it instead."""
+        state = checkpoint["module"]
+        if custom_load_fn is not None:
+            custom_load_fn(src=state, dst=self.module)
+        else:
+            self.module.load_state_dict(state, strict=strict)
 
     def _full_state_dict(self, dtype: torch.dtype, exclude_frozen: bool) -> dict[str, torch.Tensor]:
         """Returns the full model on rank 0, tensor by tensor; other ranks get nothing. Collective."""
@@ -506,6 +450,12 @@ class DeepSpeedEngine:
     def reload_states(self, non_blocking: bool = False) -> None:
         self.core.reload_states(non_blocking)
 
+    def empty_partition_cache(self) -> None:
+        """Frees the parameters that stage 3 has unsharded, and unused memory. Collective."""
+        self.core.empty_partition_cache()
+        gc.collect()
+        get_accelerator().empty_cache()
+
     def log_summary(self, show_straggler: bool = False) -> str:
         """Returns a table of the collectives; needs comms_logger.enabled."""
         return self.core.log_summary(show_straggler)
@@ -519,10 +469,19 @@ class DeepSpeedEngine:
         raise _core.ConfigError("[compile] is not supported; call torch.compile on the model before initialize()")
 
     def __getattr__(self, name: str) -> Any:
-        module = self.__dict__.get("module")
-        if module is None or (name.startswith("__") and name.endswith("__")):
+        """Returns a child of the engine, or an attribute of the model."""
+        modules = vars(self).get("_modules", {})
+        if name in modules:
+            return modules[name]
+        if "module" not in modules or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"'DeepSpeedEngine' object has no attribute {name!r}")
-        return getattr(module, name)
+        try:
+            return getattr(modules["module"], name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"'DeepSpeedEngine' object has no attribute {name!r}, nor has its model, a "
+                f"{type(modules['module']).__name__}"
+            ) from error
 
     def _refuse_copy(self, *args: Any) -> NoReturn:
         raise _core.ConfigError(
@@ -536,6 +495,14 @@ class DeepSpeedEngine:
 def own_module(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the module that has the parameters: torch.compile's wrapper shares those of its own."""
     return getattr(model, "_orig_mod", model)
+
+
+def _folder(where: str, folder: str | os.PathLike[str]) -> str:
+    if not folder:
+        raise _core.ConfigError(
+            f"[{where}] the folder is missing; got {folder!r}, expected a path; pass '.' for the working folder"
+        )
+    return os.fspath(folder)
 
 
 def _word(value: Any) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ...state import PartialState, wants_cpu
 from ...utils.imports import is_cuda_available
 
-__all__ = ["TorchDevice", "get_accelerator"]
+__all__ = ["DeepSpeedAccelerator", "TorchDevice", "get_accelerator", "is_current_accelerator_supported"]
 
 
 class TorchDevice:
@@ -74,10 +75,54 @@ class TorchDevice:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(device_index)
 
+    reset_max_memory_allocated = reset_peak_memory_stats
+
+    def memory_reserved(self, device_index: int | None = None) -> int:
+        return torch.cuda.memory_reserved(device_index) if self._on_gpu else _resident_bytes()
+
+    def max_memory_reserved(self, device_index: int | None = None) -> int:
+        return torch.cuda.max_memory_reserved(device_index) if self._on_gpu else self.max_memory_allocated()
+
+    memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
+        """Returns torch.cuda's numbers, or on a CPU the bytes of the process under the two main names."""
+        if self._on_gpu:
+            return torch.cuda.memory_stats(device_index)
+        return {
+            "allocated_bytes.all.current": self.memory_allocated(),
+            "allocated_bytes.all.peak": self.max_memory_allocated(),
+        }
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        """Returns the bytes of the GPU's memory, or on a CPU of the host's."""
+        return torch.cuda.mem_get_info(device_index)[1] if self._on_gpu else _host_bytes("MemTotal")
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        return torch.cuda.mem_get_info(device_index)[0] if self._on_gpu else _host_bytes("MemAvailable")
+
+    # --- random numbers, of the GPU or the CPU
     def manual_seed(self, seed: int) -> None:
         (torch.cuda if self._on_gpu else torch).manual_seed(seed)
 
     manual_seed_all = manual_seed
+
+    def initial_seed(self) -> int:
+        return torch.cuda.initial_seed() if self._on_gpu else torch.initial_seed()
+
+    def default_generator(self, device_index: int = 0) -> torch.Generator:
+        return torch.cuda.default_generators[device_index] if self._on_gpu else torch.default_generator
+
+    def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
+        if self._on_gpu:
+            return torch.cuda.get_rng_state("cuda" if device_index is None else device_index)
+        return torch.get_rng_state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        if self._on_gpu:
+            torch.cuda.set_rng_state(new_state, "cuda" if device_index is None else device_index)
+        else:
+            torch.set_rng_state(new_state)
 
     def random(self) -> Any:
         return torch.random
@@ -95,13 +140,53 @@ class TorchDevice:
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self._name
 
-    def pin_memory(self, tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
+    def pin_memory(
+        self, tensor: torch.Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
         return tensor.pin_memory() if self._on_gpu else tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned() if self._on_gpu else False
+
+    # --- streams and ranges of the profiler; a CPU has neither
+    def stream(self, stream: Any) -> Any:
+        return torch.cuda.stream(stream) if self._on_gpu else nullcontext()
+
+    def current_stream(self, device_index: int | None = None) -> Any:
+        return torch.cuda.current_stream(device_index) if self._on_gpu else None
+
+    def default_stream(self, device_index: int | None = None) -> Any:
+        return torch.cuda.default_stream(device_index) if self._on_gpu else None
+
+    def range_push(self, msg: str) -> None:
+        if self._on_gpu:
+            torch.cuda.nvtx.range_push(msg)
+
+    def range_pop(self) -> None:
+        if self._on_gpu:
+            torch.cuda.nvtx.range_pop()
+
+    def lazy_call(self, callback: Any) -> Any:
+        return callback()
+
+    def is_triton_supported(self) -> bool:
+        return self._on_gpu and torch.cuda.get_device_capability()[0] >= 8
+
+    def use_host_timers(self) -> bool:
+        return self.is_synchronized_device()
+
+    resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
+
+    def visible_devices_envs(self) -> list[str]:
+        return ["CUDA_VISIBLE_DEVICES"]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or self.__dict__.get("_name") != "cuda":
             raise AttributeError(f"the accelerator {self.__dict__.get('_name')!r} has no attribute {name!r}")
         return getattr(torch.cuda, name)
+
+
+DeepSpeedAccelerator = TorchDevice  # DeepSpeed's name of the base of its devices.
 
 
 def _resident_bytes(field: str = "VmRSS") -> int:
@@ -110,6 +195,11 @@ def _resident_bytes(field: str = "VmRSS") -> int:
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def _host_bytes(field: str) -> int:
+    with open("/proc/meminfo", encoding="utf-8") as meminfo:
+        return next((int(line.split()[1]) * 1024 for line in meminfo if line.startswith(f"{field}:")), 0)
 
 
 _accelerator: TorchDevice | None = None
@@ -121,3 +211,8 @@ def get_accelerator() -> TorchDevice:
     if _accelerator is None:
         _accelerator = TorchDevice()
     return _accelerator
+
+
+def is_current_accelerator_supported() -> bool:
+    """Returns whether Lockstep supports the device: it selects no other."""
+    return True

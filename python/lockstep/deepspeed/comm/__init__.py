@@ -30,17 +30,20 @@ __all__ = [
     "all_gather_into_tensor",
     "all_gather_object",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all_single",
     "barrier",
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
     "gather",
+    "get_all_ranks_from_group",
     "get_global_rank",
     "get_local_rank",
     "get_rank",
     "get_world_group",
     "get_world_size",
+    "inference_all_reduce",
     "init_distributed",
     "irecv",
     "is_available",
@@ -150,19 +153,19 @@ def init_distributed(
 
     `timeout` is that of an operation. `distributed_port` is used if the launcher names no port. `init_method` is
     "env://" or "tcp://host:port". `rank` and `world_size` must be the launcher's, if it sets them.
+    `dist_init_required=False` says that the program has connected the ranks, by torch.distributed or an earlier call.
     """
     if config is not None:
         raise _core.ConfigError(
             "[init_distributed] config is not supported; pass it to initialize(), whose comms_logger section counts"
         )
-    if dist_init_required is False:
-        if not is_initialized():
-            raise _core.ConfigError(
-                "[init_distributed] dist_init_required is False, but the ranks are not connected; pass None or True"
-            )
-        return
     if is_initialized():
         return
+    if dist_init_required is False and not _program_has_connected():
+        raise _core.ConfigError(
+            "[init_distributed] dist_init_required is False, but neither torch.distributed nor Lockstep has connected "
+            "the ranks; pass None or True"
+        )
     if init_method not in (None, "env://"):
         if not init_method.startswith("tcp://") or ":" not in init_method[6:]:
             raise _core.ConfigError(
@@ -187,6 +190,11 @@ def init_distributed(
     state = PartialState(**options)
     if verbose and state.is_main_process:
         logger.info("connected %s ranks", state.num_processes)
+
+
+def _program_has_connected() -> bool:
+    """Returns whether the program has connected the ranks by torch.distributed. Lockstep's connections are its own."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _set_variable(name: str, value: str) -> None:
@@ -244,6 +252,11 @@ def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> i
     return group_rank if group is None else group.ranks[group_rank]
 
 
+def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
+    """Returns the ranks of a group, by default of all."""
+    return list(range(get_world_size())) if group is None else list(group.ranks)
+
+
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
     """Blocks until all ranks of the group have called it."""
     _group(group).barrier()
@@ -261,6 +274,18 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
 def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
     """Replaces a tensor by the reduction of all ranks' tensors."""
     _store(tensor, _group(group).all_reduce(_plain(tensor), _operation(op)))
+    return _finished(async_op)
+
+
+inference_all_reduce = all_reduce  # DeepSpeed's is the same sum by a kernel for inference.
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[torch.Tensor], op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> Work | None:
+    """Does the same with several tensors, one after the other."""
+    for tensor in tensors:
+        all_reduce(tensor, op, group)
     return _finished(async_op)
 
 

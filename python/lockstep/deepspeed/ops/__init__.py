@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from . import adagrad, adam, lamb, lion
+from . import adagrad, adam, lamb, lion, op_builder
 from .adam import DeepSpeedCPUAdam, FusedAdam
 from .lamb import FusedLamb
 from .lion import DeepSpeedCPULion, FusedLion
+from .op_builder import compatible_ops as __compatible_ops__
 
 __all__ = [
     "DeepSpeedCPUAdam",
@@ -18,4 +19,5 @@ __all__ = [
     "adam",
     "lamb",
     "lion",
+    "op_builder",
 ]

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from . import activation_checkpointing, config, engine, lr_schedules, zero
+from . import activation_checkpointing, config, engine, fp16, lr_schedules, utils, zero
 
-__all__ = ["activation_checkpointing", "config", "engine", "lr_schedules", "zero"]
+__all__ = ["activation_checkpointing", "config", "engine", "fp16", "lr_schedules", "utils", "zero"]

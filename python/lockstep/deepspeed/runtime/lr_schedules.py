@@ -30,6 +30,19 @@ ONE_CYCLE = "OneCycle"
 WARMUP_LR = "WarmupLR"
 WARMUP_DECAY_LR = "WarmupDecayLR"
 WARMUP_COSINE_LR = "WarmupCosineLR"
+# Names of the parameters.
+LR_RANGE_TEST_MIN_LR = "lr_range_test_min_lr"
+LR_RANGE_TEST_STEP_RATE = "lr_range_test_step_rate"
+LR_RANGE_TEST_STEP_SIZE = "lr_range_test_step_size"
+LR_RANGE_TEST_STAIRCASE = "lr_range_test_staircase"
+CYCLE_MIN_LR, CYCLE_MAX_LR, DECAY_LR_RATE = "cycle_min_lr", "cycle_max_lr", "decay_lr_rate"
+CYCLE_MIN_MOM, CYCLE_MAX_MOM, DECAY_MOM_RATE = "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"
+CYCLE_FIRST_STEP_SIZE, CYCLE_SECOND_STEP_SIZE = "cycle_first_step_size", "cycle_second_step_size"
+CYCLE_FIRST_STAIR_COUNT, CYCLE_SECOND_STAIR_COUNT = "cycle_first_stair_count", "cycle_second_stair_count"
+DECAY_STEP_SIZE = "decay_step_size"
+WARMUP_MIN_LR, WARMUP_MAX_LR, WARMUP_NUM_STEPS = "warmup_min_lr", "warmup_max_lr", "warmup_num_steps"
+WARMUP_TYPE, WARMUP_MIN_RATIO, COS_MIN_RATIO = "warmup_type", "warmup_min_ratio", "cos_min_ratio"
+TOTAL_NUM_STEPS = "total_num_steps"
 VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
 
 
@@ -40,7 +53,7 @@ class _Schedule:
         self.optimizer = _torch_optimizer(optimizer)
         self.last_batch_iteration = last_batch_iteration
         self._schedule = schedule
-        self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._base_lrs = self._initial_lrs()
         self._last_lr: list[float] | None = None
         if schedule.groups not in (None, len(self._base_lrs)):
             raise _core.ConfigError(
@@ -49,6 +62,10 @@ class _Schedule:
             )
         if last_batch_iteration == -1:
             self._apply()
+
+    def _initial_lrs(self) -> list[float]:
+        """Returns the rates of the optimizer without a schedule."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def _apply(self) -> None:
         self._last_lr = self.get_lr()
@@ -85,6 +102,12 @@ class _Schedule:
         self._last_lr = [float(group["lr"]) for group in self.optimizer.param_groups]
 
 
+def _for_groups(scheduler: _Schedule, value: Any) -> list[float]:
+    """Returns a value for each parameter group."""
+    numbers, groups = _numbers(value), len(scheduler.optimizer.param_groups)
+    return numbers if len(numbers) == groups else numbers * groups
+
+
 def _torch_optimizer(optimizer: Any) -> Any:
     """Returns the optimizer itself, or the one that a wrapper has."""
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -100,7 +123,7 @@ def _numbers(value: Any) -> list[float]:
 
 
 def _count(name: str, value: Any) -> int:
-    if value != int(value):
+    if not isinstance(value, (int, float)) or value != int(value):
         raise _core.ConfigError(f"[schedule] invalid value {value!r} for {name}; expected a whole number")
     return int(value)
 
@@ -124,7 +147,13 @@ class WarmupLR(_Schedule):
         highest = [] if warmup_max_lr is None else _numbers(warmup_max_lr)
         steps = _count("warmup_num_steps", warmup_num_steps)
         schedule = _core.warmup_lr(_numbers(warmup_min_lr), highest, steps, warmup_type)
-        super().__init__(optimizer, schedule, last_batch_iteration)
+        _Schedule.__init__(self, optimizer, schedule, last_batch_iteration)
+        self._set_fields(warmup_min_lr, highest or self._base_lrs, steps, warmup_type)
+
+    def _set_fields(self, lowest: Any, highest: Any, steps: int, warmup_type: str) -> None:
+        self.min_lrs, self.max_lrs = _for_groups(self, lowest), _for_groups(self, highest)
+        self.delta_lrs = [high - low for high, low in zip(self.max_lrs, self.min_lrs)]
+        self.warmup_num_steps, self.warmup_type = max(2, steps), warmup_type
 
 
 class WarmupDecayLR(WarmupLR):
@@ -140,14 +169,13 @@ class WarmupDecayLR(WarmupLR):
         warmup_type: str = WARMUP_LOG_RATE,
         last_batch_iteration: int = -1,
     ) -> None:
+        self.total_num_steps = _count("total_num_steps", total_num_steps)
+        steps = _count("warmup_num_steps", warmup_num_steps)
         schedule = _core.warmup_decay_lr(
-            _count("total_num_steps", total_num_steps),
-            _numbers(warmup_min_lr),
-            _numbers(warmup_max_lr),
-            _count("warmup_num_steps", warmup_num_steps),
-            warmup_type,
+            self.total_num_steps, _numbers(warmup_min_lr), _numbers(warmup_max_lr), steps, warmup_type
         )
         _Schedule.__init__(self, optimizer, schedule, last_batch_iteration)
+        self._set_fields(warmup_min_lr, warmup_max_lr, steps, warmup_type)
 
 
 class WarmupCosineLR(_Schedule):
@@ -163,14 +191,13 @@ class WarmupCosineLR(_Schedule):
         warmup_type: str = WARMUP_LOG_RATE,
         last_batch_iteration: int = -1,
     ) -> None:
-        schedule = _core.warmup_cosine_lr(
-            _count("total_num_steps", total_num_steps),
-            warmup_min_ratio,
-            _count("warmup_num_steps", warmup_num_steps),
-            cos_min_ratio,
-            warmup_type,
-        )
-        super().__init__(optimizer, schedule, last_batch_iteration)
+        self.total_num_steps = _count("total_num_steps", total_num_steps)
+        steps = _count("warmup_num_steps", warmup_num_steps)
+        self.warmup_num_steps, self.warmup_type = max(2, steps), warmup_type
+        self.warmup_min_ratio, self.cos_min_ratio = warmup_min_ratio, cos_min_ratio
+        schedule = _core.warmup_cosine_lr(self.total_num_steps, warmup_min_ratio, steps, cos_min_ratio, warmup_type)
+        _Schedule.__init__(self, optimizer, schedule, last_batch_iteration)
+        self.org_lrs = list(self._base_lrs)
 
     def get_lr_ratio(self) -> float:
         """Returns the factor of the optimizer's original rates."""
@@ -189,13 +216,13 @@ class LRRangeTest(_Schedule):
         lr_range_test_staircase: bool = False,
         last_batch_iteration: int = -1,
     ) -> None:
+        self.step_size = _count("lr_range_test_step_size", lr_range_test_step_size)
+        self.step_rate, self.staircase = lr_range_test_step_rate, lr_range_test_staircase
         schedule = _core.lr_range_test(
-            _numbers(lr_range_test_min_lr),
-            _count("lr_range_test_step_size", lr_range_test_step_size),
-            lr_range_test_step_rate,
-            lr_range_test_staircase,
+            _numbers(lr_range_test_min_lr), self.step_size, lr_range_test_step_rate, lr_range_test_staircase
         )
-        super().__init__(optimizer, schedule, last_batch_iteration)
+        _Schedule.__init__(self, optimizer, schedule, last_batch_iteration)
+        self.min_lr = _for_groups(self, lr_range_test_min_lr)
 
 
 class OneCycle(_Schedule):
@@ -226,29 +253,47 @@ class OneCycle(_Schedule):
                 type(wrapped).__name__,
             )
             self.cycle_momentum = False
+        self.first_step_size = _count("cycle_first_step_size", cycle_first_step_size)
+        second = _optional_count("cycle_second_step_size", cycle_second_step_size)
+        self.second_step_size = self.first_step_size if second is None else second
+        self.total_size = self.first_step_size + self.second_step_size
+        self.step_ratio = self.first_step_size / self.total_size if self.total_size else 0.0
+        self.decay_step_size = _count("decay_step_size", decay_step_size)
+        self.decay_lr_rate, self.decay_mom_rate = decay_lr_rate, decay_mom_rate
         schedule = _core.one_cycle(
             _numbers(cycle_min_lr),
             _numbers(cycle_max_lr),
             decay_lr_rate,
-            _count("cycle_first_step_size", cycle_first_step_size),
-            _optional_count("cycle_second_step_size", cycle_second_step_size),
+            self.first_step_size,
+            second,
             cycle_first_stair_count,
             cycle_second_stair_count,
-            _count("decay_step_size", decay_step_size),
+            self.decay_step_size,
             self.cycle_momentum,
             _numbers(cycle_min_mom),
             _numbers(cycle_max_mom),
             decay_mom_rate,
         )
-        super().__init__(wrapped, schedule, last_batch_iteration)
+        _Schedule.__init__(self, wrapped, schedule, last_batch_iteration)
+        self.min_lrs, self.max_lrs = _for_groups(self, cycle_min_lr), _for_groups(self, cycle_max_lr)
+        self.max_moms = _for_groups(self, cycle_max_mom)
 
     def _apply(self) -> None:
         super()._apply()
-        for group, betas in zip(self.optimizer.param_groups, self.get_mom() or ()):
+        for group, betas in zip(self.optimizer.param_groups, self._betas() or ()):
             group["betas"] = betas
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """Returns the betas of each parameter group; None unless momentum is cycled."""
+        """Returns the betas of each parameter group, before the first step the highest.
+
+        None unless momentum is cycled.
+        """
+        betas = self._betas()
+        if betas is None or self.last_batch_iteration >= 0:
+            return betas
+        return [(momentum, beta2) for momentum, (_, beta2) in zip(self.max_moms, betas)]
+
+    def _betas(self) -> list[tuple[float, float]] | None:
         step, beta2 = self.last_batch_iteration + 1, self._schedule.beta2
         if beta2 is None:
             return None

@@ -25,6 +25,7 @@ __all__ = [
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _pending: list[Any] = []  # The shards of models that no engine has taken over.
+_active: Init | None = None  # The outermost block that is open, which shards all tensors that it creates.
 
 
 def take_pending() -> list[Any]:
@@ -42,8 +43,10 @@ class Init:
 
     Each floating-point tensor of 4096 elements or more is sharded when the next one is created, with rank 0's values.
     `initialize` takes over the shards; a second model stays sharded. A configuration of another stage than 3 makes the
-    block an ordinary one. `dtype`, or data_types.param_dtype of the configuration, is the default dtype of the block.
-    With a lockstep.Accelerator of stage 3, `prepare` takes over the shards. Collective: all ranks build the same model.
+    block an ordinary one; a block within another leaves the sharding to the outer one. `dtype`, or the configuration's
+    data_types.param_dtype, is the default dtype of the block. `mem_efficient_linear` changes nothing: backward always
+    unshards parameters again, and keeps none. With a lockstep.Accelerator of stage 3, `prepare` takes over the shards.
+    Collective: all ranks build the same model.
     """
 
     def __init__(
@@ -64,7 +67,6 @@ class Init:
     ) -> None:
         refusals = {
             "data_parallel_group": (data_parallel_group, "all ranks of the job share the model"),
-            "mem_efficient_linear": (not mem_efficient_linear, "backward always unshards its parameters again"),
             "remote_device": (remote_device not in (None, "none"), "set zero_optimization.offload_param in the file"),
             "pin_memory": (pin_memory, "set zero_optimization.offload_param.pin_memory in the file"),
             "mpu": (mpu, "Lockstep has no model parallelism"),
@@ -87,8 +89,9 @@ class Init:
         self._scope: Any = None
         self._end: Any = None
         self._former_dtype: torch.dtype | None = None
+        self._modules: list[torch.nn.Module] = []  # Given to blocks within this one.
         if module is not None and self.enabled:
-            self._shard(module)
+            self._take(module)
 
     def _read(self, given: Any) -> None:
         config = given_config(getattr(given, "config", given))
@@ -97,16 +100,22 @@ class Init:
         if self.dtype is None:
             self.dtype = _DTYPES.get(str(values.get("data_types.param_dtype")))
 
-    def _shard(self, module: torch.nn.Module) -> None:
-        """Shards the parameters of a module that exists in full, with rank 0's values."""
-        shards = _core.ZeroInit(self._state.group, self._state.device)
-        shards.begin().end()
-        parameters = list(module.parameters())
+    def _take(self, module: torch.nn.Module) -> None:
+        """Shards the parameters of a module that exists in full, now or at the end of the block around this one."""
         with torch.no_grad():
-            for parameter in parameters:
+            for parameter in module.parameters():
                 if self.dtype is not None and parameter.is_floating_point():
                     parameter.data = parameter.data.to(self.dtype)
-        shards.finish(parameters)
+        if _active is None:
+            self._shard(module)
+        else:
+            _active._modules.append(module)
+
+    def _shard(self, module: torch.nn.Module) -> None:
+        """Shards the parameters of a module, with rank 0's values."""
+        shards = _core.ZeroInit(self._state.group, self._state.device)
+        shards.begin().end()
+        shards.finish(list(module.parameters()))
         _pending.append(shards)
 
     def __enter__(self) -> Init:
@@ -115,14 +124,17 @@ class Init:
         if self.dtype is not None:
             self._former_dtype = torch.get_default_dtype()
             torch.set_default_dtype(self.dtype)
+        global _active
+        if _active is not None:
+            return self
         accelerator = active_accelerator()
         scope = accelerator._core.begin_zero_init() if accelerator is not None else None
         if scope is not None:
-            self._scope = scope
+            _active, self._scope = self, scope
             self._end = lambda: accelerator._core.finish_zero_init(torch.nn.Module())
             return self
         shards = _core.ZeroInit(self._state.group, self._state.device)
-        self._scope = shards.begin()
+        _active, self._scope = self, shards.begin()
 
         def end() -> None:
             shards.finish([])
@@ -139,11 +151,16 @@ class Init:
             self._former_dtype = None
         if self._scope is None:
             return
+        global _active
+        _active = None
         scope, self._scope = self._scope, None
         end, self._end = self._end, None
+        modules, self._modules = self._modules, []
         scope.end()
         if error is None:  # Other ranks wait only for a block that has succeeded.
             end()
+            for module in modules:
+                self._shard(module)
 
 
 class GatheredParameters:

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deepspeed.moe.layer: each name throws ConfigError when it is used."""
+
+from __future__ import annotations
+
+from .._unsupported import refuse_mixture_of_experts as __getattr__
+
+__all__ = ["__getattr__"]
