@@ -57,7 +57,8 @@ ShardReducer::ShardReducer(
       present_(model.parameters().size(), false),
       held_(model.parameters().size()),
       had_gradient_(model.parameters().size(), false),
-      placeholders_(model.parameters()) {
+      placeholders_(model.parameters()),
+      is_split_(model.parameters().size(), false) {
   reduction_.set_layout(model.parameters().size(), model.members());
 }
 
@@ -83,7 +84,8 @@ void ShardReducer::apply_drops() {
 }
 
 void ShardReducer::apply_drop(size_t parameter) {
-  if (placeholders_.was_dropped(parameter)) {
+  const bool has_part = model_.parameters()[parameter].tensor.grad().defined();
+  if (placeholders_.was_dropped(parameter) || (is_split_[parameter] && !has_part)) {
     drop(parameter);
   }
 }
@@ -97,7 +99,7 @@ void ShardReducer::drop(size_t parameter) {
   for (const at::Tensor& slice : model_.slices().of({tensor})) {
     slice.mutable_grad().reset();
   }
-  had_gradient_[parameter] = false;
+  had_gradient_[parameter] = is_split_[parameter] = false;
   ++drops_;
 }
 
@@ -113,6 +115,7 @@ bool ShardReducer::on_gradient(size_t parameter, bool averages) {
   }
   if (!averages) {
     hold(parameter);
+    is_split_[parameter] = had_gradient_[parameter] && !placeholders_.is_put(parameter);
   }
   return gradient.defined();
 }
@@ -168,6 +171,7 @@ void ShardReducer::start_bucket(size_t index) {
   for (size_t entry = 0; entry < members.size(); ++entry) {
     const size_t i = members[entry];
     placeholders_.remove(i);
+    is_split_[i] = false;
     present_[i] = model_.parameters()[i].tensor.grad().defined() || held_[i].defined();
     if (present_[i]) {
       gradients.take(entry, std::exchange(held_[i], {}));
@@ -287,6 +291,7 @@ void ShardReducer::drop_gradients() {
   held_.assign(held_.size(), at::Tensor());
   for (size_t parameter = 0; parameter < held_.size(); ++parameter) {
     placeholders_.remove(parameter);
+    is_split_[parameter] = false;
     model_.parameters()[parameter].tensor.mutable_grad().reset();
   }
   for (const auto& bucket : model_.buckets()) {

@@ -103,6 +103,8 @@ class ShardReducer final : private GradientBuckets {
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   UsedGradients used_;
   GradientPlaceholders placeholders_;
+  /// [parameter] `grad` has a part of the gradient that is not averaged; the shard has the rest.
+  std::vector<bool> is_split_;
   int64_t drops_ = 0;  ///< Calls of `drop`.
   RankFacts facts_;
   bool adds_to_used_ = false;  ///< The running backward, on this rank.

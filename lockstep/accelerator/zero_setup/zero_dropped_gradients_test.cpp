@@ -108,6 +108,30 @@ TEST(ZeroDroppedGradients, ASkippedGroupOfMicroStepsLeavesNothing) {
   }
 }
 
+TEST(ZeroDroppedGradients, BothPartsOfAGradientAreDropped) {
+  for (const int number : {1, 2, 3}) {
+    accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
+      auto net = sine_layers(1, 24), plain = sine_layers(1, 24);
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
+      accelerator.backward(net->forward(batch(5)).square().mean());
+      {
+        const auto scope = accelerator.no_sync();
+        accelerator.backward(net->forward(batch(6)).square().mean());
+      }
+      net->zero_grad();
+      accelerator.backward(net->forward(batch(0)).square().mean());
+      optimizer.step();
+
+      optim::SGD reference(plain->parameters(), {.lr = 0.125});
+      plain->forward(batch(0)).square().mean().backward();
+      reference.step();
+      EXPECT_TRUE(at::allclose(flat_weights(*net), flat_weights(*plain), 1e-5, 1e-6))
+          << "stage " << number;
+    });
+  }
+}
+
 TEST(ZeroDroppedGradients, OfAnotherModelsBackwardDoNotCount) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
