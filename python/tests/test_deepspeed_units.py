@@ -24,7 +24,7 @@ from launch import package_folder
 
 TESTS = Path(__file__).resolve().parent
 SOURCES = os.environ.get("LOCKSTEP_DEEPSPEED_SOURCES", "")
-DEADLINE_SECONDS = 1500
+DEADLINE_SECONDS = 7200
 
 PRIVATE = "it uses attributes or modules of DeepSpeed that are private"
 TEXT = "it expects DeepSpeed's text of the error; Lockstep's error is another"
@@ -137,7 +137,7 @@ RUN = {
         }
     ),
     "runtime/zero/test_zero_linear_direct_init.py": Run({"TestZero3Linear": PRIVATE}),
-    "runtime/zero/test_zero_tensor_fragment.py": Run(),
+    "runtime/zero/test_zero_tensor_fragment.py": Run({"TestTensorFragmentSet.*local": PRIVATE}),
     "utils/test_init_on_device.py": Run(),
     "v1/half_precision/test_bf16.py": Run(),
     "v1/half_precision/test_with_autocast.py": Run(),
@@ -155,7 +155,13 @@ RUN = {
         }
     ),
     "v1/zero/test_zero2_offload_multi_backward.py": Run({"allocates_no_cpu_accumulator": PRIVATE}),
-    "v1/zero/test_zero_autocast.py": Run({r"dtype0|test_nested_autocast|test_lower_precision_model": GPU}, UNCLIPPED),
+    "v1/zero/test_zero_autocast.py": Run(
+        {
+            "dtype0|test_nested_autocast|test_lower_precision_model": GPU,
+            "dtype1": "its losses in float16 follow torch's GradScaler; Lockstep's scale follows DeepSpeed's rule",
+        },
+        UNCLIPPED,
+    ),
     "v1/zero/test_zero_coalesce_grad_reduction.py": Run(
         {
             "TestCoalesceMoE": EXPERTS,
@@ -166,7 +172,16 @@ RUN = {
     ),
     "v1/zero/test_zero_hook_count_regression.py": Run({"test_non_reentrant_single_count_call": PRIVATE}),
     "v1/zero/test_zero_torch_func.py": Run({"TestZero0DirectBackwardStillRaises": "such a backward is right there"}),
-    "v1/zero/test_zero_user_backward.py": Run(defaults=UNCLIPPED, float32=True),
+    "v1/zero/test_zero_user_backward.py": Run(
+        {
+            r"TestZeroUserBackwardGradAccumulation::test_grad_accumulation\[": BARE,
+            "needs_scaler|without_scale": PRIVATE,
+            "scale_validates_scalar_loss": TEXT,
+            "rejects_overlap_comm": "overlap_comm has no effect",
+        },
+        UNCLIPPED,
+        float32=True,
+    ),
 }
 
 # Tests that are not run at all. A folder is named without its files.
