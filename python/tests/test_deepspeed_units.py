@@ -135,7 +135,7 @@ RUN = {
             "enabled_via_config": "the section leaf_module has no effect: an operation unshards its parameters",
         }
     ),
-    "runtime/zero/test_zero_linear_direct_init.py": Run({"TestZero3Linear": PRIVATE}),
+    "runtime/zero/test_zero_linear_direct_init.py": Run({"TestZero3LinearDirectInit::|TestZero3LinearInit": PRIVATE}),
     "runtime/zero/test_zero_tensor_fragment.py": Run({"TestTensorFragmentSet.*local": PRIVATE}),
     "utils/test_init_on_device.py": Run(),
     "v1/half_precision/test_bf16.py": Run(),
