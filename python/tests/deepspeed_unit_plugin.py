@@ -32,7 +32,7 @@ import lockstep.deepspeed
 import pytest
 import torch
 
-SECONDS = 60
+SECONDS = 120
 # Constants of DeepSpeed's modules that tests read, by their private paths.
 CONSTANTS = {
     "deepspeed.git_version_info.torch_info": {
