@@ -32,12 +32,11 @@ def _synchronize(rng_types: list[Any] | None, owner: Any) -> None:
 def share_seed(loaders: list[Any], first_number: int) -> None:
     """Makes the samples of prepared loaders draw the same random numbers in any number of processes. Collective.
 
-    The loaders are numbered from `first_number` on.
+    The loaders are numbered from `first_number` on. Without a dataset that may draw numbers nothing is sent, so that C++
+    programs, whose loaders have their seeds, may take part in such a job.
     """
-    if not loaders:
-        return
     state, seed = PartialState(), program_seed()
-    if state.num_processes > 1:
+    if state.num_processes > 1 and any(loader._sample_random is not None for loader in loaders):
         seed = int(_core.broadcast_bytes(state.group, str(seed).encode(), 0))
     for number, loader in enumerate(loaders, start=first_number):
         loader._number = number

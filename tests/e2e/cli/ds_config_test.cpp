@@ -78,8 +78,8 @@ TEST_F(DsConfigCommands, CheckSaysTheSameAsJson) {
   EXPECT_EQ(values["optimizer.params.betas"]["value"], Json({0.9, 0.999}));
   EXPECT_EQ(values["gradient_clipping"], Json({{"value", 1.0}, {"origin", "default"}}));
   EXPECT_TRUE(values["steps_per_print"]["value"].is_null());
-  EXPECT_EQ(json["notes"].size(), 3U);
-  EXPECT_EQ(json["notes"][2]["line"], 6);
+  EXPECT_EQ(json["notes"].size(), 4U);
+  EXPECT_EQ(json["notes"][3]["line"], 6);
 }
 
 TEST_F(DsConfigCommands, CheckShowsAllThatIsWrong) {
