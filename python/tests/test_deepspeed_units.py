@@ -107,7 +107,7 @@ RUN = {
         }
     ),
     "runtime/test_lr_schedulers.py": Run({"unknown_warmup_type_falls_back": "an unknown warmup_type is an error"}),
-    "runtime/test_multi_output_model.py": Run(defaults=SIXTEEN_BITS),
+    "runtime/test_multi_output_model.py": Run(float32=True),
     "runtime/test_multiple_models.py": Run({r"(-|\[)True-[123]\]": PRIVATE}, SIXTEEN_BITS),
     "runtime/test_no_sync_ctxt.py": Run(
         {
