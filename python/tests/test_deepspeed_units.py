@@ -107,7 +107,6 @@ RUN = {
         }
     ),
     "runtime/test_lr_schedulers.py": Run({"unknown_warmup_type_falls_back": "an unknown warmup_type is an error"}),
-    "runtime/test_multi_output_model.py": Run(defaults=SIXTEEN_BITS),
     "runtime/test_multiple_models.py": Run({r"(-|\[)True-[123]\]": PRIVATE}, SIXTEEN_BITS),
     "runtime/test_no_sync_ctxt.py": Run(
         {
@@ -210,6 +209,7 @@ NOT_RUN = {
     "runtime/test_data_efficiency.py": "Lockstep has no curriculum: the program's sampler orders the data",
     "runtime/test_ds_config_model.py": PRIVATE,
     "runtime/test_engine_eigenvalue.py": PRIVATE,
+    "runtime/test_multi_output_model.py": "it expects a loss rounded to 16 bits; Lockstep computes losses in float32",
     "runtime/test_mup_optimizers.py": PACKAGES,
     "runtime/test_pld.py": "progressive_layer_drop was removed in DeepSpeed 0.19.8",
     "runtime/test_precision_config_dynamic_scale.py": PRIVATE,
