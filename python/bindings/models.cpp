@@ -38,7 +38,8 @@ NamedTensors buffers_of_python(const py::object& module) {
 /// Returns the class of a module: with C++'s namespace for those of torch.nn, else its name alone.
 std::string class_of_python(const py::object& module) {
   const py::handle type = py::type::handle_of(module);
-  const bool is_torchs = py::str(type.attr("__module__")).cast<std::string>().starts_with("torch.nn.");
+  const bool is_torchs =
+      py::str(type.attr("__module__")).cast<std::string>().starts_with("torch.nn.");
   return (is_torchs ? "torch::nn::" : "") + py::str(type.attr("__name__")).cast<std::string>();
 }
 

@@ -96,11 +96,10 @@ void add_bf16(std::vector<KeySpec>& keys) {
       KeyKind::kBoolean,
       "optimizer state is bfloat16; with bf16_master_weights_and_grads")));
   keys.push_back(works("torch_autocast", KeyKind::kSection, "another way to enable fp16 or bf16"));
-  keys.push_back(no_auto(stored<&DsConfig::torch_autocast, &AutocastSection::enabled>(
-      works(
-          "torch_autocast.enabled",
-          KeyKind::kBoolean,
-          "together with fp16 or bf16 only of the same dtype"))));
+  keys.push_back(no_auto(stored<&DsConfig::torch_autocast, &AutocastSection::enabled>(works(
+      "torch_autocast.enabled",
+      KeyKind::kBoolean,
+      "together with fp16 or bf16 only of the same dtype"))));
   keys.push_back(nullable(stored<&DsConfig::torch_autocast, &AutocastSection::dtype>(
       {.path = "torch_autocast.dtype",
        .kind = KeyKind::kChoice,

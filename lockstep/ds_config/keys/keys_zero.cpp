@@ -154,7 +154,8 @@ Keys offload_keys() {
       keys,
       offload_target_keys<&ZeroSection::offload_param, OffloadParamSection>(
           "offload_param",
-          "each rank's shard of the parameters off the device; in stage 3; offload_optimizer is then "
+          "each rank's shard of the parameters off the device; in stage 3; offload_optimizer is "
+          "then "
           "cpu by default; for inference, without an optimizer"));
   append(keys, offload_param_keys());
   // Booleans that became sections.

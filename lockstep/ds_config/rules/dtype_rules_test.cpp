@@ -31,7 +31,8 @@ TEST(DtypeRules, Float32ParametersAreNotedUnlessTheFileGivesTheirDtype) {
     const std::string on = "\"" + word + "\": {\"enabled\": true}";
     EXPECT_THAT(notes_of(on), HasSubstr("write data_types.param_dtype " + word + "; fp32 keeps"));
     for (const std::string& dtype : {word, std::string("fp32")}) {
-      EXPECT_THAT(notes_of(on + ", \"data_types\": {\"param_dtype\": \"" + dtype + "\"}"), Not(noted));
+      EXPECT_THAT(
+          notes_of(on + ", \"data_types\": {\"param_dtype\": \"" + dtype + "\"}"), Not(noted));
     }
   }
   EXPECT_THAT(notes_of(R"("bf16": {"enabled": false})"), Not(noted));

@@ -104,8 +104,7 @@ void check_offload(
 
 /// Offloads the optimizer with the parameters unless the file says where its state is: the host
 /// updates offloaded parameters.
-void complete_offload(
-    KeyReader& reader, const std::string& param_device, ZeroSection& zero) {
+void complete_offload(KeyReader& reader, const std::string& param_device, ZeroSection& zero) {
   auto& optimizer = zero.offload_optimizer;
   if (optimizer.device.value != OffloadDevice::kNone ||
       reader.find(zero_path("offload_optimizer") + ".device") != nullptr ||

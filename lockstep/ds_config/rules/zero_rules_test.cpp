@@ -127,16 +127,15 @@ TEST(ZeroSection, OffloadingNeedsAStageAndAFolder) {
 
 TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
   const std::string adam = R"("optimizer": {"type": "Adam", "params": {"lr": 1}}, )";
-  for (const std::string param : {R"("offload_param": {"device": "cpu"})", R"("cpu_offload_param": true)"}) {
+  for (const std::string param :
+       {R"("offload_param": {"device": "cpu"})", R"("cpu_offload_param": true)"}) {
     const std::string file = adam + zero(R"("stage": 3, )" + param);
     EXPECT_EQ(errors_of(file), "") << param;
     EXPECT_THAT(notes_of(file), HasSubstr("the optimizer's state is on the cpu, too")) << param;
-    EXPECT_EQ(
-        reading_with(file).config.zero.offload_optimizer.device.value, OffloadDevice::kCpu);
+    EXPECT_EQ(reading_with(file).config.zero.offload_optimizer.device.value, OffloadDevice::kCpu);
   }
   EXPECT_THAT(
-      errors_of(
-          adam + zero(R"("stage": 3, "offload_param": {"device": "cpu"},
+      errors_of(adam + zero(R"("stage": 3, "offload_param": {"device": "cpu"},
             "offload_optimizer": {"device": "none"})")),
       HasSubstr("offload_param.device needs offload_optimizer if the file has an optimizer"));
   EXPECT_EQ(errors_of(zero(R"("stage": 3, "offload_param": {"device": "cpu"})")), "")
