@@ -29,9 +29,10 @@ RankFact trained_or_frozen(const NamedTensor& parameter) {
       "freeze the same parameters on every rank"};
 }
 
-void DigestFlags::write(at::Tensor flags, uint64_t digest, bool has_report) {
+void DigestFlags::write(const at::Tensor& flags, uint64_t digest, bool has_report) {
   const auto folded = static_cast<uint32_t>(digest ^ (digest >> kBits));
-  at::Tensor values = flags.scalar_type() == at::kFloat ? flags : at::empty({kCount}, at::kFloat);
+  const at::Tensor values =
+      flags.scalar_type() == at::kFloat ? flags : at::empty({kCount}, at::kFloat);
   auto* each = values.mutable_data_ptr<float>();
   for (int64_t bit = 0; bit < kBits; ++bit) {
     const bool set = ((folded >> static_cast<uint32_t>(bit)) & 1U) != 0;

@@ -51,7 +51,7 @@ class DigestFlags {
   static constexpr int64_t kCount = 65;
 
   /// Writes the flags of this rank to `flags`, [kCount] of any dtype on the CPU.
-  static void write(at::Tensor flags, uint64_t digest, bool has_report);
+  static void write(const at::Tensor& flags, uint64_t digest, bool has_report);
   /// Returns whether ranks differ, from the reduced flags.
   static bool differ(const at::Tensor& reduced);
   /// Returns whether any rank has a report, from the reduced flags.

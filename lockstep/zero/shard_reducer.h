@@ -11,6 +11,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/sync/gradient_reduction.h"
+#include "lockstep/sync/rank_facts.h"
 #include "lockstep/zero/gradient_placeholders.h"
 #include "lockstep/zero/sharded_model.h"
 #include "lockstep/zero/speculative_trigger.h"
