@@ -36,7 +36,7 @@ struct Roles {
 
 /// Collective: exchanges the tasks of all processes.
 Roles exchange_roles(lockstep::Group& all, bool trains) {
-  const auto tasks = all.all_gather(torch::tensor({trains ? 1 : 0})).wait();
+  const auto tasks = all.all_gather(torch::full({1}, trains ? 1 : 0)).wait();
   Roles roles;
   for (int rank = 0; rank < all.size(); ++rank) {
     (tasks[rank].item<int>() == 1 ? roles.trainers : roles.simulators).push_back(rank);
