@@ -18,7 +18,9 @@ def share_transient_buffers(models: list[torch.nn.Module], group: Any, where: st
     """
     if group.size == 1 or not models:
         return
-    buffers = [pair for model in models for pair in _transient_buffers(model)]
+    buffers = sorted(
+        (pair for index, model in enumerate(models) for pair in _transient_buffers(model, index)), key=lambda pair: pair[0]
+    )
     _expect_same(buffers, group, where)
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for _, buffer in buffers:
@@ -27,9 +29,10 @@ def share_transient_buffers(models: list[torch.nn.Module], group: Any, where: st
         _broadcast(tensors, group)
 
 
-def _transient_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _transient_buffers(model: torch.nn.Module, index: int) -> list[tuple[str, torch.Tensor]]:
+    first = "" if index == 0 else f"model_{index}."
     return [
-        (f"{prefix}.{name}" if prefix else name, buffer)
+        (f"{first}{prefix}.{name}" if prefix else f"{first}{name}", buffer)
         for prefix, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
@@ -40,21 +43,17 @@ def _transient_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]
 
 
 def _expect_same(buffers: list[tuple[str, torch.Tensor]], group: Any, where: str) -> None:
-    mine = [f"{name} {str(buffer.dtype).removeprefix('torch.')}{list(buffer.shape)}" for name, buffer in buffers]
+    mine = {name: f"{str(buffer.dtype).removeprefix('torch.')}{list(buffer.shape)}" for name, buffer in buffers}
     all_ranks = [decode(text) for text in _core.all_gather_bytes(group, encode(mine))]
     first = all_ranks[0]
     for rank, other in enumerate(all_ranks):
-        if other == first:
-            continue
-        place = next((i for i, (a, b) in enumerate(zip(first, other)) if a != b), min(len(first), len(other)))
-        raise _core.ConfigError(
-            f"[{where}] the buffers with persistent=False differ between ranks: rank 0 has {_item(first, place)}, rank "
-            f"{rank} has {_item(other, place)}; construct the same model on all ranks"
-        )
-
-
-def _item(descriptions: list[str], index: int) -> str:
-    return descriptions[index] if index < len(descriptions) else "no such buffer"
+        name = next((name for name in [*first, *other] if first.get(name) != other.get(name)), None)
+        if name is not None:
+            raise _core.ConfigError(
+                f"[{where}] the buffers with persistent=False differ between ranks: {name} is "
+                f"{first.get(name, 'absent')} on rank 0, and {other.get(name, 'absent')} on rank {rank}; construct the "
+                "same model on all ranks"
+            )
 
 
 def _without_repetitions(tensor: torch.Tensor) -> torch.Tensor:

@@ -315,8 +315,9 @@ seen = []
 for inputs, targets in loader:
     both = accelerator.gather_for_metrics(inputs[:, 0], [targets])
     assert type(both) is tuple and type(both[1]) is list
-    texts, numbers = accelerator.gather_for_metrics([str(int(t)) for t in targets], targets, use_gather_object=True)
-    assert texts == [str(int(number)) for number in numbers] and len(texts) == len(both[0]) == len(both[1][0])
+    numbers = targets.tolist()
+    texts, numbers = accelerator.gather_for_metrics([str(number) for number in numbers], numbers, use_gather_object=True)
+    assert texts == [str(number) for number in numbers] and len(texts) == len(both[0]) == len(both[1][0])
     seen += both[1][0].tolist()
 assert sorted(seen) == sorted(make_data(6).tensors[1].tolist())
 try:

@@ -59,6 +59,7 @@ SEEN_IN_CPP_ONLY = (
     "this accumulation group has a backward(loss_sum",
     "no function of torch::nn::Module is replaced",  # A comment in a table of the documentation.
     "module classes (`torch.nn.Linear`",
+    "' && name.back() == '",  # Code between two characters.
 )
 CPP = re.compile(r"\w::|->|\bk[A-Z][a-z]\w*|\bstd\b|make_shared|\{\.|NoGradGuard|nullptr|auto \[|= (?:true|false)\b")
 CALL = re.compile(r"(?<![\w-])(\w[\w.]*)\(")
@@ -91,7 +92,7 @@ def names_of_python() -> set[str]:
         Accelerator, PartialState, LocalSGD, utils, deepspeed, deepspeed.DeepSpeedEngine, deepspeed.zero, deepspeed.utils,
         DataLoaderShard, AcceleratedOptimizer, AcceleratedScheduler, torch.utils.data.Dataset,
     ]  # fmt: skip
-    return {name for owner in owners for name in dir(owner)}
+    return {name for owner in owners for name in dir(owner)} | {"engine"}  # The program's variable is callable.
 
 
 def test_messages_have_no_spelling_of_cpp() -> None:
@@ -107,7 +108,7 @@ def test_calls_in_remedies_exist_in_python() -> None:
     for place, text in listed_messages():
         remedy = in_python(text)
         unknown = {call for call in CALL.findall(remedy) if call.split(".")[-1] not in known}
-        if unknown and "; " in remedy:
+        if unknown and "python -c" not in remedy:  # A command for a shell.
             wrong.append(f"{place}: {sorted(unknown)} in {remedy}")
     assert not wrong, "\n".join(wrong)
 
