@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -18,11 +16,12 @@ from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
 from ..state import PartialState
 from ..utils.operations import convert_to_fp32
+from ._checkpoints import EngineCheckpoints
 from ._config import GivenConfig
 from ._optimizer import DeepSpeedOptimizer
 from ._registry import add_engine, remove_engine
 from ._saved_state import SavedState
-from ._settings import DTYPES, EngineSettings
+from ._settings import EngineSettings
 from .accelerator import get_accelerator
 from .monitor import MonitorMaster
 from .runtime.file_schedule import FileScheduler, file_scheduler
@@ -36,7 +35,7 @@ _WITHOUT_PYTHON = {
 }
 
 
-class DeepSpeedEngine(EngineSettings, torch.nn.Module):
+class DeepSpeedEngine(EngineSettings, EngineCheckpoints, torch.nn.Module):
     """Trains a torch module as a ds_config.json says. `initialize` creates it.
 
         for batch in loader:
@@ -290,151 +289,6 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
         self._loaders.append(prepared)
         return prepared
 
-    # --- checkpoints
-    def writes_shared_state(self) -> bool:
-        """Returns whether this rank writes the files that are equal on all ranks."""
-        if self._value("checkpoint.use_node_local_storage"):
-            return self.local_rank == 0
-        return self.global_rank == 0
-
-    def save_checkpoint(
-        self,
-        save_dir: str | os.PathLike[str],
-        tag: Any = None,
-        client_state: dict[str, Any] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-        *,
-        client_sd: dict[str, Any] | None = None,
-    ) -> bool:
-        """Saves the complete state to `<save_dir>/<tag>`, `global_step<n>` by default, atomically. Collective.
-
-        `client_state` is the program's own state, also named `client_sd`: numbers, text, tensors, and lists, tuples,
-        sets and dicts of them. Rank 0's is saved.
-        """
-        if client_state and client_sd:
-            raise _core.ConfigError("[save_checkpoint] client_sd is another name of client_state; pass only one")
-        values = self._saved_state.client_json(client_state or client_sd or {})
-        try:
-            self.core.save_checkpoint(
-                _folder("save_checkpoint", save_dir),
-                None if tag is None else str(tag),
-                values,
-                save_latest,
-                exclude_frozen_parameters,
-            )
-        finally:
-            self._saved_state.end_save()
-        return True
-
-    def load_checkpoint(
-        self,
-        load_dir: str | os.PathLike[str],
-        tag: Any = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: Callable[..., Any] | None = None,
-    ) -> tuple[str | None, dict[str, Any]]:
-        """Resumes from `<load_dir>/<tag>`, by default the tag in `latest`, saved by any number of ranks in any stage.
-
-        Returns its folder and the client state; without a file `latest` (None, {}) and a warning. Collective. Throws
-        CheckpointError, before anything is changed, for a state that does not fit.
-        """
-        if custom_load_fn is not None:
-            raise _core.ConfigError(
-                "[load_checkpoint] custom_load_fn is not supported; load with load_module_strict=False, or change the "
-                "parameters within zero.GatheredParameters(modifier_rank=0) afterwards"
-            )
-        scheduler = load_lr_scheduler_states and not load_module_only
-        self._loads_everything, self._loads_scheduler = not load_module_only, scheduler
-        path, client_state = self.core.load_checkpoint(
-            _folder("load_checkpoint", load_dir),
-            None if tag is None else str(tag),
-            load_module_strict,
-            load_optimizer_states,
-            load_lr_scheduler_states,
-            load_module_only,
-        )
-        if not path:
-            return None, {}
-        if self.optimizer is not None and load_optimizer_states and not load_module_only:
-            self.optimizer.pull_options()
-        self._saved_state.apply(not load_module_only, scheduler)
-        return path, self._saved_state.client_state(client_state)
-
-    def save_16bit_model(
-        self,
-        save_dir: str | os.PathLike[str],
-        save_filename: str = "pytorch_model.bin",
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Writes the full model in 16 bits as one file, safetensors or, with another ending, torch's. Collective."""
-        if save_filename.endswith(".safetensors"):
-            self.core.save_16bit_model(self._own_module, os.fspath(save_dir), save_filename, exclude_frozen_parameters)
-            return True
-        if self.core.mixed_precision == "no":
-            raise _core.ConfigError(
-                "[save_16bit_model] the model computes in float32; enable fp16 or bf16, or save engine.module's "
-                "state_dict() with torch.save"
-            )
-        state = self._full_state_dict(DTYPES[self.core.mixed_precision], exclude_frozen_parameters)
-        if self.global_rank == 0:
-            folder = Path(save_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f"{save_filename}.tmp"
-            torch.save(state, temporary)
-            temporary.replace(folder / save_filename)
-        PartialState().wait_for_everyone()
-        return True
-
-    save_fp16_model = save_16bit_model
-
-    def module_state_dict(
-        self,
-        destination: dict[str, Any] | None = None,
-        prefix: str = "",
-        keep_vars: bool = False,
-        exclude_frozen_parameters: bool = False,
-    ) -> dict[str, Any]:
-        """Returns the model's state_dict(), without frozen parameters if requested. In stage 3 tensors stay sharded."""
-        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        if exclude_frozen_parameters:
-            for name, parameter in self.module.named_parameters(prefix.removesuffix("."), remove_duplicate=False):
-                if not parameter.requires_grad:
-                    state.pop(name, None)
-        return state
-
-    def load_module_state_dict(
-        self, checkpoint: dict[str, Any], strict: bool = True, custom_load_fn: Callable[..., Any] | None = None
-    ) -> None:
-        """Loads the model's tensors of `checkpoint["module"]`. `custom_load_fn(src=, dst=)` does it instead."""
-        state = checkpoint["module"]
-        if custom_load_fn is not None:
-            custom_load_fn(src=state, dst=self.module)
-        else:
-            self.module.load_state_dict(state, strict=strict)
-
-    def _full_state_dict(self, dtype: torch.dtype, exclude_frozen: bool) -> dict[str, torch.Tensor]:
-        """Returns the full model on rank 0, tensor by tensor; other ranks get nothing. Collective."""
-        from .zero import GatheredParameters
-
-        frozen = {
-            name
-            for name, parameter in self._own_module.named_parameters(remove_duplicate=False)
-            if not parameter.requires_grad
-        }
-        state: dict[str, torch.Tensor] = {}
-        for name, value in self._own_module.state_dict(keep_vars=True).items():
-            if exclude_frozen and name in frozen:
-                continue
-            with GatheredParameters([value] if isinstance(value, torch.nn.Parameter) else []):
-                if self.global_rank == 0:
-                    copy = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype, copy=True)
-                    state[name] = copy
-        return state
-
     # --- memory, costs, end
     def offload_states(
         self,
@@ -495,14 +349,6 @@ class DeepSpeedEngine(EngineSettings, torch.nn.Module):
 def own_module(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the module that has the parameters: torch.compile's wrapper shares those of its own."""
     return getattr(model, "_orig_mod", model)
-
-
-def _folder(where: str, folder: str | os.PathLike[str]) -> str:
-    if not folder:
-        raise _core.ConfigError(
-            f"[{where}] the folder is missing; got {folder!r}, expected a path; pass '.' for the working folder"
-        )
-    return os.fspath(folder)
 
 
 def _word(value: Any) -> str:
