@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import _core
+from .._buffers import share_transient_buffers
 from ..checkpointing import PythonState
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
@@ -331,11 +332,13 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
                 "[prepare] another DeepSpeed plugin was selected after this Accelerator was created, which keeps its "
                 "own; select a plugin before you create the Accelerator for it"
             )
+        new_models = [model for model in models if not any(model is known for known in self._models)]
         handles = self._core.prepare(
             [self._own_module(model) for model in models],
             [loader._core for loader in loaders],
             [optimizer._inner for optimizer in optimizers],
         )
+        share_transient_buffers([self._own_module(model) for model in new_models], self.state.group, "prepare")
         new_loaders = [loader for loader in loaders if not any(loader is known for known in self._dataloaders)]
         share_seed(new_loaders, len(self._dataloaders))
         for optimizer, handle in zip(optimizers, handles):

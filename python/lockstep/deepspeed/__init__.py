@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from .._buffers import share_transient_buffers
 from ..state import PartialState
 from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, utils, zero
 from ._config import GivenConfig, given_config
@@ -143,6 +144,7 @@ def _make_engine(
         state.group,
         zero_inits,
     )
+    share_transient_buffers([own_module(model)], state.group, "initialize")
     engine = DeepSpeedEngine(model, initialized, prepared, given)
     if not checkpointing.is_configured():
         prefix = "activation_checkpointing."
