@@ -296,6 +296,40 @@ print(json.dumps([sorted(seen) == sorted(everything), len(objects), len(set(obje
             assert result == [True, 50, 50]
 
 
+def test_several_values_are_gathered_at_once_and_a_list_stays_a_list() -> None:
+    program = NET + """
+accelerator = Accelerator()
+rank, ranks = accelerator.process_index, accelerator.num_processes
+own = torch.full((1,), rank + 1.0, requires_grad=True)
+first, second, third = accelerator.gather(own, [torch.tensor([rank]), own * 2], {"a": (own,)})
+assert first.tolist() == [r + 1.0 for r in range(ranks)] and type(second) is list and list(third) == ["a"]
+assert second[0].tolist() == list(range(ranks)) and second[1].tolist() == [2 * r + 2.0 for r in range(ranks)]
+assert torch.equal(third["a"][0], first) and type(third["a"]) is tuple
+(first.sum() + second[1].sum()).backward()
+assert own.grad.tolist() == [3.0 * ranks], own.grad
+values = [own.detach()]
+assert type(accelerator.gather(values)) is list and type(accelerator.gather((own,))) is tuple
+
+loader = accelerator.prepare(DataLoader(make_data(6), batch_size=4))
+seen = []
+for inputs, targets in loader:
+    both = accelerator.gather_for_metrics(inputs[:, 0], [targets])
+    assert type(both) is tuple and type(both[1]) is list
+    numbers = targets.tolist()
+    texts, numbers = accelerator.gather_for_metrics([str(number) for number in numbers], numbers, use_gather_object=True)
+    assert texts == [str(number) for number in numbers] and len(texts) == len(both[0]) == len(both[1][0])
+    seen += both[1][0].tolist()
+assert sorted(seen) == sorted(make_data(6).tensors[1].tolist())
+try:
+    accelerator.gather(own, "text")
+except TypeError as error:
+    print(error)
+"""
+    for ranks in (1, 2):
+        for output in run_ranks(program, ranks):
+            assert output == "[gather] a value is of type str; expected tensors in lists, tuples or dicts\n"
+
+
 def test_hooks_save_their_files_with_the_checkpoint(tmp_path: Path) -> None:
     program = NET + f"""
 accelerator = Accelerator()

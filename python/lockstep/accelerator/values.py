@@ -18,25 +18,36 @@ class ValueCalls:
     state: AcceleratorState
     _core: Any
 
-    def gather(self, tensor: Any) -> Any:
-        """Concatenates each tensor of a nested value along dimension 0, in the order of processes. Collective."""
-        self._expect_tensors("gather", tensor)
-        return map_tensors(tensor, self._core.gather) if self.state.use_distributed else tensor
+    def gather(self, tensor: Any, *others: Any) -> Any:
+        """Concatenates each tensor of a nested value along dimension 0, in the order of processes. Collective.
 
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Works as gather, and drops samples that were repeated to complete the last batch.
+        Several values give a tuple with the result of each. Keeps gradients.
+        """
+        values = (tensor, *others) if others else tensor
+        self._expect_tensors("gather", values)
+        return map_tensors(values, self._core.gather) if self.state.use_distributed else values
+
+    def gather_for_metrics(self, input_data: Any, *others: Any, use_gather_object: bool = False) -> Any:
+        """Works as gather, and drops samples that were repeated to complete the last batch. Keeps no gradients.
 
         Values that are not tensors, or with `use_gather_object`, are gathered as objects: a list with one element per
-        sample, or lists, tuples or dicts of such lists and of tensors.
+        sample, or lists, tuples or dicts of such lists and of tensors. Several values give a tuple with the result of
+        each. `gather_for_metrics(value, True)` is Accelerate's form of `use_gather_object=True`.
         """
-        are_tensors = all(isinstance(leaf, torch.Tensor) for leaf in leaves_of(input_data))
-        if are_tensors and not use_gather_object:
-            return map_tensors(input_data, self._core.gather_for_metrics)
+        if len(others) == 1 and isinstance(others[0], bool):
+            use_gather_object = others[0]
+        elif others:
+            return tuple(self._gather_samples(value, use_gather_object) for value in (input_data, *others))
+        return self._gather_samples(input_data, use_gather_object)
+
+    def _gather_samples(self, value: Any, as_objects: bool) -> Any:
+        if not as_objects and all(isinstance(leaf, torch.Tensor) for leaf in leaves_of(value)):
+            return map_tensors(value, self._core.gather_for_metrics)
         batch = self._core.current_batch
         if batch is not None:
             rows, new = batch[1][self.state.process_index], batch[2][self.state.process_index]
-            input_data = first_rows(input_data, rows, new)
-        return self._gather_objects(input_data)
+            value = first_rows(value, rows, new)
+        return self._gather_objects(value)
 
     def _gather_objects(self, value: Any) -> list[Any]:
         parts = [decode(text) for text in _core.all_gather_bytes(self.state.group, encode(value))]
