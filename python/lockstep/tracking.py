@@ -325,9 +325,11 @@ class WandBTracker(NativeTracker):
     """Writes an offline run of Weights & Biases; `wandb sync` uploads it. It does not need the package wandb.
 
     `kwargs` are those of wandb.init: name, entity, group, job_type, notes, tags, id, dir, config, and mode="offline".
+    Without `dir` and WANDB_DIR the run is in `folder`/wandb, where the Accelerator sets `folder` to the project's.
     """
 
     name = "wandb"
+    folder: str | os.PathLike[str] = "."
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         super().__init__()
@@ -345,13 +347,13 @@ class WandBTracker(NativeTracker):
 
     @on_main_process
     def start(self) -> None:
-        """Creates the run's folder, in `dir`, WANDB_DIR or ./wandb."""
+        """Creates the run's folder, in the folder wandb of `dir`, of WANDB_DIR, or of `folder`."""
         options = {"project": self.run_name, **self.init_kwargs}
         config = options.pop("config", None)
         values = {
             key: list(value) if key == "tags" else str(value) for key, value in options.items() if value is not None
         }
-        self.native = _core.WandbTracker(".", values)
+        self.native = _core.WandbTracker(os.fspath(self.folder), values)
         if config:
             self.native.store_config(config)
 

@@ -19,6 +19,7 @@ import torch
 
 from lockstep import Accelerator, tracking
 from lockstep._core import ConfigError
+from lockstep.utils import ProjectConfiguration
 
 from deepspeed_engines import start, update
 
@@ -231,6 +232,37 @@ def test_wandb_writes_an_offline_run(tmp_path):
     first = {key: value for key, value in found["history"][0].items() if not key.startswith("_")}
     assert first == {"step": 3, "loss": 0.5, "lr/a": 1, "lr/b": 2}
     assert found["summary"]["note"] == "hello"
+
+
+@pytest.mark.parametrize("logging_dir", [False, True])
+def test_wandb_writes_below_the_projects_folder(tmp_path, monkeypatch, logging_dir):
+    monkeypatch.chdir(tmp_path)
+    config = ProjectConfiguration(project_dir="runs", logging_dir="logs" if logging_dir else None)
+    for project in ("first", "group/second"):
+        accelerator = Accelerator(cpu=True, log_with="wandb", project_config=config)
+        accelerator.init_trackers(project)
+        accelerator.log({"loss": 0.5}, step=1)
+        folder = pathlib.Path(accelerator.get_tracker("wandb").run.dir).resolve()
+        accelerator.end_training()
+        expected = tmp_path / ("logs" if logging_dir else "runs") / project / "wandb"
+        assert folder.parent == expected and list(folder.glob("run-*.wandb"))
+    assert not list(tmp_path.glob("wandb")) and len(list(tmp_path.rglob("run-*.wandb"))) == 2
+    for name in ("..", "/tmp/x", ""):
+        with pytest.raises(ConfigError, match="project_name must name a folder in"):
+            accelerator.init_trackers(name)
+
+
+def test_wandb_without_a_project_folder_writes_to_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    accelerator = Accelerator(cpu=True, log_with="wandb")
+    accelerator.init_trackers("demo")
+    accelerator.end_training()
+    assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "other"))
+    accelerator = Accelerator(cpu=True, log_with="wandb", project_dir=tmp_path / "runs")
+    accelerator.init_trackers("demo")
+    accelerator.end_training()
+    assert list(tmp_path.glob("other/wandb/offline-run-*/run-*.wandb")) and not list(tmp_path.rglob("demo"))
 
 
 class Frame:

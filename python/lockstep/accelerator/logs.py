@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import _core
 from ..state import AcceleratorState
-from ..tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, NativeTracker, is_native
+from ..tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, NativeTracker, WandBTracker, is_native
 from ..utils.dataclasses import ProjectConfiguration
 
 
@@ -24,6 +25,7 @@ class LogCalls:
     state: AcceleratorState
     project_configuration: ProjectConfiguration
     _media: GeneralTracker | None = None
+    _project_name = "logs"  # That of a program which does not call init_trackers().
 
     @property
     def logging_dir(self) -> str | os.PathLike[str] | None:
@@ -36,8 +38,12 @@ class LogCalls:
     def init_trackers(
         self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Opens the trackers of `log_with`, and stores the run's configuration."""
+        """Opens the trackers of `log_with`, and stores the run's configuration.
+
+        Files are in `<logging_dir>/<project_name>`, by default `<project_dir>/<project_name>`.
+        """
         init_kwargs = init_kwargs or {}
+        self._project_name = project_name
         self.trackers = [choice for choice in self.log_with if isinstance(choice, GeneralTracker)]
         for name in self.log_with:
             if isinstance(name, str) and not is_native(name):
@@ -58,17 +64,32 @@ class LogCalls:
     def _make_tracker(self, name: str, run: str, options: dict[str, Any]) -> GeneralTracker:
         kind = LOGGER_TYPE_TO_CLASS[name]
         build: Callable[..., GeneralTracker] = kind  # The constructors of derived classes have other arguments.
+        folder = self._folder_of(run) if name in ("mlflow", "wandb") else None
         if name == "mlflow":
-            options = {"logging_dir": self.logging_dir, **options}
+            options = {"logging_dir": folder, **options}
         if kind.requires_logging_directory:
             return build(run, self.logging_dir, **options)
-        return build(run, **options)
+        tracker = build(run, **options)
+        if isinstance(tracker, WandBTracker) and folder is not None:
+            tracker.folder = folder
+        return tracker
+
+    def _folder_of(self, run: str) -> str | None:
+        """Returns the folder of a run's files; None without a logging_dir."""
+        if self.logging_dir is None:
+            return None
+        if not run or os.path.isabs(run) or ".." in Path(run).parts:
+            raise _core.ConfigError(
+                f"[init_trackers] project_name must name a folder in {os.fspath(self.logging_dir)}; got {run!r}, expected "
+                "a relative path without '..'"
+            )
+        return os.path.join(self.logging_dir, run)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Returns the tracker of this name; on processes that do not log, one that does nothing.
 
-        For "tensorboard" the tracker has a SummaryWriter of its own; its files are beside those with the values of
-        log(). "csv", "jsonl" and "exec" are a NativeTracker.
+        For "tensorboard" the tracker has a SummaryWriter of its own; its files are in the folder `media` beside those
+        with the values of log(). "csv", "jsonl" and "exec" are a NativeTracker.
         """
         for tracker in self.trackers:
             if tracker.name == name:
@@ -76,7 +97,7 @@ class LogCalls:
         if not self.state.is_main_process:
             return GeneralTracker(_blank=True)
         if name == "tensorboard" and name in self._native_trackers():
-            tracker = self._make_tracker(name, "media", {})
+            tracker = self._make_tracker(name, os.path.join(self._project_name, "media"), {})
             tracker.start()
             self._media = tracker
             return tracker.tracker if unwrap else tracker
