@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch as _torch  # noqa: F401  # Loads libtorch_python before _core.
 
-from . import _torch_check, _torch_optimizers  # noqa: F401  # _torch_check refuses another torch.
+from . import _spelling, _torch_check, _torch_optimizers  # noqa: F401  # _torch_check refuses another torch.
 from ._core import CheckpointError, CommError, ConfigError, Error
 from .accelerator import Accelerator
 from .data_loader import skip_first_batches
@@ -31,6 +31,7 @@ from .utils import (
     synchronize_rng_states,
 )
 
+_spelling.install()
 _torch_optimizers.install()
 
 if TYPE_CHECKING:

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies in messages of the C++ library, in Python's spelling.
+
+The C++ library writes options and calls as a C++ program has them. Errors and log lines replace these texts where they
+reach a Python program. python/tests/test_spelling.py reads all messages of the library, and fails for a remedy that
+Python lacks.
+"""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from . import _core
+
+_RULES = "of torch.optim whose rule Lockstep has, such as AdamW, Adam or SGD"
+
+# C++ text, Python text. Of several that begin at one place the longest is used.
+SPELLING: dict[str, str] = {
+    # --- the Accelerator
+    "set AcceleratorOptions::project_dir and project_name": "pass project_dir to the Accelerator",
+    "AcceleratorOptions::project_dir": "project_dir of the Accelerator",
+    "AcceleratorOptions::non_finite = NonFinitePolicy::kStop ends the run at that step, kSkip skips its update": (
+        "Accelerator(non_finite='stop') ends the run at that step, 'skip' skips its update"
+    ),
+    "cannot be combined with a NonFinitePolicy": "cannot be combined with non_finite='skip' or 'stop'",
+    "use NonFinitePolicy::kIgnore": "use non_finite='ignore'",
+    "LoadStateOptions::schedulers = false, an engine's load_lr_scheduler_states = false": (
+        "load_checkpoint(load_lr_scheduler_states=False) of an engine"
+    ),
+    "use another Accelerator(options, first.world(), first.group()) for each further model": (
+        "use another Accelerator for each further model"
+    ),
+    "auto [model, optimizer] = accelerator.prepare(net, opt)": "model, optimizer = accelerator.prepare(net, opt)",
+    "set the same seed on all (--seed, LoaderOptions::seed)": "call lockstep.utils.set_seed with one seed on all",
+    "outside of NoGradGuard": "outside of torch.no_grad()",
+    "only where sync_gradients() is true": "only where accelerator.sync_gradients is True",
+    "call resume_latest() instead if a checkpoint exists": "remove this load_state(), or start without --resume",
+    "call resume_latest() to start from the beginning if there is none": "call load_state() only if there is one",
+    "use for (epoch : accelerator.epochs(n)), which continues at the saved epoch": (
+        "call load_state() before the loop, and begin the loop at loader.iteration"
+    ),
+    " (lockstep::cpu_has_bf16() reports whether a CPU has them)": "",
+    "LocalOptimizerState::kAverage": "average_optimizer_state=True",
+    "use LocalOptimizerState::kKeep": "leave it False",
+    "call its finish() after the loop": "leave its `with` block after the loop",
+    "call its finish() first": "leave its `with` block first",
+    "LocalSgd ended without finish(): every process keeps its own parameters; call finish() after the loop": (
+        "LocalSGD ended by an exception: every process keeps its own parameters; load a checkpoint to go on"
+    ),
+    "LocalSgd": "LocalSGD",
+    "set it to false": "set it to False",
+    # --- optimizers
+    "an optimizer of torch::optim": "an optimizer of torch.optim",
+    "expected one of lockstep::optim's, torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or your own class": (
+        f"expected one {_RULES}, or your own class"
+    ),
+    "one of lockstep::optim or torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop": f"one {_RULES}",
+    " (see checkpointable.h) and pass it to prepare() with its own type": " and pass it to prepare()",
+    "an optimizer of lockstep::optim": f"an optimizer {_RULES}",
+    "optimizers of lockstep::optim": f"optimizers {_RULES}",
+    "one of lockstep::optim": f"one {_RULES}",
+    "use lockstep::optim's": "use those",
+    "torch::optim::LBFGS": "torch.optim.LBFGS",
+    "set_data, Module::to": "p.data = ..., model.to()",
+    "with use_muon = false, as optim::muon_groups does": "with use_muon=False",
+    "with set_lr() or a schedule": "with a schedule",
+    "construct the optimizer with .capturable = true": "construct the optimizer with capturable=True",
+    "set capturable = false": "set capturable=False",
+    "share() cannot be combined with update_shards()": "shared_parameters cannot be combined with ZeRO",
+    # --- gradients
+    "requires_grad_(false)": "requires_grad_(False)",
+    "error_if_nonfinite = false": "error_if_nonfinite=False",
+    "within no_sync() (set_sync(false))": "within no_sync()",
+    "end the program after such an exception, or call abandon_backward()": "end the program after such an exception",
+    "sparse=false": "sparse=False",
+    # --- ZeRO
+    "Accelerator::with_gathered_parameters(parameters, body, modifier_rank)": (
+        "lockstep.utils.GatheredParameters(parameters, modifier_rank)"
+    ),
+    "Accelerator::with_gathered_parameters": "lockstep.utils.GatheredParameters",
+    "end with_gathered_parameters before": "leave GatheredParameters before",
+    "the program builds the model in Accelerator::zero_init": "the program builds the model in deepspeed.zero.Init",
+    "(ZeRO stage 3, zero_init)": "(ZeRO stage 3, zero.Init)",
+    "was created sharded (zero_init)": "was created sharded (zero.Init)",
+    "the program opens an ActivationCheckpointing::Scope with cpu_checkpointing": (
+        "the program calls torch.autograd.graph.save_on_cpu"
+    ),
+    "the program calls activation_checkpoint(module, x)": "the program calls torch.utils.checkpoint.checkpoint",
+    "auto_wrap_policy kTransformer": "auto_wrap_policy transformer_based_wrap",
+    "at::kHalf": "torch.float16",
+    "at::kBFloat16": "torch.bfloat16",
+    "at::kFloat": "torch.float32",
+    "try kHalf or kBFloat16": "try torch.float16 or torch.bfloat16",
+    "fp32_masters=false": "fp32_masters=False",
+    "remove kOptimStates from `include`": "remove optim_states from `include`",
+    "got device kNvme, expected kCpu": "got device nvme, expected cpu",
+    "device is kNone": "device is none",
+    # --- engines
+    "load it with Accelerator::load_state": "load it with Accelerator.load_state",
+    "or save float32 with accelerator().save_model": "or save float32 by torch.save(engine.module_state_dict(), file)",
+    "with load_optimizer_states = false": "with load_optimizer_states=False",
+    "pass schedule::reduce_on_plateau to initialize as lr_scheduler, and the metric to step()": (
+        "pass torch.optim.lr_scheduler.ReduceLROnPlateau to initialize as lr_scheduler, and the metric to "
+        "step(lr_kwargs={'metrics': loss})"
+    ),
+    "give the program schedule::custom instead": "pass a scheduler of torch.optim.lr_scheduler to initialize instead",
+    "the program gives mup_shapes, see optim::set_base_shapes": "only C++ programs have them",
+    "call optim::set_base_shapes(*net, *base, *delta) before initialize, and pass its result as mup_shapes": (
+        "which only C++ programs can give; use Adam, AdamW or SGD"
+    ),
+    # --- data
+    "or drop_last = false": "or drop_last=False",
+    "or split_batches = false": "or split_batches=False",
+    # --- connections
+    "or call lockstep::connect": "or a PartialState",
+}
+
+_CPP = re.compile("|".join(re.escape(text) for text in sorted(SPELLING, key=len, reverse=True)))
+
+
+def in_python(message: str) -> str:
+    """Returns a message with calls and options as Python programs write them."""
+    return _CPP.sub(lambda found: SPELLING[found[0]], message)
+
+
+def install() -> None:
+    """Makes all errors of the package, also those that the C++ library throws, have Python's spelling."""
+
+    def construct(self: _core.Error, *args: Any) -> None:
+        RuntimeError.__init__(self, *(in_python(arg) if isinstance(arg, str) else arg for arg in args))
+
+    setattr(_core.Error, "__init__", construct)  # ConfigError and the others inherit it.
