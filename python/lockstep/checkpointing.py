@@ -4,8 +4,6 @@ and files of the program's own hooks."""
 from __future__ import annotations
 
 import os
-import random
-import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +15,8 @@ import torch
 
 from . import _core
 from ._codec import flatten, unflatten
+from ._random_states import check_loader_state, check_random_states, random_states, set_random_states
+from ._saved_parts import Part, add_part, check_like, check_object, read_part
 from ._weak import weak_method
 from .logging import get_logger
 
@@ -25,37 +25,30 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-_SHARED = "python_state"
-_OF_RANK = "python_state_of_rank_{}"
+SHARED = "python_state"
+OF_RANK = "python_state_of_rank_{}"
 _HOOK_FILES = "hook_files_of_rank_{}.safetensors"
 
 
-def _add(state: Any, stem: str, value: Any) -> None:
-    values, tensors = flatten(value)
-    state.add_json(f"{stem}.json", values)
-    if tensors:
-        state.add_tensors(f"{stem}.safetensors", tensors)
+def loading(loader: Any, saved: Part) -> Callable[[], None]:
+    """Checks the state of a prepared loader. Returns the function that applies it."""
+    check_loader_state(saved)
+    return partial(loader._load_saved_state, saved.value)
 
 
-def _read(state: Any, stem: str) -> Any:
-    if not state.has_file(f"{stem}.json"):
-        return None
-    tensors = state.tensors(f"{stem}.safetensors") if state.has_file(f"{stem}.safetensors") else {}
-    return unflatten(state.json(f"{stem}.json"), tensors)
+def scheduling(scheduler: Any, saved: Part) -> Callable[[], None]:
+    """Checks the state of a program's scheduler. Returns the function that applies it."""
+    saved.expect(dict, "a dict, as the scheduler's state_dict() returns")
+    check_like(saved, scheduler.state_dict())
 
+    def apply() -> None:
+        try:
+            scheduler.load_state_dict(saved.value)
+        except Exception as error:
+            kind = type(getattr(scheduler, "scheduler", scheduler)).__name__
+            raise saved.error(f"a state that {kind}.load_state_dict() takes ({type(error).__name__}: {error})") from error
 
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"python": random.getstate()}
-    if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
-    return states
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    if "numpy" in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(states["numpy"]))
+    return apply
 
 
 class PythonState:
@@ -88,13 +81,13 @@ class PythonState:
     def save(self, state: Any) -> None:
         """Runs within save_state, before anything is written."""
         accelerator = self._accelerator
-        _add(state, _OF_RANK.format(accelerator.process_index), {"random": _random_states()})
+        add_part(state, OF_RANK.format(accelerator.process_index), {"random": random_states()})
         if accelerator.is_main_process:
             shared = {
                 "schedulers": [scheduler.state_dict() for scheduler in accelerator._schedulers],
                 "loaders": [loader._saved_state() for loader in accelerator._dataloaders],
             }
-            _add(state, _SHARED, shared)
+            add_part(state, SHARED, shared)
         if self.save_hooks:
             self._run_save_hooks(state)
 
@@ -123,28 +116,47 @@ class PythonState:
             state.add_tensors(_HOOK_FILES.format(accelerator.process_index), files)
 
     def load(self, state: Any) -> None:
-        """Runs within load_state, before anything is changed: reads, and checks the numbers of objects."""
+        """Runs within load_state, before anything is changed: reads and checks all of Python's files."""
         accelerator = self._accelerator
         self._pending = []
-        own = _read(state, _OF_RANK.format(accelerator.process_index))
-        if own is not None:
-            self._pending.append(lambda: _set_random_states(own["random"]))
-        shared = _read(state, _SHARED)
+        shared = read_part(state, SHARED, "load_state")
         if shared is not None:
-            for name, objects in (("schedulers", accelerator._schedulers), ("loaders", accelerator._dataloaders)):
-                if len(shared[name]) != len(objects):
-                    raise _core.CheckpointError(
-                        f"[load_state] the checkpoint has {len(shared[name])} {name}, and {len(objects)} are prepared; "
-                        "prepare the same objects in the same order"
-                    )
-            for loader, saved in zip(accelerator._dataloaders, shared["loaders"]):
-                self._pending.append(partial(loader._load_saved_state, saved))
-            for scheduler, saved in zip(accelerator._schedulers, shared["schedulers"]):
-                self._pending.append(partial(scheduler.load_state_dict, saved))
+            self._check_shared(shared)
         elif accelerator._schedulers:
             logger.warning("the checkpoint has no Python schedulers; the prepared ones keep their state")
+        own = read_part(state, OF_RANK.format(accelerator.process_index), "load_state")
+        if own is not None:
+            check_random_states(own.item("random"))
+            self._pending.append(partial(set_random_states, own.value["random"]))  # Last: others may draw numbers.
+        self._check_objects(state)
         if self.load_hooks:
             self._run_load_hooks(state)
+
+    def _check_shared(self, shared: Part) -> None:
+        for name, objects, check in (
+            ("loaders", self._accelerator._dataloaders, loading),
+            ("schedulers", self._accelerator._schedulers, scheduling),
+        ):
+            saved = list(shared.item(name).items())
+            if len(saved) != len(objects):
+                raise _core.CheckpointError(
+                    f"[load_state] the checkpoint has {len(saved)} {name}, and {len(objects)} are prepared; "
+                    "prepare the same objects in the same order"
+                )
+            self._pending += [check(obj, part) for obj, part in zip(objects, saved)]
+
+    def _check_objects(self, state: Any) -> None:
+        """Decodes the states that the C++ library hands to Python when the models are loaded already."""
+        rank = self._accelerator.process_index
+        for index in range(len(self._accelerator._custom_objects)):
+            stem = f"custom_checkpoint_{index}"
+            check_object(state, [stem, f"{stem}_of_rank_{rank}"], "load_state")
+        for index, optimizer in enumerate(self._accelerator._optimizers):
+            if optimizer._name is None:  # Its own step() updates.
+                stem = "optimizer" if index == 0 else f"optimizer_{index}"
+                saved = check_object(state, [stem, f"{stem}_of_rank_{rank}"], "load_state", "state")
+                if saved is not None:
+                    _check_optimizer(saved, optimizer.optimizer)
 
     def _run_load_hooks(self, state: Any) -> None:
         models = list(self._accelerator._models)
@@ -153,11 +165,7 @@ class PythonState:
             for rank in range(self._accelerator.num_processes):
                 name = _HOOK_FILES.format(rank)
                 for path, data in (state.tensors(name) if state.has_file(name) else {}).items():
-                    target = Path(folder, path)
-                    if not target.resolve().is_relative_to(Path(folder).resolve()):
-                        raise _core.CheckpointError(f"[load_state] {name} has a file outside its folder: {path}")
-                    os.makedirs(target.parent, exist_ok=True)
-                    target.write_bytes(data.numpy().tobytes())
+                    _write_hook_file(Path(folder), path, Part(data, name, "load_state", f"[{path!r}]"))
             for hook in list(self.load_hooks.values()):
                 # A hook pops the models that it loads itself.
                 hook(models, folder)
@@ -170,3 +178,30 @@ class PythonState:
         pending, self._pending = self._pending, []
         for step in pending:
             step()
+
+
+def _write_hook_file(folder: Path, path: str, content: Part) -> None:
+    """Writes a file of the program's save hook for its load hook."""
+    data = content.value
+    if data.dtype != torch.uint8 or data.dim() != 1:
+        raise content.error("the bytes of a file")
+    target = folder / path
+    try:
+        if not target.resolve().is_relative_to(folder.resolve()):
+            raise content.error("a path within the hook's folder", f"a file outside of the hook's folder, {path}")
+        os.makedirs(target.parent, exist_ok=True)
+        target.write_bytes(data.numpy().tobytes())
+    except (OSError, ValueError) as error:
+        raise content.error(f"a file that can be written ({error})") from error
+
+
+def _check_optimizer(saved: Part, optimizer: torch.optim.Optimizer) -> None:
+    """Throws CheckpointError unless the saved state has the parameter groups of the optimizer."""
+    saved.item("state").expect(dict, "a dict")
+    groups = list(saved.item("param_groups").items())
+    if len(groups) != len(optimizer.param_groups):
+        raise saved.item("param_groups").error(f"{len(optimizer.param_groups)} parameter groups, as the optimizer has")
+    for part, group in zip(groups, optimizer.param_groups):
+        params = part.item("params")
+        if len(params.expect(list, "a list")) != len(group["params"]):
+            raise params.error(f"{len(group['params'])} parameters, as the optimizer's group has")

@@ -181,7 +181,7 @@ def test_an_optimizer_that_the_checkpoint_does_not_name_is_asked_for(tmp_path):
 
 def test_the_dynamic_loss_scale_is_taken(tmp_path, monkeypatch):
     """DeepSpeed has no fp16 on a CPU, so the state of its scaler is written here, under its class's name."""
-    from lockstep.deepspeed.convert import _load
+    from lockstep.deepspeed._deepspeed_files import load_states as _load
 
     scaler_class = type("DynamicLossScaler", (), {"__module__": "deepspeed.runtime.fp16.loss_scaler"})
     for name in ("deepspeed", "deepspeed.runtime.fp16.loss_scaler"):
@@ -215,7 +215,7 @@ def test_the_dynamic_loss_scale_is_taken(tmp_path, monkeypatch):
 
 
 def _edit_options(file: Path, removed: str) -> None:
-    from lockstep.deepspeed.convert import _load
+    from lockstep.deepspeed._deepspeed_files import load_states as _load
 
     content = _load(file)
     for key in ("loss_scaler", "zero_stage", "param_slice_mappings"):

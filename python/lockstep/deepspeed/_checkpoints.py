@@ -108,7 +108,7 @@ class EngineCheckpoints:
             return None, {}
         if self.optimizer is not None and load_optimizer_states and not load_module_only:
             self.optimizer.pull_options()
-        self._saved_state.apply(not load_module_only, scheduler)
+        self._saved_state.apply()
         return path, self._saved_state.client_state(client_state)
 
     def save_16bit_model(

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _core
-from .._codec import flatten, unflatten
-from ..checkpointing import _OF_RANK, _SHARED, _add, _random_states, _read, _set_random_states
+from .._codec import flatten
+from .._random_states import check_random_states, random_states, set_random_states
+from .._saved_parts import Part, add_part, decoded_part, read_part
+from ..checkpointing import OF_RANK, SHARED, loading, scheduling
 from .utils.logging import logger
 
 if TYPE_CHECKING:
     from .engine import DeepSpeedEngine
 
+_ENGINE_FILE = "engine.json"  # Of the C++ library.
 _CLIENT_TENSORS = "client_state.safetensors"
 TIED_NAMES = "tied_names.json"  # The names of each tensor of the model that has several; the file is absent without.
 _CODED = "lockstep.python"  # The key of a client state that is more than plain JSON.
@@ -46,7 +51,8 @@ class SavedState:
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self._reference = weakref.ref(engine)  # The C++ engine owns this object.
         self._client_tensors: dict[str, torch.Tensor] = {}
-        self._read: dict[str, Any] = {}
+        self._pending: list[Callable[[], None]] = []
+        self._client: Any = None  # The decoded client state of a checkpoint.
         accelerator = engine.core.accelerator
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
@@ -71,14 +77,14 @@ class SavedState:
 
     def _save(self, state: Any) -> None:
         engine = self._engine
-        _add(state, _OF_RANK.format(engine.global_rank), {"random": _random_states()})
+        add_part(state, OF_RANK.format(engine.global_rank), {"random": random_states()})
         if engine.writes_shared_state():
             scheduler = engine.python_scheduler
             shared = {
                 "scheduler": None if scheduler is None else scheduler.state_dict(),
                 "loaders": [loader._saved_state() for loader in engine._loaders],
             }
-            _add(state, _SHARED, shared)
+            add_part(state, SHARED, shared)
             tied = tied_names(engine._own_module)
             if tied:
                 state.add_json(TIED_NAMES, tied)
@@ -87,49 +93,64 @@ class SavedState:
 
     # --- loading
     def _load(self, state: Any) -> None:
-        """Runs before anything is changed: reads all of Python's files."""
-        self._read = {
-            "own": _read(state, _OF_RANK.format(self._engine.global_rank)),
-            "shared": _read(state, _SHARED),
-            "client_tensors": state.tensors(_CLIENT_TENSORS) if state.has_file(_CLIENT_TENSORS) else {},
-        }
-        shared = self._read["shared"]
-        if not self._engine._loads_everything or shared is None:
+        """Runs before anything is changed: reads and checks all of Python's files that will be applied."""
+        self._pending = []
+        self._client = self._read_client_state(state)
+        if not self._engine._loads_everything:
             return
-        loaders = self._engine._loaders
-        if shared["loaders"] and len(shared["loaders"]) != len(loaders):
+        shared = read_part(state, SHARED, "load_checkpoint")
+        if shared is not None:
+            self._check_shared(shared)
+        elif self._engine._loads_scheduler and self._engine.python_scheduler is not None:
+            logger.warning("the checkpoint has no state of Python's scheduler; the scheduler keeps its own")
+        own = read_part(state, OF_RANK.format(self._engine.global_rank), "load_checkpoint")
+        if own is not None:
+            check_random_states(own.item("random"))
+            self._pending.append(partial(set_random_states, own.value["random"]))  # Last: others may draw numbers.
+
+    def _check_shared(self, shared: Part) -> None:
+        engine = self._engine
+        saved = list(shared.item("loaders").items())
+        if saved and len(saved) != len(engine._loaders):
             raise _core.CheckpointError(
-                f"[load_checkpoint] the checkpoint has {len(shared['loaders'])} loaders, and the engine has "
-                f"{len(loaders)}; pass the same training_data to initialize"
+                f"[load_checkpoint] the checkpoint has {len(saved)} loaders, and the engine has "
+                f"{len(engine._loaders)}; pass the same training_data to initialize"
             )
-        if self._engine._loads_scheduler and self._engine.python_scheduler is not None and shared["scheduler"] is None:
+        self._pending += [loading(loader, part) for loader, part in zip(engine._loaders, saved)]
+        scheduler = shared.item("scheduler")
+        if not engine._loads_scheduler:
+            return
+        if engine.python_scheduler is None:
+            if scheduler.value is not None:
+                logger.warning("the checkpoint has the state of a program's scheduler, which this run lacks")
+        elif scheduler.value is None:
             raise _core.CheckpointError(
                 "[load_checkpoint] the checkpoint has no state of the program's scheduler; save with it, or pass "
                 "load_lr_scheduler_states=False"
             )
+        else:
+            self._pending.append(scheduling(engine.python_scheduler, scheduler))
 
-    def apply(self, everything: bool, scheduler: bool) -> None:
+    def apply(self) -> None:
         """Applies the state that _load() has read. The C++ library has loaded its part by then."""
-        own, shared = self._read.get("own"), self._read.get("shared")
-        if everything and own is not None:
-            _set_random_states(own["random"])
-        if shared is None:
-            if scheduler and self._engine.python_scheduler is not None:
-                logger.warning("the checkpoint has no state of Python's scheduler; the scheduler keeps its own")
-            return
-        if everything:
-            for loader, saved in zip(self._engine._loaders, shared["loaders"]):
-                loader._load_saved_state(saved)
-        if scheduler and shared["scheduler"] is not None:
-            if self._engine.python_scheduler is None:
-                logger.warning("the checkpoint has the state of a program's scheduler, which this run lacks")
-            else:
-                self._engine.python_scheduler.load_state_dict(shared["scheduler"])
+        pending, self._pending = self._pending, []
+        for step in pending:
+            step()
+
+    # --- client state
+    def _read_client_state(self, state: Any) -> Any:
+        """Returns the client state as it was passed to save_checkpoint; plain JSON is left to the C++ library."""
+        tensors = state.tensors(_CLIENT_TENSORS) if state.has_file(_CLIENT_TENSORS) else {}
+        engine = Part(state.json(_ENGINE_FILE), _ENGINE_FILE, "load_checkpoint")
+        value = engine.item("client_state").value
+        if isinstance(value, dict) and set(value) == {_CODED}:
+            return decoded_part(value[_CODED], tensors, f"{_ENGINE_FILE}, client_state", "load_checkpoint").value
+        return None
 
     def client_state(self, json_value: Any) -> dict[str, Any]:
-        """Returns the client state as it was passed to save_checkpoint."""
+        """Returns the client state of the last load. `json_value`: what the C++ library has read."""
         if json_value is None:
             return {}
         if isinstance(json_value, dict) and set(json_value) == {_CODED}:
-            return unflatten(json_value[_CODED], self._read["client_tensors"], "load_checkpoint")
+            return self._client
         return json_value

@@ -9,89 +9,18 @@ counters and client state. The files are read with torch.load(weights_only=True)
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import pickle
-import re
 import sys
-from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import _core
+from ._deepspeed_files import DeepSpeedReader, SavedRun, folders_of
 
 __all__ = ["Conversion", "convert"]
-
-_MODEL_FILES = (r"mp_rank_(\d+)_model_states\.pt", r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
-_OPTIMIZER_FILE = r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt"
-# Keys of DeepSpeed's own in the file that also has the client state.
-_OWN_KEYS = {
-    "autoep_layers",
-    "buffer_names",
-    "checkpoint_parallel_dimensions",
-    "data_sampler",
-    "dp_world_size",
-    "ds_config",
-    "ds_version",
-    "expert_parallel_size",
-    "frozen_param_fragments",
-    "frozen_param_shapes",
-    "global_samples",
-    "global_steps",
-    "lr_scheduler",
-    "module",
-    "mp_world_size",
-    "optimizer",
-    "param_shapes",
-    "random_ltd",
-    "shared_params",
-    "skipped_steps",
-    "sparse_tensor_module_names",
-    "universal_checkpoint_info",
-}
-
-
-class _Attributes:
-    """Stands for a class of DeepSpeed: an object with the attributes that the file has."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-
-
-_CLASSES = (
-    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-    "deepspeed.runtime.zero.config.ZeroStageEnum",
-    "deepspeed.utils.tensor_fragment.fragment_address",
-)
-
-
-@dataclass
-class _Group:
-    """A parameter group of the saved optimizer."""
-
-    names: list[str]
-    options: dict[str, Any]
-
-
-@dataclass
-class _Read:
-    """The content of a DeepSpeed checkpoint, by parameter name."""
-
-    trained: OrderedDict[str, torch.Tensor] = field(default_factory=OrderedDict)
-    frozen: OrderedDict[str, torch.Tensor] = field(default_factory=OrderedDict)
-    buffers: OrderedDict[str, torch.Tensor] = field(default_factory=OrderedDict)
-    groups: list[_Group] = field(default_factory=list)
-    state: dict[str, dict[str, Any]] = field(default_factory=dict)
-    loss_scale: dict[str, Any] | None = None
 
 
 @dataclass
@@ -114,314 +43,33 @@ def convert(
     """Writes `<output_dir>/<tag>` from `<checkpoint_dir>/<tag>`, by default the tag in `latest`. One process.
 
     `optimizer` is the type of the program's own optimizer, as in a ds_config.json, if the checkpoint does not name it.
-    Throws CheckpointError for a folder that is not DeepSpeed's or lacks files.
+    Throws CheckpointError for a folder that is not DeepSpeed's, lacks files, or has one that could run code.
     """
     folder = Path(checkpoint_dir)
     name = _tag_of(folder) if tag is None else str(tag)
-    reader = _Reader(folder / name)
-    read = reader.read()
-    path, taken = _write(read, reader, Path(output_dir), name, optimizer)
+    try:
+        reader = DeepSpeedReader(folder / name)
+        read = reader.read()
+        path, taken = _write(read, reader, Path(output_dir), name, optimizer)
+    except _core.Error:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise _core.CheckpointError(
+            f"[convert] {folder / name} has another form than DeepSpeed writes ({type(error).__name__}: {error}); "
+            "expected the files of save_checkpoint; copy them again, or convert another checkpoint"
+        ) from error
     return Conversion(path, name, len(read.trained) + len(read.frozen), taken, reader.left_out)
 
 
 def _tag_of(folder: Path) -> str:
     latest = folder / "latest"
     if not latest.is_file():
-        raise _core.CheckpointError(f"[convert] {folder} has no file latest; pass the tag: one of {_folders(folder)}")
+        raise _core.CheckpointError(f"[convert] {folder} has no file latest; pass the tag: one of {folders_of(folder)}")
     return latest.read_text(encoding="utf-8").strip()
 
 
-def _folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-
-
-# --- reading
-class _Reader:
-    """Reads one folder of DeepSpeed's files, of any stage."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.left_out: list[str] = []
-        if not folder.is_dir():
-            raise _core.CheckpointError(
-                f"[convert] {folder} does not exist; expected a checkpoint of DeepSpeed; {folder.parent} has "
-                f"{_folders(folder.parent)}"
-            )
-        self.model_files = self._matching(_MODEL_FILES)
-        self.optimizer_files = self._matching((_OPTIMIZER_FILE,))
-        if not self.model_files:
-            raise _core.CheckpointError(
-                f"[convert] {folder} has no file *_model_states.pt; expected a checkpoint of DeepSpeed"
-            )
-        others = [path.name for path in folder.glob("*mp_rank_*") if "mp_rank_00" not in path.name]
-        if others:
-            raise _core.CheckpointError(
-                f"[convert] {folder} is of a run with model parallelism ({others[0]}), which Lockstep lacks; merge it "
-                "to one model-parallel rank first"
-            )
-        self.models = [_load(path) for path in self.model_files]
-        self.model = self.models[0]
-        self.config: dict[str, Any] = self.model.get("ds_config") or {}
-        self.ranks = max(1, len(self.optimizer_files))
-
-    def _matching(self, patterns: Iterable[str]) -> list[Path]:
-        found = []
-        for path in self.folder.iterdir():
-            for pattern in patterns:
-                match = re.fullmatch(pattern, path.name)
-                if match:
-                    found.append((int(match[1]), path))
-        return [path for _, path in sorted(found)]
-
-    def read(self) -> _Read:
-        if self.optimizer_files:
-            states = [_load(path)["optimizer_state_dict"] for path in self.optimizer_files]
-            self._check_ranks(states)
-            read = self._read_stage_3(states) if "fp32_flat_groups" in states[0] else self._read_stage_1_2(states)
-            scaler = states[0].get("loss_scaler")
-            if states[0].get("dynamic_loss_scale") and scaler is not None:
-                read.loss_scale = _scaler_state(scaler)
-        else:
-            read = self._read_stage_0()
-        self._add_rest(read)
-        for key in ("data_sampler", "random_ltd"):
-            if self.model.get(key) is not None:
-                self.left_out.append(f"{key}: Lockstep has no data efficiency library")
-        return read
-
-    def _check_ranks(self, states: list[dict[str, Any]]) -> None:
-        count = states[0].get("partition_count", len(states))
-        expected = max(count) if isinstance(count, (list, tuple)) else int(count)
-        if expected != len(states):
-            raise _core.CheckpointError(
-                f"[convert] {self.folder} has {len(states)} files *_optim_states.pt; expected {expected}; copy the "
-                "files of all ranks"
-            )
-
-    # --- stages 1 and 2: each parameter group is one flat tensor, of which a rank has a part
-    def _read_stage_1_2(self, states: list[dict[str, Any]]) -> _Read:
-        read = _Read()
-        base = states[0]["base_optimizer_state"]
-        if not (isinstance(base, dict) and "state" in base):
-            self.left_out.append("the optimizer's state: it is in DeepSpeed's elastic format; save without it")
-            base = None
-        for index, shapes in enumerate(self.model["param_shapes"]):
-            options = {} if base is None else _options(base["param_groups"][index])
-            read.groups.append(_Group(list(shapes), options))
-            parts = [state["single_partition_of_fp32_groups"][index] for state in states]
-            read.trained.update(self._assembled(states, index, shapes, parts))
-            if base is None:
-                continue
-            of_ranks = [state["base_optimizer_state"]["state"].get(index, {}) for state in states]
-            for key, value in of_ranks[0].items():
-                if isinstance(value, torch.Tensor) and value.dim() > 0:
-                    full = self._assembled(states, index, shapes, [one[key] for one in of_ranks])
-                    for name, tensor in full.items():
-                        read.state.setdefault(name, {})[key] = tensor
-                else:
-                    for name in shapes:
-                        read.state.setdefault(name, {})[key] = value
-        return read
-
-    @staticmethod
-    def _assembled(
-        states: list[dict[str, Any]], index: int, shapes: dict[str, torch.Size], parts: list[torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Returns full tensors by name, of the ranks' parts of a flat group."""
-        full = {name: torch.zeros(math.prod(shape), dtype=parts[0].dtype) for name, shape in shapes.items()}
-        filled = dict.fromkeys(shapes, 0)
-        if all(state.get("param_slice_mappings") for state in states):
-            for state, part in zip(states, parts):
-                for name, place in state["param_slice_mappings"][index].items():
-                    begin = filled[name]
-                    full[name][begin : begin + place.numel] = part[place.start : place.start + place.numel]
-                    filled[name] += place.numel
-        else:
-            flat, begin = torch.cat(parts), 0
-            for name in shapes:
-                size = full[name].numel()
-                full[name][:] = flat[begin : begin + size]
-                filled[name] = size
-                begin += size
-        for name, count in filled.items():
-            if count != full[name].numel():
-                raise _core.CheckpointError(
-                    f"[convert] the ranks' files have {count} of {full[name].numel()} elements of {name}; expected all"
-                )
-        return {name: tensor.reshape(shapes[name]) for name, tensor in full.items()}
-
-    # --- stage 3: each rank has an equal part of every parameter
-    def _read_stage_3(self, states: list[dict[str, Any]]) -> _Read:
-        read = _Read()
-        all_shapes = OrderedDict(
-            (name, shape) for shapes in self.model["param_shapes"] for name, shape in shapes.items()
-        )
-        flat = [torch.cat([part.reshape(-1) for part in state["fp32_flat_groups"]]) for state in states]
-        read.trained.update(self._joined(all_shapes, flat))
-        base = [state["optimizer_state_dict"] for state in states]
-        saved_groups = base[0]["param_groups"]
-        for index, shapes in enumerate(self.model["param_shapes"]):
-            read.groups.append(_Group(list(shapes), _options(saved_groups[min(index, len(saved_groups) - 1)])))
-        if len(saved_groups) != len(read.groups):
-            self.left_out.append("options of parameter groups but the first: the file has them for sub-groups only")
-        sub_groups = sorted(base[0]["state"])
-        for key, value in (base[0]["state"][sub_groups[0]] if sub_groups else {}).items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                flat = [torch.cat([one["state"][i][key].reshape(-1) for i in sub_groups]) for one in base]
-                for name, tensor in self._joined(all_shapes, flat).items():
-                    read.state.setdefault(name, {})[key] = tensor
-            else:
-                for name in all_shapes:
-                    read.state.setdefault(name, {})[key] = value
-        return read
-
-    def _joined(self, shapes: dict[str, torch.Size], flat: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        result, begin = {}, 0
-        for name, shape in shapes.items():
-            size = math.prod(shape)
-            each = -(-size // len(flat))
-            parts = [tensor[begin : begin + each] for tensor in flat]
-            if any(part.numel() != each for part in parts):
-                raise _core.CheckpointError(
-                    f"[convert] the ranks' files end within {name}; expected {each} elements of it on each rank"
-                )
-            result[name] = torch.cat(parts)[:size].reshape(shape)
-            begin += each
-        return result
-
-    # --- stage 0: full tensors, and an optimizer that names parameters by number
-    def _read_stage_0(self) -> _Read:
-        read = _Read()
-        saved = self.model.get("optimizer")
-        named = self._distinct_parameters()
-        if saved is None:
-            read.frozen.update(named)
-            self.left_out.append("the optimizer's state: the checkpoint has none")
-            return read
-        inner = saved.get("optimizer_state_dict", saved)
-        masters = [tensor for group in saved.get("fp32_groups", []) for tensor in group]
-        state, groups = inner["state"], inner["param_groups"]
-        order = [index for group in groups for index in group["params"]]
-        shapes = [self._shape_of(state.get(index, {}), masters, position) for position, index in enumerate(order)]
-        names = _names_of(named, shapes)
-        if names is None:
-            read.trained.update(named)
-            read.groups.append(_Group(list(named), _options(groups[0])))
-            self.left_out.append(
-                "the optimizer's state: without ZeRO the file does not name parameters, and their shapes fit several "
-                "(frozen ones, or several parameter groups); save with ZeRO stage 1"
-            )
-            return read
-        for position, (name, index) in enumerate(zip(names, order)):
-            read.trained[name] = masters[position] if masters else named[name]
-            read.state[name] = dict(state.get(index, {}))
-        read.frozen.update((name, tensor) for name, tensor in named.items() if name not in read.trained)
-        begin = 0
-        for group in groups:
-            count = len(group["params"])
-            read.groups.append(_Group(names[begin : begin + count], _options(group)))
-            begin += count
-        if saved.get("dynamic_loss_scale"):
-            read.loss_scale = {"scale": float(saved["cur_scale"])}
-        return read
-
-    @staticmethod
-    def _shape_of(state: dict[str, Any], masters: list[torch.Tensor], position: int) -> torch.Size | None:
-        if masters:
-            return masters[position].shape
-        tensors = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
-        return tensors[0].shape if tensors else None
-
-    def _distinct_parameters(self) -> OrderedDict[str, torch.Tensor]:
-        """Returns the model's parameters, tied ones once."""
-        buffers = set(self.model.get("buffer_names") or ())
-        shared = set(self.model.get("shared_params") or ())
-        seen: set[tuple[int, torch.Size]] = set()
-        result: OrderedDict[str, torch.Tensor] = OrderedDict()
-        for name, tensor in self.model["module"].items():
-            place = (tensor.data_ptr(), tensor.shape)
-            if name in buffers or name in shared or (tensor.numel() > 0 and place in seen):
-                continue
-            seen.add(place)
-            result[name] = tensor
-        return result
-
-    # --- all stages
-    def _add_rest(self, read: _Read) -> None:
-        """Adds frozen parameters and buffers."""
-        module = self.model["module"]
-        for name in self.model.get("buffer_names") or ():
-            if name in module:
-                read.buffers[name] = module[name]
-        if not self.optimizer_files:
-            return
-        fragments = [model.get("frozen_param_fragments") or {} for model in self.models]
-        for name, shape in (self.model.get("frozen_param_shapes") or {}).items():
-            parts = torch.cat([one[name].reshape(-1) for one in fragments if name in one])
-            read.frozen[name] = parts[: math.prod(shape)].reshape(shape)
-        for name, tensor in self._distinct_parameters().items():
-            if name not in read.trained and name not in read.frozen and tensor.numel() > 0:
-                read.frozen[name] = tensor
-
-    def client_state(self) -> dict[str, Any]:
-        return {key: value for key, value in self.model.items() if key not in _OWN_KEYS}
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        with torch.serialization.safe_globals([(_Attributes, name) for name in _CLASSES]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError) as error:
-        reason = str(error)
-        unknown = re.search(r"GLOBAL (\S+) was not an allowed global", reason)
-        if unknown:
-            raise _core.CheckpointError(
-                f"[convert] {path} has an object of class {unknown[1]}, which could run code and is not loaded; save "
-                "without it (it may be in the client state)"
-            ) from None
-        raise _core.CheckpointError(f"[convert] {path} cannot be read: {reason.splitlines()[0]}") from None
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _scaler_state(scaler: Any) -> dict[str, Any]:
-    state: dict[str, Any] = {}
-    for theirs, ours, kind in (
-        ("cur_scale", "scale", float),
-        ("cur_hysteresis", "overflows_left", int),
-        ("cur_iter", "updates", int),
-        ("last_overflow_iter", "last_overflow", int),
-    ):
-        if hasattr(scaler, theirs):
-            state[ours] = kind(getattr(scaler, theirs))
-    return state
-
-
-def _names_of(named: dict[str, torch.Tensor], shapes: list[torch.Size | None]) -> list[str] | None:
-    """Returns the names of parameters of these shapes, in order; None if several choices of names fit."""
-    names = list(named)
-    if len(names) == len(shapes):
-        fits = all(shape is None or named[name].shape == shape for name, shape in zip(names, shapes))
-        return names if fits else None
-
-    def first_fit(candidates: list[str], wanted: list[torch.Size | None]) -> list[str] | None:
-        chosen, rest = [], iter(candidates)
-        for shape in wanted:
-            name = next((name for name in rest if shape is None or named[name].shape == shape), None)
-            if name is None:
-                return None
-            chosen.append(name)
-        return chosen
-
-    forward = first_fit(names, shapes)
-    backward = first_fit(names[::-1], shapes[::-1])
-    return forward if forward is not None and backward is not None and forward == backward[::-1] else None
-
-
 # --- writing
-def _write(read: _Read, reader: _Reader, output: Path, tag: str, optimizer: str | None) -> tuple[str, int]:
+def _write(read: SavedRun, reader: DeepSpeedReader, output: Path, tag: str, optimizer: str | None) -> tuple[str, int]:
     """Builds an engine with this state, and saves it."""
     from . import initialize
     from ..state import PartialState
@@ -460,7 +108,7 @@ class _Saved:
         return self._state
 
 
-def _module_of(read: _Read) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
+def _module_of(read: SavedRun) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
     """Returns a module whose parameters and buffers have the saved names and values."""
     root = torch.nn.Module()
 
@@ -488,7 +136,7 @@ def _module_of(read: _Read) -> tuple[torch.nn.Module, dict[str, torch.nn.Paramet
     return root, parameters
 
 
-def _engine_config(read: _Read, reader: _Reader, optimizer: str | None) -> dict[str, Any]:
+def _engine_config(read: SavedRun, reader: DeepSpeedReader, optimizer: str | None) -> dict[str, Any]:
     given = reader.config
     section = given.get("optimizer") or {}
     config: dict[str, Any] = {
@@ -515,7 +163,7 @@ def _number(value: Any, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _optimizer_params(params: dict[str, Any], read: _Read) -> dict[str, Any]:
+def _optimizer_params(params: dict[str, Any], read: SavedRun) -> dict[str, Any]:
     kept: dict[str, Any] = {
         name: params[name] for name in ("lr", "adam_w_mode", "momentum", "nesterov") if name in params
     }
@@ -524,7 +172,7 @@ def _optimizer_params(params: dict[str, Any], read: _Read) -> dict[str, Any]:
     return kept
 
 
-def _optimizer_of(read: _Read) -> str | None:
+def _optimizer_of(read: SavedRun) -> str | None:
     """Guesses the optimizer by its options and state."""
     options = read.groups[0].options
     fields = set(next(iter(read.state.values()), {}))
@@ -535,7 +183,7 @@ def _optimizer_of(read: _Read) -> str | None:
     return None
 
 
-def _set_optimizer_state(engine: Any, read: _Read, reader: _Reader, steps: int) -> int:
+def _set_optimizer_state(engine: Any, read: SavedRun, reader: DeepSpeedReader, steps: int) -> int:
     """Gives the saved options and state to the engine's optimizer. Returns the number of parameters with state."""
     wrapper = engine.optimizer
     known = set(wrapper._known)

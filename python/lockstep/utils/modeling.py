@@ -15,6 +15,7 @@ from torch import nn
 
 from .. import _core
 from .._core import ConfigError
+from .._torch_files import load_torch_file
 from ._enums import CustomDtype
 from .imports import is_peft_available
 
@@ -324,7 +325,7 @@ def load_state_dict(checkpoint_file: Any, device_map: Any = None) -> dict[str, t
         from safetensors.torch import load_file
 
         return load_file(path, device="cpu" if device is None else str(torch.device(device)))
-    return torch.load(path, map_location="cpu" if device is None else torch.device(device), weights_only=True)
+    return load_torch_file(path, "load_state_dict", "cpu" if device is None else torch.device(device), [])
 
 
 def _materialize(model: nn.Module) -> set[str]:

@@ -22,6 +22,7 @@ import torch
 
 from .._binary import find_binary
 from .._core import ConfigError
+from .._torch_files import load_torch_file
 from .environment import clear_environment, patch_environment
 
 __all__ = [
@@ -252,8 +253,8 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """Reads a file of `save`: tensors, numbers, texts, containers and numpy arrays.
 
-    A name that ends in .safetensors is read as that format. Other files never run code: torch.load gets
-    weights_only=True. `kwargs` are those of torch.load.
+    A name that ends in .safetensors is read as that format. Other files never run code: those that could are a
+    CheckpointError. `kwargs` are those of torch.load.
     """
     if not kwargs.pop("weights_only", True):
         raise ConfigError("[load] weights_only=False runs code of the file; if you trust it, call torch.load yourself")
@@ -264,8 +265,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     multiarray: Any = import_module("numpy._core.multiarray")  # Private, hence without types.
     numbers = [numpy.ndarray, numpy.dtype, multiarray._reconstruct, multiarray.scalar]
     numbers += [getattr(numpy.dtypes, name) for name in numpy.dtypes.__all__ if name != "ObjectDType"]
-    with torch.serialization.safe_globals(numbers):
-        return torch.load(f, map_location=map_location, weights_only=True, **kwargs)
+    return load_torch_file(f, "load", map_location, numbers, **kwargs)
 
 
 def get_pretty_name(obj: Any) -> str:
