@@ -73,6 +73,12 @@ void AcceleratorInternals::save_model_tensors(
   accelerator.save_model_tensors(tensors, folder, options);
 }
 
+void AcceleratorInternals::init_trackers(
+    Accelerator& accelerator, const std::string& project_name, const nlohmann::json& config) {
+  accelerator.state_->context.options.project_name = project_name;
+  accelerator.init_trackers(config);
+}
+
 void AcceleratorInternals::add_checkpointable(Accelerator& accelerator, AnyCheckpointable object) {
   accelerator.add_checkpointable(std::move(object));
 }

@@ -3,7 +3,10 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/accelerator/loop/optimizer.h"
@@ -56,6 +59,10 @@ class AcceleratorInternals {
       const std::filesystem::path& folder,
       const checkpoint::SaveModelOptions& options);
   static void add_checkpointable(Accelerator& accelerator, AnyCheckpointable object);
+  /// Sets AcceleratorOptions::project_name, and calls Accelerator::init_trackers. Step records that
+  /// have begun keep their folder.
+  static void init_trackers(
+      Accelerator& accelerator, const std::string& project_name, const nlohmann::json& config);
   static std::unique_ptr<LocalSgd> local_sgd(
       Accelerator& accelerator, const void* model, const LocalSgdScopeOptions& options);
 };

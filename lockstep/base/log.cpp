@@ -24,6 +24,7 @@ struct LogState {
   std::optional<LogOptions> options;
   std::function<void(const std::string&)> sink;
   std::vector<StatusLine*> status_lines;  // The last one, the newest, is shown.
+  std::vector<std::pair<std::string, std::string>> spelling;
 };
 
 /// RAII scope: hides the status line. Needs the state's lock.
@@ -51,6 +52,24 @@ LogState& state() {
   // Never destroyed: a line may still be logged while the process exits.
   static auto* instance = new LogState;
   return *instance;
+}
+
+/// Returns `message` with the replacements of set_log_spelling.
+std::string respelled(
+    const std::string& message, const std::vector<std::pair<std::string, std::string>>& spelling) {
+  std::string result;
+  for (size_t place = 0; place < message.size();) {
+    const auto found = std::find_if(spelling.begin(), spelling.end(), [&](const auto& pair) {
+      return message.compare(place, pair.first.size(), pair.first) == 0;
+    });
+    if (found == spelling.end()) {
+      result += message[place++];
+    } else {
+      result += found->second;
+      place += found->first.size();
+    }
+  }
+  return result;
 }
 
 const char* name_of(LogLevel level) {
@@ -138,7 +157,8 @@ void log(LogLevel level, const std::string& message, LogAudience audience) {
   if (level < shared.options->level) {
     return;
   }
-  const std::string line = format_line(level, message, shared.options->json);
+  const std::string line =
+      format_line(level, respelled(message, shared.spelling), shared.options->json);
   const HiddenStatusLine hidden(shared);
   if (shared.sink) {
     shared.sink(line);
@@ -173,6 +193,13 @@ void set_log_sink(std::function<void(const std::string& line)> sink) {
   LogState& shared = state();
   const std::lock_guard<std::mutex> lock(shared.mutex);
   shared.sink = std::move(sink);
+}
+
+void set_log_spelling(std::vector<std::pair<std::string, std::string>> spelling) {
+  std::erase_if(spelling, [](const auto& pair) { return pair.first.empty(); });
+  LogState& shared = state();
+  const std::lock_guard<std::mutex> lock(shared.mutex);
+  shared.spelling = std::move(spelling);
 }
 
 void add_status_line(StatusLine& line) {

@@ -4,6 +4,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 
@@ -40,6 +42,11 @@ void set_log_options(LogOptions options);
 /// Sends finished lines to `sink` instead of stderr; an empty function restores stderr. For tests.
 /// The sink must not log.
 void set_log_sink(std::function<void(const std::string& line)> sink);
+
+/// Replaces texts in all later messages: each pair is a text and its replacement. Where several
+/// begin at one place, the first pair is used. A binding of another language sets it once, since
+/// messages name C++'s options and calls. Thread-safe.
+void set_log_spelling(std::vector<std::pair<std::string, std::string>> spelling);
 
 /// Draws a line at the bottom of the terminal, such as a progress bar. It is hidden while a log
 /// line is written. Only the newest of several is shown.

@@ -93,6 +93,14 @@ TEST_F(Log, JsonLinesHoldTimeLevelRankAndMessage) {
   EXPECT_FALSE(second.contains("rank"));
 }
 
+TEST_F(Log, ReplacesTextsByTheirSpellingInAnotherLanguage) {
+  set_log_spelling({{"Options::folder", "folder="}, {"Options", "options"}, {"", "x"}});
+  log_info("set Options::folder, or other Options");
+  set_log_spelling({});
+  log_info("set Options::folder");
+  EXPECT_THAT(lines_, ElementsAre("set folder=, or other options\n", "set Options::folder\n"));
+}
+
 TEST_F(Log, JsonSurvivesInvalidUtf8) {
   set_log_options({.json = true});
   log_info("bad \xff byte");

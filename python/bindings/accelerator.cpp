@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -317,7 +318,15 @@ template <typename State>
 std::function<void(State&)> hook_of(py::object hook) {
   return [held = Held<>(std::move(hook))](State& state) {
     const py::gil_scoped_acquire gil;
-    held.get()(py::cast(state, py::return_value_policy::reference));
+    try {
+      held.get()(py::cast(state, py::return_value_policy::reference));
+    } catch (const py::error_already_set& error) {
+      // The message is reported on all ranks. That of a program's exception has its traceback.
+      if (!error.matches(py::module_::import("lockstep._core").attr("Error"))) {
+        throw;
+      }
+      throw std::runtime_error(py::str(error.value()).cast<std::string>());
+    }
   };
 }
 
@@ -397,11 +406,13 @@ void bind_logs(py::class_<Accelerator>& accelerator) {
   accelerator
       .def(
           "init_trackers",
-          [](Accelerator& self, const py::dict& config) {
+          [](Accelerator& self, const std::string& project_name, const py::dict& config) {
             const nlohmann::json json = to_json(config, "init_trackers");
             const py::gil_scoped_release no_gil;
-            self.init_trackers(json);
-          })
+            Internals::init_trackers(self, project_name, json);
+          },
+          py::arg("project_name"),
+          py::arg("config"))
       .def(
           "log",
           [](Accelerator& self,

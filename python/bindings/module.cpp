@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lockstep/base/log.h"
 #include "python/bindings/bindings.h"
 
 PYBIND11_MODULE(_core, module) {
   using namespace lockstep::python;
   module.doc() = "The C++ library of lockstep. Use the package lockstep instead.";
   module.attr("__version__") = LOCKSTEP_VERSION;
+  module.def("set_log_spelling", &lockstep::set_log_spelling, py::arg("spelling"));
   bind_errors(module);
   bind_group(module);
   bind_optimizers(module);

@@ -127,9 +127,10 @@ def in_python(message: str) -> str:
 
 
 def install() -> None:
-    """Makes all errors of the package, also those that the C++ library throws, have Python's spelling."""
+    """Makes all errors of the package, also those of the C++ library, and its log lines have Python's spelling."""
 
     def construct(self: _core.Error, *args: Any) -> None:
         RuntimeError.__init__(self, *(in_python(arg) if isinstance(arg, str) else arg for arg in args))
 
     setattr(_core.Error, "__init__", construct)  # ConfigError and the others inherit it.
+    _core.set_log_spelling(sorted(SPELLING.items(), key=lambda pair: len(pair[0]), reverse=True))

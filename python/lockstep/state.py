@@ -41,6 +41,11 @@ def _either_boolean(name: str) -> bool:
     return (os.environ.get(f"LOCKSTEP_{name}") or os.environ.get(f"ACCELERATE_{name}", "")).lower() not in _FALSE
 
 
+def resume_is_requested() -> bool:
+    """Returns whether `lockstep launch --resume` has started this process."""
+    return os.environ.get("LOCKSTEP_RESUME", "").lower() not in _FALSE
+
+
 class PartialState:
     """The place of this process in its job, and the connection to the others.
 

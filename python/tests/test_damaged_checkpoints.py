@@ -280,6 +280,12 @@ def test_a_scheduler_that_refuses_its_state_names_the_file(folder: Path, tmp_pat
         run.accelerator.load_state(folder)
 
 
+def test_a_state_of_torchs_generator_that_it_refuses_is_named(folder: Path, tmp_path: Path) -> None:
+    """The C++ library has it in a file of its own."""
+    change_tensors(folder, "random_states_0.safetensors", lambda tensors: tensors["cpu"].fill_(255))
+    expect_refused(tmp_path, folder, "random_states_0.safetensors", "holds no valid state of torch's generator")
+
+
 def test_the_damaged_file_of_one_rank_is_an_error_on_all(tmp_path: Path) -> None:
     program = f"""
 import random, shutil, sys, torch

@@ -43,7 +43,7 @@ for lost in (net(x).mean().detach(), accelerator.gather_for_metrics(net(x)).mean
     says(lambda: accelerator.backward(lost), "nothing would be trained")
 with torch.no_grad():
     lost = net(x).mean()
-says(lambda: accelerator.backward(lost), "NoGradGuard")
+says(lambda: accelerator.backward(lost), "outside of torch.no_grad()")
 
 accelerator.backward(accelerator.reduce(net(x).mean(), reduction="mean"))
 optimizer.step()

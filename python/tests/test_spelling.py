@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from launch import run_ranks
 
 import lockstep
 from lockstep import Accelerator, LocalSGD, PartialState, _core, deepspeed, utils
@@ -127,3 +128,19 @@ def test_errors_of_the_library_and_of_the_package_have_pythons_spelling(tmp_path
     error = _core.CheckpointError("[x] read it within Accelerator::with_gathered_parameters", 1)
     assert error.args == ("[x] read it within lockstep.utils.GatheredParameters", 1)
     assert in_python("an optimizer of torch::optim's, not at::kHalf") == "an optimizer of torch.optim's, not torch.float16"
+
+
+def test_log_lines_have_pythons_spelling() -> None:
+    program = """
+    import gc, torch
+    from lockstep import Accelerator, LocalSGD
+    accelerator = Accelerator()
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    scope = LocalSGD(accelerator, model, 2)
+    scope.__enter__()
+    del scope
+    gc.collect()
+    """
+    for output in run_ranks(program, 2):
+        assert "LocalSGD ended by an exception: every process keeps its own parameters; load a checkpoint" in output

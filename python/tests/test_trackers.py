@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -32,6 +33,11 @@ LIMIT_S = 120
 def has(package: str) -> bool:
     command = [TRACKER_PYTHON, "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec('{package}'))"]
     return subprocess.run(command, check=False).returncode == 0
+
+
+def has_summary_writer() -> bool:
+    """Returns whether torch's writer of TensorBoard can be used here."""
+    return importlib.util.find_spec("tensorboard") is not None
 
 
 def wait_until(condition):
@@ -232,6 +238,37 @@ def test_wandb_writes_an_offline_run(tmp_path):
     first = {key: value for key, value in found["history"][0].items() if not key.startswith("_")}
     assert first == {"step": 3, "loss": 0.5, "lr/a": 1, "lr/b": 2}
     assert found["summary"]["note"] == "hello"
+
+
+@pytest.mark.parametrize("logging_dir", [False, True])
+def test_files_are_in_the_projects_folder(tmp_path, logging_dir):
+    """A second project does not append to the files of the first."""
+    runs = tmp_path / ("logs" if logging_dir else "runs")
+    config = ProjectConfiguration(project_dir=tmp_path / "runs", logging_dir=runs if logging_dir else None)
+    for value, project in enumerate(("first", "group/second")):
+        accelerator = Accelerator(cpu=True, log_with=["csv", "jsonl", "tensorboard"], project_config=config)
+        accelerator.init_trackers(project, {"lr": 0.1})
+        accelerator.log({"loss": value, "note": "hello"}, step=1)
+        if has_summary_writer():
+            accelerator.get_tracker("tensorboard").log_images({"a": torch.zeros(1, 3, 2, 2)}, step=1)
+        accelerator.end_training()
+        folder = runs / project
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert lines[0]["config"] == {"lr": 0.1} and lines[1]["loss"] == value and lines[2]["text"] == {"note": "hello"}
+        assert float((folder / "loss.csv").read_text().splitlines()[-1].split(",")[-1]) == value
+        assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+        assert not has_summary_writer() or list(folder.glob("media/events.out.tfevents.*"))
+    assert sorted(path.name for path in runs.iterdir() if path.is_dir()) == ["first", "group"]
+    for name in ("..", "/tmp/x", ""):
+        with pytest.raises(ConfigError, match="project_name must name a folder in"):
+            Accelerator(cpu=True, log_with="csv", project_dir=tmp_path).init_trackers(name)
+
+
+def test_a_program_that_only_logs_writes_to_the_folder_logs(tmp_path):
+    accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir=tmp_path)
+    accelerator.log({"loss": 0.5}, step=1)
+    accelerator.end_training()
+    assert (tmp_path / "logs" / "metrics.jsonl").is_file()
 
 
 @pytest.mark.parametrize("logging_dir", [False, True])

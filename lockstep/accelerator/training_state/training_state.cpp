@@ -15,6 +15,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -147,6 +148,17 @@ uint64_t seed_of_stream(const at::Tensor& state, int stream) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
+/// Throws CheckpointError unless a generator on the CPU takes the state.
+void expect_random_state(const at::Tensor& state, const std::string& path) {
+  try {
+    at::Generator generator = at::detail::createCPUGenerator();
+    generator.set_state(state);
+  } catch (const c10::Error&) {
+    throw CheckpointError(
+        path, "holds no valid state of torch's generator; load another checkpoint", "cpu");
+  }
+}
+
 }  // namespace
 
 std::function<void()> check_random_state(
@@ -162,6 +174,9 @@ std::function<void()> check_random_state(
     if (found == saved.end() || found->tensor.scalar_type() != current.tensor.scalar_type() ||
         found->tensor.sizes() != current.tensor.sizes()) {
       throw CheckpointError(path, "holds no random state of this version of torch", current.name);
+    }
+    if (current.name == "cpu") {
+      expect_random_state(found->tensor.clone(), path);
     }
     values.emplace(current.name, found->tensor.clone());
   }

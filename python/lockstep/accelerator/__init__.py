@@ -16,7 +16,7 @@ from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
 from ..optimizer import AcceleratedOptimizer, sparse_weights
 from ..scheduler import AcceleratedScheduler
-from ..state import AcceleratorState, GradientState
+from ..state import AcceleratorState, GradientState, resume_is_requested
 from ..tracking import GeneralTracker, filter_trackers
 from ..utils.dataclasses import (
     AutocastKwargs,
@@ -141,6 +141,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         self._deepspeed_plugin = self.state.deepspeed_plugin
         self._core = self._make_core()
         self._python_state = PythonState(self)
+        self._resumes = resume_is_requested() and self.project_dir is not None
 
     # --- construction
     @staticmethod

@@ -13,8 +13,12 @@ from torch.utils.hooks import RemovableHandle
 from .. import _core
 from ..checkpointing import PythonState
 from ..data_loader import skip_first_batches
+from ..logging import get_logger
 from ..optimizer import AcceleratedOptimizer
 from ..utils.dataclasses import ProjectConfiguration
+
+
+logger = get_logger(__name__)
 
 
 class CheckpointCalls:
@@ -24,6 +28,8 @@ class CheckpointCalls:
     _python_state: PythonState
     _optimizers: list[AcceleratedOptimizer]
     _custom_objects: list[Any]
+    _dataloaders: list[Any]
+    _resumes: bool  # Whether the launcher requested a resume, and nothing was loaded yet.
     project_configuration: ProjectConfiguration
     _own_module: Callable[[Any], Any]
 
@@ -69,9 +75,34 @@ class CheckpointCalls:
         if input_dir is None and not self.project_configuration.automatic_checkpoint_naming:
             raise _core.ConfigError("[load_state] input_dir is missing; pass a folder")
         self._core.load_state(None if input_dir is None else os.fspath(input_dir), strict)
+        self._resumes = False
+        self._apply_loaded()
+
+    def _apply_loaded(self) -> None:
+        """Applies Python's part of the checkpoint whose other parts the C++ library has loaded."""
         for optimizer in self._optimizers:
             optimizer._pull_options()
         self._python_state.apply()
+
+    def _resume_if_requested(self) -> None:
+        """Loads the newest checkpoint before the first pass over a loader, if the launcher requested it. Collective.
+
+        The C++ library would do it when the pass begins, when Python has drawn the order of its samples already.
+        """
+        if not self._resumes:
+            return
+        self._resumes = False
+        folder = self._core.resume_latest()
+        if folder is None:
+            logger.info("no checkpoint exists to resume from: training starts from the beginning")
+            return
+        self._apply_loaded()
+        logger.info("resumed from %s", folder)
+        if self._dataloaders and self._dataloaders[0].iteration > 0:
+            logger.warning(
+                "the job resumed within a loop that counts epochs from its beginning; call load_state() before the loop, "
+                "and begin the loop at loader.iteration"
+            )
 
     def wait_for_save(self) -> None:
         """Blocks until no asynchronous save is running; throws if it failed."""

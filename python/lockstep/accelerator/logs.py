@@ -54,7 +54,7 @@ class LogCalls:
                 f"[init_trackers] init_kwargs has options for {sorted(unknown)}, which take none here"
             )
         if self._native_trackers():
-            self._core.init_trackers({} if config is None else config)
+            self._core.init_trackers(project_name, {} if config is None else config)
         for tracker in self.trackers:
             if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
                 tracker.start()

@@ -60,6 +60,7 @@ class DataLoaderDispatcher(_StreamLoader):
         self._compares = compares and isinstance(loader.dataset, IterableDataset) and self.state.num_processes > 1
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
+        self._resume_if_requested()
         sampler = getattr(self.batch_sampler, "sampler", None)
         self._set_epoch_of(self.dataset, self.batch_sampler, sampler)
         return self._loop(self._begun_batches(self._dispatched))

@@ -59,6 +59,12 @@ class _LoopMixin:
     _passes = 0  # Counts the passes that have begun.
     _running = False  # Whether the last of them has not ended.
 
+    def _resume_if_requested(self) -> None:
+        """Loads the newest checkpoint before the first pass, if the launcher requested it. Collective."""
+        accelerator = self.gradient_state._accelerator()
+        if accelerator is not None:
+            accelerator._resume_if_requested()
+
     def _begin_pass(self) -> Any:
         if self._running:  # The program still has the iterator of a loop that it left, for example in a traceback.
             self._running = False

@@ -176,6 +176,7 @@ class DataLoaderShard(_LoopMixin, DataLoader):
 
     # --- the loop
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
+        self._resume_if_requested()
         if self._spec["num_processes"] > 1:
             _synchronize(self.rng_types, self._sampler if self._redraw is None else None)
         self._set_epoch_of(self.dataset)

@@ -176,6 +176,7 @@ class DataLoaderStreamShard(_StreamLoader):
         self._compares = is_stream and 1 < num_processes == PartialState().num_processes
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
+        self._resume_if_requested()
         if self._spec["num_processes"] > 1:
             _synchronize(self.rng_types, self._random)
         if self._rounds is not None:

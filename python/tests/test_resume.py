@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that `lockstep launch --resume` starts continues as the unbroken run, without a call of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launch import run_ranks
+
+PROGRAM = """
+import json, random, torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
+from lockstep import Accelerator
+from lockstep.utils import ProjectConfiguration, set_seed
+
+class Own(BatchSampler):
+    def __init__(self):
+        self.batch_size, self.drop_last = 2, False
+    def __len__(self):
+        return 8
+    def __iter__(self):
+        order = random.sample(range(16), 16)
+        return (order[begin : begin + 2] for begin in range(0, 16, 2))
+
+set_seed({seed})
+config = ProjectConfiguration(project_dir={folder!r}, automatic_checkpoint_naming=True)
+accelerator = Accelerator(project_config=config)
+net = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+data = TensorDataset(torch.arange(16.0).reshape(16, 1))
+loader = DataLoader(data, batch_sampler=Own()) if {own} else DataLoader(data, batch_size=2, shuffle=True)
+net, optimizer, loader, schedule = accelerator.prepare(net, optimizer, loader, schedule)
+{begin}
+seen = []
+for index, (batch,) in enumerate(loader):
+    seen.append(batch.flatten().tolist())
+    accelerator.backward(net(batch / 16).square().mean())
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+    if {saves} and index == 1:
+        accelerator.save_state()
+        seen = []
+rates = [optimizer.param_groups[0]["lr"], schedule.get_last_lr(), schedule.last_epoch]
+print(json.dumps([seen, net.weight.tolist(), rates, random.random(), torch.rand(1).item()]))
+"""
+
+
+def run(folder: Path, ranks: int, own: bool, begin: str = "", **variables: str) -> list[object]:
+    saves = not variables and not begin
+    program = PROGRAM.format(folder=str(folder), seed=1 if saves else 2, own=own, saves=saves, begin=begin)
+    return [json.loads(output.splitlines()[-1]) for output in run_ranks(program, ranks, **variables)]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_requested_resume_equals_the_unbroken_run(tmp_path: Path, ranks: int, own: bool) -> None:
+    unbroken = run(tmp_path, ranks, own)
+    assert all(len(result[0]) == 8 // ranks - 2 for result in unbroken)
+    assert run(tmp_path, ranks, own, LOCKSTEP_RESUME="1") == unbroken
+    assert run(tmp_path, ranks, own, "accelerator.load_state()", LOCKSTEP_RESUME="1") == unbroken
+
+
+def test_a_requested_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
+    (result,) = run(tmp_path, 1, False, LOCKSTEP_RESUME="1")
+    assert len(result[0]) == 8
