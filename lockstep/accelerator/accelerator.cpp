@@ -35,7 +35,8 @@ Accelerator::State::~State() {
   active->set_before_pass(nullptr);
   active->set_between_batches(nullptr);
   active->set_recorder(nullptr);
-  if (std::uncaught_exceptions() == 0) {
+  const bool is_last = --living == 0;
+  if (is_last && std::uncaught_exceptions() == 0) {
     // Otherwise it has failed, and the other ranks must not take it for a rank that has left.
     watch::FlightRecorder::process().leave();
   }
@@ -107,6 +108,7 @@ void Accelerator::forget_prepared() {
   state.backward.forget();
   state.preparer.clear();
   state.objects.clear();
+  state.active->forget();
   state.local_sgds.abandon();
   state.loop->forget_prepared(state.context.group);
   release_cached_memory();
@@ -419,12 +421,10 @@ void Accelerator::reload_states(bool non_blocking) {
 // --- checkpoints
 
 void Accelerator::save_state(const std::filesystem::path& folder, const SaveStateOptions& options) {
-  const comm::CallScope call("save_state");
   state_->checkpointer.save(folder, options);
 }
 
 std::filesystem::path Accelerator::save_state(const SaveStateOptions& options) {
-  const comm::CallScope call("save_state");
   return state_->checkpointer.save(options);
 }
 
@@ -448,12 +448,10 @@ const SaveTimings& Accelerator::last_save() const {
 }
 
 void Accelerator::load_state(const std::filesystem::path& folder, const LoadStateOptions& options) {
-  const comm::CallScope call("load_state");
   state_->checkpointer.load(folder, options);
 }
 
 std::filesystem::path Accelerator::load_state() {
-  const comm::CallScope call("load_state");
   return state_->checkpointer.load_latest();
 }
 

@@ -50,7 +50,9 @@ namespace lockstep {
 /// All processes must call every function marked collective. The destructor never communicates;
 /// call `end_training()` so that trackers mark the run as finished.
 ///
-/// It may be moved; the one moved from can only be assigned to or destroyed. Not thread-safe.
+/// It may be moved; the one moved from can only be assigned to or destroyed. Functions that
+/// find_executable_batch_size returns refer to it, so do not move it before they end. Not
+/// thread-safe.
 /// Modelled on Hugging Face Accelerate's class of the same name.
 class Accelerator {
  public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -36,7 +37,7 @@ struct Accelerator::State {
         preparer(objects, loop, active, zero_init),
         offloader(objects, *loop),
         backward(objects, *loop, *active, offloader, local_sgds),
-        uneven_inputs(objects, *loop, backward.gradients, local_sgds),
+        uneven_inputs(objects, *loop, *active, backward.gradients, local_sgds),
         collectives(context.group, context.debug, *active),
         trackers(context),
         epochs(std::make_shared<EpochCounter>([this] { return work(); })),
@@ -52,6 +53,7 @@ struct Accelerator::State {
         recording(context) {
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
+    ++living;
   }
   ~State();
   State(const State&) = delete;
@@ -90,6 +92,9 @@ struct Accelerator::State {
   Checkpointer checkpointer;
   StepRecording recording;
   bool triggered = false;
+
+  /// The Accelerators of this process: with the last one it leaves the job.
+  static inline std::atomic<int> living = 0;
 };
 
 }  // namespace lockstep

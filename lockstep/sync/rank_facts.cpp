@@ -92,7 +92,9 @@ void refuse_different_facts(Group& group, const std::vector<RankFact>& mine, con
   for (size_t i = 0; i < by_rank[0].size(); ++i) {
     for (size_t rank = 1; rank < by_rank.size(); ++rank) {
       const nlohmann::json& first = by_rank[0][i];
-      if (i >= by_rank[rank].size() || by_rank[rank][i] == first) {
+      // Another fact at this place follows from one that differs before.
+      if (i >= by_rank[rank].size() || by_rank[rank][i] == first ||
+          by_rank[rank][i][0] != first[0]) {
         continue;
       }
       throw ConfigError(

@@ -21,7 +21,7 @@ namespace lockstep::watch {
 namespace {
 
 // Incremented when the layout changes, since a rank and its launcher may have different builds.
-constexpr uint64_t kMagic = 0x6c6b2d666c743032;  // "lk-flt02"
+constexpr uint64_t kMagic = 0x6c6b2d666c743033;  // "lk-flt03"
 constexpr size_t kWords = sizeof(Operation) / sizeof(uint64_t);
 using Words = std::array<uint64_t, kWords>;
 constexpr int kTries = 100;  // Reads of an entry that is being written, which takes nanoseconds.

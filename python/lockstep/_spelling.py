@@ -34,7 +34,7 @@ SPELLING: dict[str, str] = {
     "set the same seed on all (--seed, LoaderOptions::seed)": "call lockstep.utils.set_seed with one seed on all",
     "AcceleratorOptions::expect_prepared_loader = false": "expect_prepared_loader=False of the Accelerator",
     "construct it with the same LoaderOptions on every rank": "construct it with the same arguments on every rank",
-    "or draw them from torch, or from data::random_seed()": "or draw them from torch, random or numpy",
+    "AcceleratorOptions::expect_equal_passes = false": "expect_equal_passes=False of the Accelerator",
     "outside of NoGradGuard": "outside of torch.no_grad()",
     "only where sync_gradients() is true": "only where accelerator.sync_gradients is True",
     "call resume_latest() instead if a checkpoint exists": "remove this load_state(), or start without --resume",

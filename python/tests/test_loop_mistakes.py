@@ -205,20 +205,20 @@ class Backwards(torch.utils.data.Sampler):
 
 train(DataLoader(every, batch_size=2, shuffle=True), leaves=lambda batch: batch == 4)
 accelerator.free_memory()
-refused(DataLoader(every, batch_size=2 + mine), "[prepare] the batch_size of a loader", "rank 0 has 2, rank 1 has 3")
-refused(DataLoader(TensorDataset(torch.ones(24 - mine, 1)), batch_size=2), "the number of samples of a loader")
+refused(DataLoader(every, batch_size=2 + mine), "[prepare] the batch_size of loader 0", "rank 0 has 2, rank 1 has 3")
+refused(DataLoader(TensorDataset(torch.ones(24 - mine, 1)), batch_size=2), "the number of samples of loader 0")
 refused(DataLoader(every, batch_size=2, sampler=Backwards()), "[backward] the order of samples of loader 0")
 unseeded = random_split(every, [20, 4], generator=torch.Generator().manual_seed(mine))[0]
 refused(DataLoader(unseeded, batch_size=2), "[backward] the order of samples of loader 0")
 refused(
     DataLoader(every, batch_size=2),
     "the number of batches in the training loops over loader 0",
-    "rank 1 has 3 in the last of 1 finished",
+    "rank 1 has 2 in the last of 1 finished",
     leaves=lambda batch: mine == 1 and batch == 2,
 )
 refused(
     DataLoader(every, batch_size=2),
-    "the number of passes over loader 1 that were read to their end",
+    "the number of finished passes over loader 1",
     evaluates=lambda: mine == 0,
 )
 """

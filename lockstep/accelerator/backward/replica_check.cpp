@@ -15,7 +15,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include "lockstep/accelerator/loop/loader_facts.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/memory/crc32c.h"
@@ -134,10 +133,16 @@ void ReplicaCheck::compare_settings() {
   is_same_hardware_ = !any_differs(group, hardware(objects_.context));
 }
 
+/// Returns the loaders that ranks must read alike.
+const LoaderCores& ReplicaCheck::compared_loaders() const {
+  static const LoaderCores kNone;
+  return objects_.context.options.expect_equal_passes ? objects_.loaders : kNone;
+}
+
 uint64_t ReplicaCheck::digest() {
   uint64_t digest = mix(0, static_cast<uint64_t>(loop_.calls.steps));
   digest = mix(digest, static_cast<uint64_t>(loop_.calls.clippings));
-  digest = mix(digest, read_digest(objects_.loaders, active_));
+  digest = mix(digest, read_digest(compared_loaders(), active_));
   for (size_t i = 0; i < has_rates_.size(); ++i) {
     digest = mix(digest, static_cast<uint64_t>(objects_.optimizers[i].steps()));
     for (const double rate : rates_of(i)) {
@@ -157,7 +162,7 @@ uint64_t ReplicaCheck::digest() {
 }
 
 std::vector<RankFact> ReplicaCheck::facts() const {
-  std::vector<RankFact> facts = read_facts(objects_.loaders, active_);
+  std::vector<RankFact> facts = read_facts(compared_loaders(), active_);
   for (size_t i = 0; i < has_rates_.size(); ++i) {
     facts.push_back(
         {fmt::format("the number of updates of optimizer {}", i),
@@ -218,7 +223,7 @@ void ReplicaCheck::compare_now(const char* where, bool are_averaged) {
   if (!objects_.context.is_distributed() || loop_.joining) {
     return;
   }
-  std::vector<RankFact> facts = read_facts(objects_.loaders, active_);
+  std::vector<RankFact> facts = read_facts(compared_loaders(), active_);
   if (compares_parameters(are_averaged)) {
     const std::vector<RankFact> parameters = parameter_facts();
     facts.insert(facts.end(), parameters.begin(), parameters.end());

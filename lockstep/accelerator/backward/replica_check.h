@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/loader_facts.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
@@ -52,6 +53,7 @@ class ReplicaCheck {
 
  private:
   uint64_t digest();
+  const LoaderCores& compared_loaders() const;
   std::vector<RankFact> facts() const;
   RankFacts facts_while_alive();
   std::vector<RankFact> parameter_facts() const;

@@ -432,7 +432,7 @@ TEST(Seeds, ThatDifferBetweenRanksAreRefusedWhereTheyMatter) {
     EXPECT_THAT(
         [&] { accelerator.prepare(loader_with(seed_of(accelerator), /*shuffle=*/true)); },
         ThrowsMessage<ConfigError>(AllOf(
-            HasSubstr("the seed of a loader must be equal"),
+            HasSubstr("the seed of loader 2 must be equal"),
             HasSubstr("rank 0 has 0, rank 1 has 7"))));
   });
   accelerated_ranks(2, {.dispatch_batches = true}, [&](Accelerator& accelerator) {

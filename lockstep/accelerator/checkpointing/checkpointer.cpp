@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/background_save.h"
+#include "lockstep/comm/call_scope.h"
 
 namespace lockstep {
 
@@ -47,6 +48,7 @@ Checkpointer::Checkpointer(
       resume_pending_(objects.context.resume) {}
 
 void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options) {
+  const comm::CallScope call("save_state");
   const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
   checkpoint::save_despite_failure(
       [this] { saver_.wait(); },
@@ -57,6 +59,7 @@ void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options)
 }
 
 fs::path Checkpointer::save(const SaveStateOptions& options) {
+  const comm::CallScope call("save_state");
   const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
   project_.checkpoints();  // Throws without a project_dir.
   if (!objects_.context.options.project_config.automatic_checkpoint_naming) {
@@ -69,6 +72,7 @@ fs::path Checkpointer::save(const SaveStateOptions& options) {
 }
 
 fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
+  const comm::CallScope call("save_state");
   project_.checkpoints();  // Throws without a project_dir.
   saver_.wait();           // Its number is taken, though its folder may not exist yet.
   const fs::path folder = project_.next_checkpoint();
@@ -77,6 +81,7 @@ fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
 }
 
 void Checkpointer::load(const fs::path& folder, const LoadStateOptions& options) {
+  const comm::CallScope call("load_state");
   const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
   loop_.refuse_offloaded("load_state");
   saver_.wait();

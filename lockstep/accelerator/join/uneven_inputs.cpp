@@ -110,6 +110,7 @@ void UnevenInputs::check_mode() const {
 void UnevenInputs::make_equal() {
   // Processes have seen different numbers of micro-steps: all begin a new group.
   loop_.reset_accumulation();
+  active_.forget_training_loops();
   for (const auto& loader : objects_.loaders) {
     loader->forget_read_passes();
   }

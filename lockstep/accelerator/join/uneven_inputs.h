@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "lockstep/accelerator/backward/gradients.h"
+#include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/join_uneven_inputs.h"
@@ -18,9 +19,14 @@ class UnevenInputs {
   UnevenInputs(
       PreparedObjects& objects,
       LoopState& loop,
+      ActiveLoaders& active,
       Gradients& gradients,
       const LocalSgdScopes& local_sgds)
-      : objects_(objects), loop_(loop), gradients_(gradients), local_sgds_(local_sgds) {}
+      : objects_(objects),
+        loop_(loop),
+        active_(active),
+        gradients_(gradients),
+        local_sgds_(local_sgds) {}
 
   /// Throws ConfigError for a mode of training in which all processes must take part in each
   /// update. Collective.
@@ -33,6 +39,7 @@ class UnevenInputs {
 
   PreparedObjects& objects_;
   LoopState& loop_;
+  ActiveLoaders& active_;
   Gradients& gradients_;
   const LocalSgdScopes& local_sgds_;
 };

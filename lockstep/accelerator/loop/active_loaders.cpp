@@ -96,10 +96,22 @@ void ActiveLoaders::mark_trained() {
     }
   }
   for (Pass* pass : used) {
+    loops_.try_emplace(pass->loader);
+    pass->used_batches += pass->unused_batches > 0 ? 1 : 0;
     pass->unused_batches = 0;
     pass->steps = true;
   }
   stepped_ = true;
+}
+
+const TrainingLoops* ActiveLoaders::training_loops(const void* loader) const {
+  const auto found = loops_.find(loader);
+  return found == loops_.end() ? nullptr : &found->second;
+}
+
+void ActiveLoaders::forget() {
+  trained_.clear();
+  loops_.clear();
 }
 
 data::Cursor ActiveLoaders::position_to_save(const data::LoaderCore& loader) const {
@@ -116,6 +128,11 @@ void ActiveLoaders::pass_ended(const void* loader) {
   if (ended != stack_.end() && ended->has_batch && &*ended->batch == current() &&
       ended->batch->valid_rows != ended->batch->rows_per_rank) {
     left_batch_ = ended->batch;
+  }
+  if (ended != stack_.end() && ended->steps) {
+    TrainingLoops& loops = loops_[loader];
+    ++loops.ended;
+    loops.last_batches = ended->used_batches;
   }
   if (recorder_ && ended != stack_.end()) {
     recorder_->end_pass(ended == stack_.begin(), ended->trains, ended->times_at_begin);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,6 +18,12 @@
 namespace lockstep {
 
 class StepRecorder;
+
+/// The loops over one loader whose batches a backward has used.
+struct TrainingLoops {
+  int64_t ended = 0;
+  int64_t last_batches = 0;  ///< Batches that a backward has used in the last ended one.
+};
 
 /// Tracks the running loops over prepared loaders, oldest first, and the current batch of each.
 /// gather_for_metrics uses it to tell real samples from repeated ones. Not thread-safe.
@@ -41,6 +48,13 @@ class ActiveLoaders final : public data::LoaderObserver {
   void mark_trained();
   /// Returns whether a loop over this loader was ever marked as training.
   bool has_trained(const void* loader) const { return trained_.contains(loader); }
+
+  /// Returns the training loops over this loader; null if no backward has used a batch of it.
+  const TrainingLoops* training_loops(const void* loader) const;
+  /// Begins to count training loops again, after ranks have read differently on purpose.
+  void forget_training_loops() { loops_.clear(); }
+  /// Forgets all loaders that no loop is running over.
+  void forget();
 
   /// Returns the position to save. An evaluation that was left early begins the next epoch at its
   /// next pass; a training loop continues.
@@ -72,6 +86,7 @@ class ActiveLoaders final : public data::LoaderObserver {
     bool with_gradients = true;  ///< `batch` began with gradients enabled.
     bool steps = false;          ///< A backward has used one of its batches.
     int64_t unused_batches = 0;  ///< Batches since that backward.
+    int64_t used_batches = 0;    ///< Batches that a backward has used.
     int64_t started = 0;         ///< Value of batches_started_ when `batch` began.
     tracking::PartTimes times_at_begin = {};  ///< With a recorder.
   };
@@ -83,6 +98,7 @@ class ActiveLoaders final : public data::LoaderObserver {
   int64_t batches_started_ = 0;
   bool stepped_ = false;  ///< A backward has run since the last batch began.
   std::set<const void*> trained_;
+  std::map<const void*, TrainingLoops> loops_;
   std::shared_ptr<StepRecorder> recorder_;
 };
 

@@ -53,8 +53,7 @@ EpochRange EpochCounter::range(int64_t count) {
   const int64_t first = position.is_done ? count : std::min(position.first, count);
   if (!position.is_done && count > 0 && first == count) {
     log_info(fmt::format(
-        "the resumed checkpoint has done the {} epochs of this loop, so nothing is left to do in "
-        "it; ask for more epochs to continue, or start without --resume to train again",
+        "the loaded checkpoint has done all {} epochs of this loop, so nothing is left to do in it",
         count));
   }
   return {first, count, std::make_shared<CountedRange>(weak_from_this(), std::max(first, count))};

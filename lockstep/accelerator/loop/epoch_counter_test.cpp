@@ -116,7 +116,7 @@ TEST(EpochCounter, AFinishedRangeIsEmptyAfterAResumeAndSaysSo) {
   set_log_sink(nullptr);
   EXPECT_THAT(
       lines,
-      ::testing::HasSubstr("has done the 2 epochs of this loop, so nothing is left to do in it"));
+      ::testing::HasSubstr("has done all 2 epochs of this loop, so nothing is left to do in it"));
   Program longer;
   longer.counter->resume(program.counter->place());
   EXPECT_EQ(longer.epochs(4), (Epochs{2, 3}));

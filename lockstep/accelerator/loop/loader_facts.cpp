@@ -2,6 +2,7 @@
 #include "lockstep/accelerator/loop/loader_facts.h"
 
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -17,7 +18,7 @@ std::string samples_of(const data::LoaderCore& loader) {
 }
 
 /// Warns if the first or last sample of the dataset differs between ranks.
-void compare_samples(const data::LoaderCore& loader, Group& group) {
+void compare_samples(const data::LoaderCore& loader, size_t number, Group& group) {
   const int64_t count = loader.source().samples.value_or(0);
   if (group.size() == 1 || count == 0) {
     return;
@@ -25,78 +26,110 @@ void compare_samples(const data::LoaderCore& loader, Group& group) {
   const uint32_t first = loader.sample_checksum(0).value_or(0);
   const uint32_t last = loader.sample_checksum(count - 1).value_or(0);
   if (any_differs(group, fmt::format("{} {}", first, last))) {
-    log_warning(
-        "the first or last sample of a loader's dataset differs between processes, so some samples "
-        "would be repeated, and others missed or tested on: split data with the same seed on every "
-        "process, and sort the files of a folder; if the dataset generates random samples, they "
-        "may differ, or draw them from torch, or from data::random_seed()");
+    log_warning(fmt::format(
+        "the first or last sample of loader {} differs between processes, so some samples would be "
+        "repeated, and others missed or tested on: split data with the same seed on every process; "
+        "samples that each process has generated itself may differ",
+        number));
   }
 }
 
+/// Collects the facts of one loader.
+class LoaderFacts {
+ public:
+  LoaderFacts(std::string loader, std::string remedy)
+      : loader_(std::move(loader)), remedy_(std::move(remedy)) {}
+  void add(const char* what, std::string value) { add(what, std::move(value), remedy_); }
+  void add(const char* what, std::string value, std::string remedy) {
+    facts_.push_back({what + loader_, std::move(value), std::move(remedy)});
+  }
+  const std::vector<RankFact>& facts() const { return facts_; }
+
+ private:
+  std::string loader_, remedy_;
+  std::vector<RankFact> facts_;
+};
+
 }  // namespace
 
-void expect_equal_loader(const data::LoaderCore& loader, Group group) {
+void expect_equal_loader(const data::LoaderCore& loader, size_t number, Group group) {
   const data::LoaderOptions& options = loader.options();
   const data::ShardSpec& spec = loader.spec();
-  const std::string same_options = "construct it with the same LoaderOptions on every rank";
-  std::vector<RankFact> facts = {
-      {"the batch_size of a loader", fmt::format("{}", options.batch_size), same_options},
-      {"the drop_last of a loader", fmt::format("{}", options.drop_last), same_options},
-      {"the even_batches of a loader", fmt::format("{}", spec.even_batches), same_options},
-      {"the split_batches of a loader", fmt::format("{}", spec.split_batches), same_options}};
+  LoaderFacts facts(
+      fmt::format(" of loader {}", number),
+      "construct it with the same LoaderOptions on every rank");
+  facts.add("the batch_size", fmt::format("{}", options.batch_size));
+  facts.add("the drop_last", fmt::format("{}", options.drop_last));
+  facts.add("the even_batches", fmt::format("{}", spec.even_batches));
+  facts.add("the split_batches", fmt::format("{}", spec.split_batches));
   if (!loader.dispatches()) {  // Otherwise rank 0 reads, and the others need no data.
-    facts.push_back(
-        {"the number of samples of a loader",
-         samples_of(loader),
-         "give every rank all samples; prepare() gives each its share"});
-    facts.push_back({"the shuffle of a loader", fmt::format("{}", options.shuffle), same_options});
-    facts.push_back(
-        {"the seed of a loader",
-         fmt::format("{}", loader.cursor().seed),
-         "else samples would be repeated and missed: set the same seed on all (--seed, "
-         "LoaderOptions::seed)"});
+    facts.add(
+        "the number of samples",
+        samples_of(loader),
+        "give every rank all samples; prepare() gives each its share");
+    facts.add("the shuffle", fmt::format("{}", options.shuffle));
+    facts.add(
+        "the seed",
+        fmt::format("{}", loader.cursor().seed),
+        "else samples would be repeated and missed: set the same seed on all (--seed, "
+        "LoaderOptions::seed)");
   }
-  expect_equal_facts(group, facts, "prepare");
+  expect_equal_facts(group, facts.facts(), "prepare");
   if (!loader.dispatches() && !loader.source().streamed) {
-    compare_samples(loader, group);
+    compare_samples(loader, number, group);
   }
 }
 
 std::vector<RankFact> read_facts(const LoaderCores& loaders, const ActiveLoaders& active) {
-  std::vector<RankFact> facts;
+  std::vector<RankFact> all;
   for (size_t i = 0; i < loaders.size(); ++i) {
     const data::ReadPasses& read = loaders[i]->read_passes();
-    if (!active.has_trained(loaders[i].get())) {
-      facts.push_back(
-          {fmt::format("the number of passes over loader {} that were read to their end", i),
-           fmt::format("{}", read.to_end),
-           "a prepared loader gives each rank a share of the samples: loop over it on every rank, "
-           "and combine the results by gather_for_metrics or reduce"});
+    const TrainingLoops* const loops = active.training_loops(loaders[i].get());
+    const std::string on_purpose =
+        "; if ranks read it differently on purpose, set AcceleratorOptions::expect_equal_passes = "
+        "false";
+    LoaderFacts facts(fmt::format(" loader {}", i), "");
+    facts.add(
+        "the use in training of",
+        loops == nullptr ? "none" : "some",
+        "train on the same loaders on every rank" + on_purpose);
+    if (loops == nullptr) {
+      facts.add(
+          "the number of finished passes over",
+          fmt::format("{}", read.to_end),
+          "a prepared loader gives each rank a share of the samples: loop over it on every rank, "
+          "and combine the results by gather_for_metrics or reduce" +
+              on_purpose);
     } else {
-      facts.push_back(
-          {fmt::format("the number of batches in the training loops over loader {}", i),
-           fmt::format("{} in the last of {} finished", read.last_batches, read.ended),
-           "let all ranks leave the loop at the same batch, by a value that reduce has made equal; "
-           "ranks with different numbers of batches need even_batches or join_uneven_inputs"});
-      facts.push_back(
-          {fmt::format("the order of samples of loader {}", i),
-           fmt::format("one with checksum {:08x}", read.order_checksum),
-           "else samples would be repeated and missed: give its sampler the same seed on every "
-           "rank, and begin the same passes over it on every rank"});
+      facts.add(
+          "the number of batches in the training loops over",
+          fmt::format("{} in the last of {} finished", loops->last_batches, loops->ended),
+          "let all ranks leave the loop at the same batch, by a value that reduce has made equal; "
+          "ranks with different numbers of batches need even_batches or join_uneven_inputs" +
+              on_purpose);
+      facts.add(
+          "the order of samples of",
+          fmt::format("one with checksum {:08x}", read.order_checksum),
+          "else samples would be repeated and missed: give its sampler the same seed on every "
+          "rank, and begin the same passes over it on every rank" +
+              on_purpose);
     }
+    all.insert(all.end(), facts.facts().begin(), facts.facts().end());
   }
-  return facts;
+  return all;
 }
 
 uint64_t read_digest(const LoaderCores& loaders, const ActiveLoaders& active) {
   uint64_t digest = 0;
   for (const auto& loader : loaders) {
     const data::ReadPasses& read = loader->read_passes();
-    if (!active.has_trained(loader.get())) {
+    const TrainingLoops* const loops = active.training_loops(loader.get());
+    digest = mix(digest, loops == nullptr ? 0 : 1);
+    if (loops == nullptr) {
       digest = mix(digest, static_cast<uint64_t>(read.to_end));
     } else {
-      digest = mix(digest, static_cast<uint64_t>(read.ended));
-      digest = mix(digest, static_cast<uint64_t>(read.last_batches));
+      digest = mix(digest, static_cast<uint64_t>(loops->ended));
+      digest = mix(digest, static_cast<uint64_t>(loops->last_batches));
       digest = mix(digest, read.order_checksum);
     }
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -15,9 +16,10 @@ namespace lockstep {
 using LoaderCores = std::vector<std::shared_ptr<data::LoaderCore>>;
 
 /// Throws ConfigError if ranks would take their shares of different data: another number of
-/// samples, batch size, seed or way of sharding. Warns if the first or last sample differs, which a
-/// dataset may generate at random. `loader`: sharded. Cost: reads two samples. Collective.
-void expect_equal_loader(const data::LoaderCore& loader, Group group);
+/// samples, batch size, seed or way of sharding. Warns if the first or last sample of a
+/// TensorDataset differs, since ranks may have split it differently. `loader`: sharded. `number`:
+/// of the loader, in the order of prepare(). Collective.
+void expect_equal_loader(const data::LoaderCore& loader, size_t number, Group group);
 
 /// Returns what ranks must have read alike: of loaders that train, the batches of the last loop and
 /// the order of samples; of others, the number of passes that were read to their end.

@@ -45,12 +45,15 @@ struct Loop {
   std::function<void(Accelerator&, data::Loader<data::TensorDataset>& test)> after_epoch =
       [](Accelerator&, auto&) {};
   bool even_batches = true;
+  bool expect_equal_passes = true;
 };
 
 /// Trains for two epochs on two ranks. Returns rank 0's message.
 std::string message_of(const Loop& loop) {
   std::string message;
-  accelerated_ranks(2, {.even_batches = loop.even_batches}, [&](Accelerator& accelerator) {
+  const AcceleratorOptions options{
+      .even_batches = loop.even_batches, .expect_equal_passes = loop.expect_equal_passes};
+  accelerated_ranks(2, options, [&](Accelerator& accelerator) {
     const int rank = accelerator.process_index();
     const std::string own = error_of<ConfigError>([&] {
       Linear net = one_by_one();
@@ -104,18 +107,18 @@ TEST(LoaderFacts, LoadersOfOtherDataOrOptionsAreRefusedAtPrepare) {
   };
   EXPECT_THAT(
       message(loader(23, {.batch_size = 2})),
-      HasSubstr("[prepare] the number of samples of a loader must be equal on all ranks; rank 0 "
+      HasSubstr("[prepare] the number of samples of loader 0 must be equal on all ranks; rank 0 "
                 "has 24, rank 1 has 23; give every rank all samples"));
   EXPECT_THAT(
       message(loader(24, {.batch_size = 3})),
-      HasSubstr("the batch_size of a loader must be equal on all ranks; rank 0 has 2, rank 1 has "
+      HasSubstr("the batch_size of loader 0 must be equal on all ranks; rank 0 has 2, rank 1 has "
                 "3"));
   EXPECT_THAT(
       message(loader(24, {.batch_size = 2, .drop_last = true})),
-      HasSubstr("the drop_last of a loader"));
+      HasSubstr("the drop_last of loader 0"));
   EXPECT_THAT(
       message(loader(24, {.batch_size = 2, .shuffle = true})),
-      HasSubstr("the shuffle of a loader"));
+      HasSubstr("the shuffle of loader 0"));
 }
 
 TEST(LoaderFacts, ALoopThatOneRankLeavesIsNamedAtTheNextBackward) {
@@ -182,7 +185,53 @@ TEST(LoaderFacts, APassThatOneRankBeganBeforeTrainingIsFound) {
       [[maybe_unused]] auto& batch = *train.begin();
     }
   };
-  EXPECT_NE(message_of(loop), "no error");
+  EXPECT_THAT(message_of(loop), HasSubstr("the order of samples of loader 0"));
+  loop.expect_equal_passes = false;
+  EXPECT_EQ(message_of(loop), "no error");
+}
+
+TEST(LoaderFacts, RanksMayAgreeOnTheLastBatchThatAllHave) {
+  Loop loop;
+  loop.train = [](int /*rank*/) { return shuffled_numbers(22); };  // 6 and 5 batches.
+  loop.even_batches = false;
+  loop.leaves = [](int /*rank*/, int /*epoch*/, int batch) { return batch == 5; };
+  EXPECT_EQ(message_of(loop), "no error");
+}
+
+TEST(LoaderFacts, AnEvaluationMayBeLeftAtItsLastBatch) {
+  Loop loop;
+  loop.even_batches = false;
+  loop.after_epoch = [](Accelerator&, auto& test) {  // 3 and 2 batches.
+    int batches = 0;
+    for ([[maybe_unused]] auto& batch : test) {
+      if (++batches == 3) {
+        break;
+      }
+    }
+  };
+  EXPECT_EQ(message_of(loop), "no error");
+}
+
+TEST(LoaderFacts, LoadersOfALaterPrepareAreOthers) {
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    for (int fold = 0; fold < 3; ++fold) {
+      Linear net = one_by_one();
+      auto [model, optimizer, train, test] = accelerator.prepare(
+          net,
+          torch::optim::SGD(net->parameters(), 1e-3),
+          shuffled_numbers(24),
+          numbers(10, {.batch_size = 2}));
+      if (accelerator.is_main_process()) {
+        [[maybe_unused]] auto& batch = *test.begin();
+      }
+      for (auto& batch : train) {
+        accelerator.backward(loss_of(net, batch.data));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      accelerator.free_memory(net, optimizer, train, test);
+    }
+  });
 }
 
 TEST(LoaderFacts, AnEvaluationOnOneRankIsFound) {
@@ -199,7 +248,7 @@ TEST(LoaderFacts, AnEvaluationOnOneRankIsFound) {
         message_of(loop),
         AllOf(
             HasSubstr(epoch == 0 ? "[backward] " : "[end_training] "),
-            HasSubstr("the number of passes over loader 1 that were read to their end must be "
+            HasSubstr("the number of finished passes over loader 1 must be "
                       "equal on all ranks; rank 0 has 1, rank 1 has 0"),
             HasSubstr("loop over it on every rank")));
   }

@@ -174,6 +174,10 @@ struct AcceleratorOptions {
   /// Warns at the first update of several processes if no loader was prepared. False: the program
   /// gives each process its own samples itself.
   bool expect_prepared_loader = true;
+  /// Throws in backward if processes leave a training loop over a prepared loader at different
+  /// batches, train on different orders, or if only some finish a pass over a test loader. False:
+  /// they may, for instance because each process chooses a loader at random.
+  bool expect_equal_passes = true;
   /// Random states that are made equal on all processes at the start of every pass over a loader.
   /// Loader orders do not need them: they are functions of seed and epoch.
   std::vector<data::RngType> rng_types = {};

@@ -142,7 +142,7 @@ void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
     loader->set_device(context.device);
   }
   loader->set_observer(active_);
-  expect_equal_loader(*loader, context.group);
+  expect_equal_loader(*loader, loaders.size(), context.group);
   loaders.push_back(std::move(loader));
 }
 

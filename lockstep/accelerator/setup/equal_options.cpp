@@ -97,6 +97,7 @@ void add_loaders(const AcceleratorOptions& options, Options& all) {
   all.add("split_batches", options.split_batches);
   all.add("even_batches", options.even_batches);
   all.add("dispatch_batches", options.dispatch_batches);
+  all.add("expect_equal_passes", options.expect_equal_passes);
   std::vector<std::string> rng_types;
   for (const data::RngType type : options.rng_types) {
     rng_types.push_back(fmt::format("{}", static_cast<int>(type)));
@@ -133,11 +134,8 @@ void expect_equal_options(const RunContext& context, bool needs_host_size) {
   all.add("grad_scaler.growth_interval", options.grad_scaler.growth_interval);
   const GradientAccumulationPlugin& accumulation = *options.gradient_accumulation_plugin;
   all.add("gradient_accumulation_steps", accumulation.num_steps);
-  all.add("gradient_accumulation_plugin.adjust_scheduler", accumulation.adjust_scheduler);
   all.add("gradient_accumulation_plugin.sync_with_dataloader", accumulation.sync_with_dataloader);
   all.add("gradient_accumulation_plugin.sync_each_batch", accumulation.sync_each_batch);
-  all.add("step_scheduler_with_optimizer", options.step_scheduler_with_optimizer);
-  all.add("scheduler_steps", static_cast<int>(options.scheduler_steps));
   all.add("non_finite", name_of(options.non_finite));
   all.add("debug", context.debug);
   add_loaders(options, all);

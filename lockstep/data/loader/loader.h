@@ -14,6 +14,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/device/copy_ahead.h"
 #include "lockstep/data/loader/dispatcher.h"
 #include "lockstep/data/loader/loader_core.h"
@@ -25,7 +26,6 @@
 #include "lockstep/data/sample/collate.h"
 #include "lockstep/data/sample/dataset.h"
 #include "lockstep/data/sample/dataset_check.h"
-#include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
 
@@ -83,11 +83,10 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   struct State {
     State(D source, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
         : dataset(std::move(source)), core(source_info(dataset), options, std::move(sampler)) {
-      if constexpr (Dataset<D> && Transferable<Batch> && !std::is_same_v<D, SequenceDataset>) {
+      if constexpr (std::is_same_v<D, TensorDataset>) {  // Others may block, or draw numbers.
         core.set_sample_checksum([this](int64_t index) {
           const c10::AutoGradMode no_grad(false);
           const std::array<int64_t, 1> indices = {index};
-          const SampleRandomScope scope(core.random_key(), indices);
           return checksum_of(dataset.get_batch(indices));
         });
       }

@@ -330,24 +330,21 @@ void LoaderCore::end_batch() {
   }
 }
 
-void LoaderCore::end_pass() {
-  ++read_.ended;
-  read_.last_batches = cursor_.batches;
-  running_ = false;
-}
-
 void LoaderCore::finish_pass() {
-  end_pass();
   ++read_.to_end;
   cursor_ = next_epoch(cursor_);
+  running_ = false;
   if (const auto observer = std::exchange(pass_observer_, nullptr)) {
     observer->pass_ended(this);
   }
 }
 
 void LoaderCore::leave_pass() noexcept {
-  end_pass();
+  if (!source_.streamed && cursor_.batches >= layout().size()) {
+    ++read_.to_end;  // Another rank, with one batch less, has ended here.
+  }
   left_early_ = true;
+  running_ = false;
   const auto observer = std::exchange(pass_observer_, nullptr);
   if (!observer) {
     return;

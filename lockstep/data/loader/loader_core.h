@@ -64,9 +64,7 @@ struct SourceInfo {
 
 /// What this rank has read of a loader. Ranks that share its samples must have read alike.
 struct ReadPasses {
-  int64_t to_end = 0;        ///< Passes that were read to their end.
-  int64_t ended = 0;         ///< Those, and passes that were left early.
-  int64_t last_batches = 0;  ///< The batches of the last ended pass.
+  int64_t to_end = 0;  ///< Passes whose last batch the loop has got.
   /// Checksum of the order of all ranks' samples in the running or last pass; 0 for a stream, for a
   /// loader of one rank, and if rank 0 reads for all.
   uint32_t order_checksum = 0;
@@ -190,7 +188,6 @@ class LoaderCore {
   /// `layout`: that of a full epoch.
   void check_position(const Cursor& cursor, const ShardLayout& layout) const;
   std::shared_ptr<const ShardPlan> make_plan(const Cursor& start);
-  void end_pass();
 
   SourceInfo source_;
   LoaderOptions options_;

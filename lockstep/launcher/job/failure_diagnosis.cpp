@@ -5,6 +5,7 @@
 #include <array>
 #include <ctime>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -33,44 +34,45 @@ std::string call_of(int rank, const std::vector<watch::RankView>& ranks) {
   return last == nullptr ? "" : std::string(watch::text_of(last->call));
 }
 
-/// Returns what to do if a rank ended while another was in this call.
-std::string remedy_for(const std::string& call) {
-  const std::string text = call.empty() ? "" : " in " + call;
-  if (!call.empty() && call != "backward" && call != "step") {
-    return fmt::format("{}; every rank must call {}", text, call);
+/// Returns a clause for a rank that another one still needed, in this call.
+std::string need_and_remedy(int needed_by, const std::string& call) {
+  const std::string need =
+      fmt::format("and rank {} still needed it{}", needed_by, call.empty() ? "" : " in " + call);
+  // These are called once; others belong to a step, of which a rank may have fewer.
+  constexpr std::array<std::string_view, 6> kOutsideOfSteps = {
+      "save_state", "save_model", "load_state", "resume_latest", "prepare", "end_training"};
+  if (std::find(kOutsideOfSteps.begin(), kOutsideOfSteps.end(), call) != kOutsideOfSteps.end()) {
+    return fmt::format("{}; every rank must call {}", need, call);
   }
-  return text +
+  return need +
          "; all ranks must run the same number of steps, and end by returning from main or by an "
          "exception, not by exit(); for uneven data see join_uneven_inputs";
 }
 
 }  // namespace
 
-void explain_by_departed_rank(
-    RankFailure& cause,
-    std::vector<RankFailure>& also_failed,
-    const std::vector<watch::RankView>& ranks) {
+void explain_by_departed_rank(FailureReport& report, const std::vector<watch::RankView>& ranks) {
+  RankFailure& cause = report.cause;
   const watch::RankView* const left = watch::find_left_rank(ranks);
   if (!cause.lost_peer || !cause.diagnostic.empty() || left == nullptr) {
     return;
   }
-  const std::string remedy = remedy_for(call_of(cause.rank, ranks));
+  const std::string need = need_and_remedy(cause.rank, call_of(cause.rank, ranks));
   if (left->running || left->exit_code != kExitOk) {
     cause.diagnostic = fmt::format(
-        "rank {} left the job earlier, after step {}{}", left->rank, left->record.step, remedy);
+        "rank {} left the job earlier, after step {}, {}", left->rank, left->record.step, need);
     return;
   }
   RankFailure departed{
       .rank = left->rank,
       .pid = static_cast<pid_t>(left->record.pid),
       .exit_status = {},
-      .diagnostic = fmt::format(
-          "its last step was {}, and rank {} still needed it{}",
-          left->record.step,
-          cause.rank,
-          remedy),
+      .diagnostic = fmt::format("its last step was {}, {}", left->record.step, need),
       .seconds = cause.seconds};
-  also_failed.insert(also_failed.begin(), std::exchange(cause, std::move(departed)));
+  report.also_failed.insert(report.also_failed.begin(), std::exchange(cause, std::move(departed)));
+  report.host = left->host;
+  report.last_lines.clear();
+  report.log_file.clear();
 }
 
 std::vector<watch::RankView> FailureDiagnosis::all_views() {
@@ -130,13 +132,10 @@ std::string FailureDiagnosis::try_write(const watch::FlightDump& dump) const {
 }
 
 FailureReport FailureDiagnosis::report(const JobStateMachine& state_machine, int exit_code) {
-  RankFailure cause = *state_machine.cause();
-  std::vector<RankFailure> also_failed = state_machine.also_failed();
-  explain_by_departed_rank(cause, also_failed, all_views());
   FailureReport report = {
       .ranks = spec_.plan->world_size(),
-      .cause = cause,
-      .also_failed = std::move(also_failed),
+      .cause = *state_machine.cause(),
+      .also_failed = state_machine.also_failed(),
       .stopped = state_machine.stopped(),
       .exit_code = exit_code,
       .host = stalled_host_.empty() ? host_name() : stalled_host_,
@@ -144,7 +143,8 @@ FailureReport FailureDiagnosis::report(const JobStateMachine& state_machine, int
       .last_lines = {},
       .rank_states = rank_states_,
       .flight = dump_path_};
-  const int local_rank = cause.rank - ranks_.first_rank();
+  explain_by_departed_rank(report, all_views());
+  const int local_rank = report.cause.rank - ranks_.first_rank();
   if (local_rank >= 0 && local_rank < spec_.plan->local_size()) {
     const LineForwarder& err = ranks_.all()[static_cast<size_t>(local_rank)].err;
     report.last_lines = {err.last_lines().begin(), err.last_lines().end()};

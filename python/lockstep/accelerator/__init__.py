@@ -91,6 +91,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         zero: dict[str, Any] | None = None,
         non_finite: str = "ignore",
         expect_prepared_loader: bool = True,
+        expect_equal_passes: bool = True,
     ) -> None:
         has_no_backend = str(dynamo_backend).lower() in ("none", "no", "dynamobackend.no")
         self._refuse_unsupported(
@@ -135,6 +136,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             "shared_parameters": shared_parameters,
             "non_finite": non_finite,
             "expect_prepared_loader": expect_prepared_loader,
+            "expect_equal_passes": expect_equal_passes,
         }
         if zero is not None:
             self._extra["zero"] = zero
