@@ -14,6 +14,8 @@ install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/CHANGELOG.m
   DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/lockstep-train")
 install(FILES "${PROJECT_SOURCE_DIR}/THIRD_PARTY_LICENSES"
   DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/lockstep-train" RENAME copyright)  # Debian's name.
+# scripts/package makes these pages.
+install(DIRECTORY "${PROJECT_BINARY_DIR}/doc/api" DESTINATION "${CMAKE_INSTALL_DATADIR}/doc/lockstep-train" OPTIONAL)
 install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION "${lockstep_package_dir}")
 
 # libtorch has no stable C++ ABI: a build works with the minor version that it was compiled with only.

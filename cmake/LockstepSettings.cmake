@@ -7,7 +7,11 @@ option(LOCKSTEP_BUILD_PYTHON "Build the module of the Python package lockstep; n
 option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
 option(BUILD_SHARED_LIBS "Build shared libraries, and thus smaller programs, instead of static libraries" OFF)
-option(LOCKSTEP_UNITY "Compile several sources of a library at once: a full build takes a third of the time" OFF)
+set(lockstep_unity_default ON)
+if(PROJECT_IS_TOP_LEVEL)  # Its developers change sources.
+  set(lockstep_unity_default OFF)
+endif()
+option(LOCKSTEP_UNITY "Compile several sources of a library at once: a full build takes a third of the time" ${lockstep_unity_default})
 if(LOCKSTEP_BUILD_TESTS AND NOT LOCKSTEP_BUILD_EXAMPLES)
   message(FATAL_ERROR "[lockstep] LOCKSTEP_BUILD_TESTS needs LOCKSTEP_BUILD_EXAMPLES, since the tests run the examples; "
     "set both ON, or LOCKSTEP_BUILD_TESTS=OFF")
@@ -31,6 +35,9 @@ endif()
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${LOCKSTEP_CCACHE}")
+  if(LOCKSTEP_UNITY AND NOT PROJECT_IS_TOP_LEVEL)  # For the precompiled headers; ./dev sets it, too.
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${LOCKSTEP_CCACHE}")
+  endif()
 endif()
 
 # Makes the imported targets visible to the folder that adds this one.

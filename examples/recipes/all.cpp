@@ -8,6 +8,7 @@
 #include <functional>
 #include <iostream>
 #include <limits>
+#include <lockstep/comm/connect/connect.h>
 #include <lockstep/lockstep.h>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -50,6 +52,9 @@ namespace quickstart {
 namespace seeds {
 #include "examples/recipes/seeds.cpp"
 }  // namespace seeds
+namespace simulation {
+#include "examples/recipes/simulation.cpp"
+}  // namespace simulation
 namespace stream {
 #include "examples/recipes/stream.cpp"
 }  // namespace stream
@@ -85,6 +90,7 @@ int main(int argc, char** argv) {
       {"port_before", without_arguments(port_before::main)},
       {"quickstart", without_arguments(quickstart::main)},
       {"seeds", without_arguments(seeds::main)},
+      {"simulation", without_arguments(simulation::main)},
       {"stream", without_arguments(stream::main)},
       {"sweep", without_arguments(sweep::main)},
       {"sync_batch_norm", without_arguments(sync_batch_norm::main)},

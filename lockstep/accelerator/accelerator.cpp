@@ -14,24 +14,27 @@
 #include "lockstep/accelerator/setup/one_process.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 
 Accelerator::Accelerator(AcceleratorOptions options)
-    : state_(std::make_unique<State>(connect_run(std::move(options)), [this] { end_training(); })) {
-}
+    : state_(std::make_unique<State>(connect_run(std::move(options)))) {}
 
 Accelerator::Accelerator(AcceleratorOptions options, WorldSpec world, Group group)
     : state_(std::make_unique<State>(
-          run_in_group(std::move(options), std::move(world), std::move(group)),
-          [this] { end_training(); })) {}
+          run_in_group(std::move(options), std::move(world), std::move(group)))) {}
 
-Accelerator::~Accelerator() {
+Accelerator::Accelerator(Accelerator&& other) noexcept = default;
+Accelerator& Accelerator::operator=(Accelerator&& other) noexcept = default;
+Accelerator::~Accelerator() = default;
+
+Accelerator::State::~State() {
   // Loaders may outlive this.
-  state_->active->set_before_pass(nullptr);
-  state_->active->set_between_batches(nullptr);
-  state_->active->set_recorder(nullptr);
+  active->set_before_pass(nullptr);
+  active->set_between_batches(nullptr);
+  active->set_recorder(nullptr);
   if (std::uncaught_exceptions() == 0) {
     // Otherwise it has failed, and the other ranks must not take it for a rank that has left.
     watch::FlightRecorder::process().leave();
@@ -132,10 +135,12 @@ int64_t Accelerator::gradient_accumulation_steps() const {
 }
 
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  const comm::CallScope call("backward");
   state_->backward.runner.backward(loss, options);
 }
 
 void Accelerator::backward(const at::Tensor& loss_sum, double count) {
+  const comm::CallScope call("backward");
   state_->backward.runner.backward(loss_sum, count);
 }
 
@@ -160,12 +165,7 @@ GradScaler* Accelerator::scaler() {
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {
-  for (const Optimizer& optimizer : state_->objects.optimizers) {
-    if (optimizer.step_was_skipped()) {
-      return true;
-    }
-  }
-  return false;
+  return state_->objects.any_step_was_skipped();
 }
 
 void Accelerator::unscale_gradients() {
@@ -178,6 +178,7 @@ void Accelerator::unscale_gradients(const Optimizer& optimizer) {
 
 at::Tensor Accelerator::clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  const comm::CallScope call("clip_grad_norm_");
   const StepPartScope scope(state_->loop->recorder, tracking::StepPart::kOptimizer);
   return state_->backward.gradients.clip_norm(parameters, max_norm, norm_type);
 }
@@ -191,6 +192,7 @@ const GradientNorms& Accelerator::gradient_norms() const {
 }
 
 void Accelerator::average_gradients() {
+  const comm::CallScope call("average_gradients");
   state_->backward.runner.average_gradients();
 }
 
@@ -236,6 +238,7 @@ void Accelerator::print(const std::string& line) const {
 }
 
 void Accelerator::wait_for_everyone() {
+  const comm::CallScope call("wait_for_everyone");
   state_->context.group.barrier();
 }
 
@@ -244,6 +247,7 @@ void Accelerator::set_trigger() {
 }
 
 bool Accelerator::check_trigger() {
+  const comm::CallScope call("check_trigger");
   return state_->collectives.any(std::exchange(state_->triggered, false));
 }
 
@@ -254,6 +258,7 @@ Collectives& Accelerator::collectives() {
 }
 
 std::vector<nlohmann::json> Accelerator::gather_object(const nlohmann::json& value) {
+  const comm::CallScope call("gather_object");
   return state_->collectives.gather_object(value);
 }
 
@@ -262,6 +267,7 @@ std::vector<nlohmann::json> Accelerator::gather_object_for_metrics(const nlohman
 }
 
 nlohmann::json Accelerator::broadcast_object(const nlohmann::json& value, int from_process) {
+  const comm::CallScope call("broadcast_object");
   return state_->collectives.broadcast_object(value, from_process);
 }
 
@@ -330,14 +336,19 @@ std::shared_ptr<tracking::Tracker> Accelerator::get_tracker(const std::string& n
 }
 
 void Accelerator::end_training() {
-  wait_for_save();
-  wait_for_everyone();
-  state_->expect_finished_loop();
-  state_->backward.replicas.compare_parameters("end_training");
-  state_->loop->losses.warn_at_end(state_->context.group);
-  state_->trackers.finish();
-  if (state_->loop->recorder) {
-    state_->loop->recorder->finish();
+  state_->end_training();
+}
+
+void Accelerator::State::end_training() {
+  const comm::CallScope call("end_training");
+  checkpointer.saver().wait();
+  context.group.barrier();
+  expect_finished_loop();
+  backward.replicas.compare_now("end_training");
+  loop->losses.warn_at_end(context.group);
+  trackers.finish();
+  if (loop->recorder) {
+    loop->recorder->finish();
   }
 }
 
@@ -408,10 +419,12 @@ void Accelerator::reload_states(bool non_blocking) {
 // --- checkpoints
 
 void Accelerator::save_state(const std::filesystem::path& folder, const SaveStateOptions& options) {
+  const comm::CallScope call("save_state");
   state_->checkpointer.save(folder, options);
 }
 
 std::filesystem::path Accelerator::save_state(const SaveStateOptions& options) {
+  const comm::CallScope call("save_state");
   return state_->checkpointer.save(options);
 }
 
@@ -423,6 +436,7 @@ void Accelerator::save_model_tensors(
     const NamedTensors& tensors,
     const std::filesystem::path& folder,
     const checkpoint::SaveModelOptions& options) {
+  const comm::CallScope call("save_model");
   checkpoint::SaveModelOptions rest = options;
   rest.exclude_frozen_parameters = false;  // `tensors` has none.
   const StepPartScope scope(state_->loop->recorder, tracking::StepPart::kCheckpoint);
@@ -434,14 +448,17 @@ const SaveTimings& Accelerator::last_save() const {
 }
 
 void Accelerator::load_state(const std::filesystem::path& folder, const LoadStateOptions& options) {
+  const comm::CallScope call("load_state");
   state_->checkpointer.load(folder, options);
 }
 
 std::filesystem::path Accelerator::load_state() {
+  const comm::CallScope call("load_state");
   return state_->checkpointer.load_latest();
 }
 
 std::optional<std::filesystem::path> Accelerator::resume_latest() {
+  const comm::CallScope call("resume_latest");
   return state_->checkpointer.resume_latest();
 }
 

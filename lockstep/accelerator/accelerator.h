@@ -33,6 +33,7 @@
 #include "lockstep/accelerator/values/collectives.h"
 #include "lockstep/base/host/world.h"
 #include "lockstep/checkpoint/weights/save_model.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/precision/autocast.h"
@@ -49,15 +50,16 @@ namespace lockstep {
 /// All processes must call every function marked collective. The destructor never communicates;
 /// call `end_training()` so that trackers mark the run as finished.
 ///
-/// Not thread-safe. Modelled on Hugging Face Accelerate's class of the same name.
+/// It may be moved; the one moved from can only be assigned to or destroyed. Not thread-safe.
+/// Modelled on Hugging Face Accelerate's class of the same name.
 class Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});
   /// Uses an existing group, for instance of ranks that are threads, or of a part of a job's ranks.
   Accelerator(AcceleratorOptions options, WorldSpec world, Group group);
   ~Accelerator();
-  Accelerator(const Accelerator&) = delete;
-  Accelerator& operator=(const Accelerator&) = delete;
+  Accelerator(Accelerator&& other) noexcept;
+  Accelerator& operator=(Accelerator&& other) noexcept;
 
   // --- rank and world
   int process_index() const;
@@ -93,6 +95,7 @@ class Accelerator {
   ///   the loader's own device.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {
+    const comm::CallScope call("prepare");
     auto prepared = preparer().prepare(std::forward<Objects>(objects)...);
     end_prepare();
     if constexpr (sizeof...(Objects) == 1) {
@@ -152,7 +155,7 @@ class Accelerator {
   Precision mixed_precision() const;
   /// Begins a scope of the accelerator's mixed precision: `auto cast = accelerator.autocast();`.
   /// Does nothing without mixed precision.
-  Autocast autocast(std::optional<AutocastOptions> options = std::nullopt) const;
+  [[nodiscard]] Autocast autocast(std::optional<AutocastOptions> options = std::nullopt) const;
   /// Returns the loss scaler with fp16, else null.
   GradScaler* scaler();
   /// Returns whether an optimizer skipped its last update because gradients had overflowed.
@@ -214,37 +217,48 @@ class Accelerator {
   /// Concatenates each tensor of `value` along dimension 0, in rank order. Keeps gradients: a loss
   /// of the result trains all processes' inputs, as in one process.
   template <NestedTensors T>
-  T gather(const T& value) {
+  [[nodiscard]] T gather(const T& value) {
+    const comm::CallScope call("gather");
     return collectives().gather(value);
+  }
+  template <NestedTensors First, NestedTensors... Others>
+  requires(sizeof...(Others) > 0)
+      [[nodiscard]] auto gather(const First& first, const Others&... others) {
+    // Braces evaluate in order, as all processes must.
+    return std::tuple{gather(first), gather(others)...};
   }
   /// Works as `gather` for tensors with a row for each sample of the current batch, and drops
   /// samples that were repeated to fill the last global batch. A tensor with another number of rows
   /// is gathered unchanged. Use gather() for one that has that number by chance. Keeps no
   /// gradients.
   template <NestedTensors T>
-  T gather_for_metrics(const T& value) {
+  [[nodiscard]] T gather_for_metrics(const T& value) {
+    const comm::CallScope call("gather_for_metrics");
     return collectives().gather_for_metrics(value);
   }
   template <NestedTensors First, NestedTensors... Others>
-  requires(sizeof...(Others) > 0) auto gather_for_metrics(
-      const First& first, const Others&... others) {
+  requires(sizeof...(Others) > 0)
+      [[nodiscard]] auto gather_for_metrics(const First& first, const Others&... others) {
     return std::tuple{gather_for_metrics(first), gather_for_metrics(others)...};
   }
   /// Returns each tensor of `value` reduced over all processes, by default to their sum. Keeps
   /// gradients.
   template <NestedTensors T>
-  T reduce(const T& value, ReduceOp op = ReduceOp::kSum) {
+  [[nodiscard]] T reduce(const T& value, ReduceOp op = ReduceOp::kSum) {
+    const comm::CallScope call("reduce");
     return collectives().reduce(value, op);
   }
   /// Pads each tensor with `pad_index` to the largest size of dimension `dim` on any process.
   template <NestedTensors T>
-  T pad_across_processes(
+  [[nodiscard]] T pad_across_processes(
       const T& value, int64_t dim = 0, double pad_index = 0, bool pad_first = false) {
+    const comm::CallScope call("pad_across_processes");
     return collectives().pad_across_processes(value, dim, pad_index, pad_first);
   }
   /// Returns the value of `from_process`.
   template <NestedTensors T>
-  T broadcast(const T& value, int from_process = 0) {
+  [[nodiscard]] T broadcast(const T& value, int from_process = 0) {
+    const comm::CallScope call("broadcast");
     return collectives().broadcast(value, from_process);
   }
   /// Returns the values of all processes, in rank order; arrays are concatenated.

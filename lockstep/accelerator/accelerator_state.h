@@ -27,7 +27,7 @@ namespace lockstep {
 
 /// The objects that an Accelerator delegates to, in order of their dependencies.
 struct Accelerator::State {
-  State(RunContext run_context, const std::function<void()>& end_training)
+  explicit State(RunContext run_context)
       : context(std::move(run_context)),
         loop(new_loop_state(context.options, context.precision == Precision::kFP16, context.group)),
         active(std::make_shared<ActiveLoaders>(context.group, context.options.rng_types)),
@@ -48,17 +48,22 @@ struct Accelerator::State {
             local_sgds,
             backward.gradients,
             backward.replicas,
-            end_training),
+            [this] { end_training(); }),
         recording(context) {
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
   }
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   /// Returns `step`, or the updates of the first prepared optimizer.
   int64_t step_or_updates(std::optional<int64_t> step) const;
 
   /// Returns the work of the program so far, for EpochCounter.
   EpochCounter::Work work() const;
+
+  void end_training();
 
   /// Throws ConfigError for a LocalSgd without finish(), and warns of a loop without an update.
   void expect_finished_loop() const;

@@ -10,7 +10,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/comm/group_checks.h"
+#include "lockstep/comm/group_user.h"
 #include "lockstep/comm/wait_observer.h"
 
 namespace lockstep {
@@ -68,6 +70,7 @@ at::Tensor Pending::wait() {
 
 at::Tensor Pending::wait(comm::Milliseconds timeout) {
   if (work_) {
+    const comm::GroupUser::WaitScope inside(user_.get(), starter_);
     const comm::WaitScope busy;
     work_->wait(timeout);
     work_.reset();
@@ -78,7 +81,9 @@ at::Tensor Pending::wait(comm::Milliseconds timeout) {
 Group::Group() = default;
 
 Group::Group(std::shared_ptr<comm::Transport> transport, comm::Milliseconds timeout)
-    : transport_(std::move(transport)), timeout_(timeout) {
+    : transport_(std::move(transport)),
+      user_(std::make_shared<comm::GroupUser>()),
+      timeout_(timeout) {
   if (timeout_.count() <= 0) {
     throw ConfigError(
         "group",
@@ -99,8 +104,15 @@ const char* Group::transport_name() const {
 }
 
 Pending Group::start(Collective collective, at::Tensor result) {
+  const comm::GroupUser::StartScope inside(*user_, comm::name_of(collective.op));
   const comm::WaitScope busy;  // Some transports do the work, or a part of it, here.
-  return {std::move(result), transport_->start(std::move(collective), timeout_), timeout_};
+  collective.call = comm::current_call();
+  Pending pending(std::move(result));
+  pending.work_ = transport_->start(std::move(collective), timeout_);
+  pending.timeout_ = timeout_;
+  pending.user_ = user_;
+  pending.starter_ = comm::GroupUser::this_thread();
+  return pending;
 }
 
 void Group::refuse(Op op, const at::Tensor& argument) {
@@ -272,6 +284,7 @@ at::Tensor Group::shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& o
   if (!transport_) {
     return at::zeros(sizes, options);
   }
+  const comm::GroupUser::StartScope inside(*user_, "shared_zeros");
   const at::Tensor memory = transport_->allocate_shared(bytes_needed(sizes, options), timeout_);
   return memory.defined() ? view_as(memory, sizes, options) : memory;
 }
@@ -286,6 +299,7 @@ Group Group::split(int color, int key) {
   if (size() == 1) {
     return *this;
   }
+  const comm::GroupUser::StartScope inside(*user_, "split");
   auto part = transport_->split(color, key, timeout_);
   return part->size() == 1 ? Group() : Group(std::move(part), timeout_);
 }

@@ -10,6 +10,10 @@
 
 namespace lockstep {
 
+namespace comm {
+class GroupUser;
+}
+
 /// Holds the result of an operation that may still be running.
 ///
 /// Do not use the tensors of the operation before `wait` has returned. A Pending may be dropped
@@ -18,9 +22,6 @@ namespace lockstep {
 class Pending {
  public:
   explicit Pending(at::Tensor result) : result_(std::move(result)) {}
-  Pending(at::Tensor result, std::shared_ptr<comm::Work> work, comm::Milliseconds timeout)
-      : result_(std::move(result)), work_(std::move(work)), timeout_(timeout) {}
-
   /// Returns true if `wait` would return, or throw, at once.
   bool done() const { return !work_ || work_->done(); }
   /// Blocks until the result may be read, and returns it. Uses the group's timeout unless given
@@ -31,9 +32,13 @@ class Pending {
   at::Tensor wait(comm::Milliseconds timeout);
 
  private:
+  friend class Group;
+
   at::Tensor result_;
   std::shared_ptr<comm::Work> work_;
   comm::Milliseconds timeout_{0};
+  std::shared_ptr<comm::GroupUser> user_;
+  const void* starter_ = nullptr;  ///< GroupUser::this_thread() of the thread that started it.
 };
 
 /// Connects a set of ranks that communicate, like MPI's communicator.
@@ -49,7 +54,9 @@ class Pending {
 /// memory a running operation then fails, over Gloo it is left to its thread, and over NCCL the
 /// destructor waits for it, at most for its timeout.
 ///
-/// Not thread-safe. Modelled on mlx's `Group` and MPI's communicator.
+/// Not thread-safe: an operation throws ConfigError while another thread is inside one of the same
+/// group. Threads may take turns; threads at the same time need a group each, see split(). Modelled
+/// on mlx's `Group` and MPI's communicator.
 class Group {
  public:
   /// Creates a group of one.
@@ -127,6 +134,7 @@ class Group {
   template <typename Check>
   void checked(comm::Op op, const at::Tensor& argument, const Check& check);
   std::shared_ptr<comm::Transport> transport_;
+  std::shared_ptr<comm::GroupUser> user_;  ///< Shared by all handles; null for a group of one.
   comm::Milliseconds timeout_{std::chrono::minutes(10)};
 };
 

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/comm/connect/connected_ranks.h"
 #include "lockstep/comm/log/comms_log.h"
 #include "lockstep/comm/thread/ranks.h"
@@ -20,6 +23,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 /// Runs the same tests on every transport.
 struct NamedRunner {
@@ -240,6 +244,34 @@ TEST_P(GroupTest, OperationsStartedTogetherFinishInOrder) {
     }
     for (int i = 19; i >= 0; --i) {
       EXPECT_TRUE(at::equal(pending[i].wait(), at::full({100 + i}, i * group.size(), at::kFloat)));
+    }
+  });
+}
+
+TEST_P(GroupTest, AMismatchNamesTheProgramsCalls) {
+  run([&](Group group) {
+    const comm::CallScope call(group.rank() == 0 ? "save_state" : "backward");
+    const comm::CallScope inner("gather");
+    EXPECT_THAT(
+        [&] {
+          if (group.rank() == 0) {
+            group.all_gather(at::ones({1}, at::kLong)).wait();
+          } else {
+            group.all_reduce(at::ones({4})).wait();
+          }
+        },
+        ThrowsMessage<CommError>(AllOf(
+            HasSubstr("rank 0 calls save_state (all_gather of long[1] as operation "),
+            HasSubstr("backward (all_reduce(sum) of float[4] as operation "))));
+  });
+}
+
+TEST_P(GroupTest, ThreadsMayTakeTurns) {
+  run([&](Group group) {
+    for (int i = 0; i < 3; ++i) {
+      std::thread([&] { group.barrier(); }).join();
+      Pending pending = group.all_reduce(at::ones({4}));
+      std::thread([&] { pending.wait(); }).join();
     }
   });
 }

@@ -27,7 +27,7 @@ namespace lockstep {
 /// the thread that began it. The cache belongs to the process, and libtorch does not distinguish
 /// dtypes in it. Threads that use the same weights at the same time must all use one dtype, or pass
 /// `cache_enabled` false.
-class Autocast {
+class [[nodiscard]] Autocast {
  public:
   /// Throws ConfigError for a device other than CPU or CUDA, a missing CUDA device, and a dtype
   /// other than fp16 and bf16. If not `enabled`, only the type of the device is checked.

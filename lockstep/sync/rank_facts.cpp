@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
@@ -58,6 +59,25 @@ bool DigestFlags::differ(const at::Tensor& reduced) {
 
 bool DigestFlags::any_report(const at::Tensor& reduced) {
   return as_floats(reduced.narrow(0, 2 * kBits, 1)).const_data_ptr<float>()[0] > 0;
+}
+
+bool any_differs(Group& group, const std::string& mine) {
+  const std::vector<std::string> all = all_gather_bytes(group, mine);
+  return std::any_of(
+      all.begin(), all.end(), [&](const std::string& theirs) { return theirs != mine; });
+}
+
+void expect_equal_facts(Group& group, const std::vector<RankFact>& mine, const char* where) {
+  if (group.size() == 1) {
+    return;
+  }
+  std::string all;
+  for (const RankFact& fact : mine) {
+    all += fact.what + '\n' + fact.value + '\n';
+  }
+  if (any_differs(group, fmt::format("{} {}", all.size(), crc32c(all)))) {
+    refuse_different_facts(group, mine, where);
+  }
 }
 
 void refuse_different_facts(Group& group, const std::vector<RankFact>& mine, const char* where) {

@@ -58,6 +58,13 @@ class DigestFlags {
   static bool any_report(const at::Tensor& reduced);
 };
 
+/// Returns whether any rank has another text. Collective.
+bool any_differs(Group& group, const std::string& mine);
+
+/// Throws ConfigError as refuse_different_facts does, unless all ranks have the same facts. If they
+/// do, it costs one all_gather of a few bytes. Collective.
+void expect_equal_facts(Group& group, const std::vector<RankFact>& mine, const char* where);
+
 /// Throws ConfigError, in the name of `where`, that names the first fact that differs, with the
 /// values of rank 0 and of the first rank that differs from it. Throws one without names if all are
 /// equal. Collective.

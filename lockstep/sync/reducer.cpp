@@ -156,10 +156,10 @@ bool Reducer::adds_to_average() const {
 }
 
 void Reducer::begin_reduction() {
-  if (join_coordinator_ && !std::exchange(is_announced_, false)) {
-    join_coordinator_->announce(model_, adds_to_average());
-  }
   added_to_average_ = adds_to_average();
+  if (join_coordinator_ && !std::exchange(is_announced_, false)) {
+    join_coordinator_->announce(model_, added_to_average_);
+  }
   digest_ = digest();
 }
 

@@ -28,6 +28,7 @@ Json to_json(const Operation& operation) {
       {"name", text_of(operation.name)},
       {"reduce", text_of(operation.reduce)},
       {"dtype", text_of(operation.dtype)},
+      {"call", text_of(operation.call)},
       {"dims", operation.dims},
       {"sizes", operation.sizes},
       {"peer", operation.peer},
@@ -56,6 +57,7 @@ Operation operation_of(const Json& json) {
   operation.name = short_text<operation.name.size()>(json.at("name").get<std::string>());
   operation.reduce = short_text<operation.reduce.size()>(json.at("reduce").get<std::string>());
   operation.dtype = short_text<operation.dtype.size()>(json.at("dtype").get<std::string>());
+  operation.call = short_text<operation.call.size()>(json.value("call", std::string()));
   operation.dims = json.at("dims").get<int32_t>();
   operation.sizes = json.at("sizes").get<decltype(operation.sizes)>();
   operation.peer = json.at("peer").get<int32_t>();

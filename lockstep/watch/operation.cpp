@@ -46,7 +46,13 @@ std::string Operation::describe() const {
   } else if (peer >= 0) {
     text += fmt::format(" with root {}", peer);
   }
-  return dims < 0 ? text : text + " of " + shape_of(*this);
+  if (dims >= 0) {
+    text += " of " + shape_of(*this);
+  }
+  if (!text_of(call).empty()) {
+    text += fmt::format(" in {}", text_of(call));
+  }
+  return text;
 }
 
 }  // namespace lockstep::watch

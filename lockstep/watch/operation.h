@@ -30,12 +30,13 @@ struct Operation {
   std::array<char, 20> name{};          ///< "all_reduce", and so on; cut if longer.
   std::array<char, 12> reduce{};        ///< "sum"; empty for operations without reduction.
   std::array<char, 20> dtype{};         ///< "float32"; empty without a tensor.
+  std::array<char, 24> call{};          ///< "backward": the program's call; empty if unknown.
   int32_t dims = -1;                    ///< -1: no tensor.
   int32_t peer = -1;                    ///< The peer of send and recv, or the root; -1: none.
   Stage stage = Stage::kIssued;
 
   bool is_over() const { return stage == Stage::kDone || stage == Stage::kFailed; }
-  /// Formats "all_reduce(sum) of float32[10, 20]" or "send to rank 1 of int64[3]".
+  /// Formats "all_reduce(sum) of float32[10, 20] in backward" or "send to rank 1 of int64[3]".
   std::string describe() const;
 };
 static_assert(sizeof(Operation) % sizeof(uint64_t) == 0, "copied as words");

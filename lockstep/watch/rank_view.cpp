@@ -78,7 +78,8 @@ const RankView* find_left_rank(const std::vector<RankView>& ranks) {
   const auto found = std::find_if(ranks.begin(), ranks.end(), [](const RankView& view) {
     // A rank that is still exiting may get SIGTERM meanwhile.
     const int code = view.exit_code.value_or(kExitOk);
-    return view.record.left && !view.record.last_operation_failed() &&
+    const bool exited = !view.running && !view.never_joined() && view.exit_code == kExitOk;
+    return (view.record.left || exited) && !view.record.last_operation_failed() &&
            (code == kExitOk || code == kExitSignalBase + SIGTERM);
   });
   return found == ranks.end() ? nullptr : &*found;

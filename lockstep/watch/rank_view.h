@@ -47,8 +47,8 @@ struct RankView {
   const Operation* last_done() const;
 };
 
-/// Returns a rank that left the job without an error while others, which may need it, continue.
-/// Returns null if no rank did.
+/// Returns a rank that left the job, or ended, without an error while others, which may need it,
+/// continue. Returns null if no rank did.
 const RankView* find_left_rank(const std::vector<RankView>& ranks);
 
 /// Formats "step 20, in all_reduce(sum) of float32[10] (operation 81) for 30.0 s".

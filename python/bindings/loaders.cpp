@@ -191,6 +191,11 @@ void bind_loaders(py::module_& module) {
       .def_property_readonly(
           "even_batches",
           [](const PythonLoader& loader) { return loader.core()->spec().even_batches; })
+      .def(
+          "set_order_checksum",
+          [](PythonLoader& loader, uint32_t checksum) {
+            loader.core()->set_order_checksum(checksum);
+          })
       .def("position", &position_of)
       .def("load_position", &load_position)
       .def(

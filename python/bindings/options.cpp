@@ -243,6 +243,7 @@ void read_options(DictReader& reader, AcceleratorOptions& options) {
   reader.read("debug", options.debug);
   reader.read("split_batches", options.split_batches);
   reader.read("even_batches", options.even_batches);
+  reader.read("expect_prepared_loader", options.expect_prepared_loader);
   std::vector<std::string> trackers;
   reader.read("log_with", trackers);
   for (std::string& tracker : trackers) {

@@ -164,3 +164,84 @@ def test_a_skipped_batch_leaves_no_gradient_at_any_stage() -> None:
         expected = expected or values
         for mine, right in zip(values, expected, strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5, msg=lambda text: f"stage {stage}, {drop}: {text}")
+
+
+LOADERS = """
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+accelerator = Accelerator()
+mine = accelerator.process_index
+every = TensorDataset(torch.arange(24.0).reshape(24, 1))
+
+
+def train(loader, leaves=lambda batch: False, evaluates=lambda: True):
+    net = nn.Linear(1, 1)
+    test = DataLoader(every, batch_size=2)
+    net, optimizer, loader, test = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 1e-4), loader, test)
+    for _ in range(2):
+        for index, (batch,) in enumerate(loader):
+            if leaves(index):
+                break
+            accelerator.backward(net(batch).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if evaluates():
+            for (batch,) in test:
+                net(batch)
+    accelerator.end_training()
+
+
+def refused(loader, *words, **slips):
+    says(lambda: train(loader, **slips), *words)
+    accelerator.free_memory()
+
+
+class Backwards(torch.utils.data.Sampler):
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        return iter(range(24) if mine == 0 else range(23, -1, -1))
+
+
+train(DataLoader(every, batch_size=2, shuffle=True), leaves=lambda batch: batch == 4)
+accelerator.free_memory()
+refused(DataLoader(every, batch_size=2 + mine), "[prepare] the batch_size of a loader", "rank 0 has 2, rank 1 has 3")
+refused(DataLoader(TensorDataset(torch.ones(24 - mine, 1)), batch_size=2), "the number of samples of a loader")
+refused(DataLoader(every, batch_size=2, sampler=Backwards()), "[backward] the order of samples of loader 0")
+unseeded = random_split(every, [20, 4], generator=torch.Generator().manual_seed(mine))[0]
+refused(DataLoader(unseeded, batch_size=2), "[backward] the order of samples of loader 0")
+refused(
+    DataLoader(every, batch_size=2),
+    "the number of batches in the training loops over loader 0",
+    "rank 1 has 3 in the last of 1 finished",
+    leaves=lambda batch: mine == 1 and batch == 2,
+)
+refused(
+    DataLoader(every, batch_size=2),
+    "the number of passes over loader 1 that were read to their end",
+    evaluates=lambda: mine == 0,
+)
+"""
+
+
+def test_loaders_that_ranks_read_differently_are_named_on_all() -> None:
+    outputs = finish_ranks(BEGIN + LOADERS, 2)
+    assert [code for code, _ in outputs] == [0, 0], outputs
+
+
+@pytest.mark.parametrize("expect", [True, False])
+def test_several_processes_without_a_prepared_loader_are_warned_once(expect: bool) -> None:
+    outputs = run_ranks(
+        BEGIN + f"""
+accelerator = Accelerator(expect_prepared_loader={expect})
+net = nn.Linear(1, 1)
+net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.1))
+for _ in range(3):
+    accelerator.backward(net(torch.ones(2, 1)).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        2,
+    )
+    assert outputs[0].count("no loader was prepared") == (1 if expect else 0), outputs

@@ -16,6 +16,7 @@ SOURCE = HERE / "refused_types.cpp"
 
 
 def flags_of_a_program(build):
+    sys.path.insert(0, str(HERE.parent.parent / "scripts"))  # check_docs imports a module there.
     loader = SourceFileLoader("check_docs", str(HERE.parent.parent / "scripts" / "check_docs"))
     sys.dont_write_bytecode = True
     module = module_from_spec(spec_from_loader("check_docs", loader))

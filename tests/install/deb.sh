@@ -34,6 +34,7 @@ in_root -i "$deb" >"$work/install.log" 2>&1 || {
   fail "dpkg could not install the package"
 }
 check_files "$prefix"
+check_api "$prefix"
 if readelf -d "$prefix/libexec/lockstep/lockstep_selftest" | grep -e RPATH -e RUNPATH; then
   fail "lockstep_selftest contains a folder of the machine that built it"
 fi

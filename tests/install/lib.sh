@@ -47,6 +47,18 @@ check_files() {
   fi
 }
 
+# check_api PREFIX: checks that the package has the pages of the C++ interface, if doxygen could make them.
+check_api() {
+  local pages=$1/share/doc/lockstep-train/api
+  if ! command -v doxygen >/dev/null; then
+    return
+  fi
+  grep -q 'class.*Accelerator' "$pages/annotated.html" || fail "the package lacks the pages of the C++ interface"
+  if grep -rlF "$build/" "$pages"; then
+    fail "the pages of the C++ interface name the build folder"
+  fi
+}
+
 # check_programs PREFIX [VARIABLE=VALUE...]: runs the programs. The variables are those of `lockstep test`.
 check_programs() {
   local folder=$1

@@ -25,6 +25,7 @@ PATH=$prefix/bin:$path
 clean python -m pip --disable-pip-version-check install --no-index "$wheel"
 series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$(package_dir "$prefix")/lockstepConfig.cmake")
 check_files "$prefix"
+check_api "$prefix"
 if readelf -d "$prefix/libexec/lockstep/lockstep_selftest" | grep -E '(RPATH|RUNPATH).*(\[|:)/'; then
   fail "lockstep_selftest contains a folder of the machine that built it"
 fi

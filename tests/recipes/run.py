@@ -101,6 +101,16 @@ def own_dataset():
     assert total == 4096 and right > 0.9 * total
 
 
+def simulation():
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+    for launch, ranks in ((mpirun, 3), (mpirun, 5), ([LOCKSTEP, "launch"], 4)):
+        with tempfile.TemporaryDirectory() as folder:
+            text = run([*launch, "-n", ranks, BUILD / "test" / "recipes", "simulation"], folder)
+        assert text.count("trained") == 1, text
+        trainers, simulators, loss = numbers(r"(\d+) processes trained with the samples of (\d+), loss (.*)", text)
+        assert trainers == 2 and simulators == ranks - 2 and loss < 0.05, text
+
+
 def stream():
     slope, samples = numbers(r"slope (.*) after (\d+) samples", output("stream"))
     assert samples == 10000 and abs(slope - 3) < 0.3

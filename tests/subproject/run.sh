@@ -22,7 +22,7 @@ configure() {
   launcher=$(command -v ccache || true)
   env -i PATH="$PATH" HOME="$HOME" "$cmake" -S "$here" -B "$work/$how" --fresh -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 \
     -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DTorch_DIR="$torch_dir" \
-    -DLOCKSTEP_HOW="$how" -DLOCKSTEP_ROOT="$root" -DLOCKSTEP_UNITY=ON -DLOCKSTEP_WERROR=ON "$@"
+    -DLOCKSTEP_HOW="$how" -DLOCKSTEP_ROOT="$root" -DLOCKSTEP_WERROR=ON "$@"
 }
 
 rm -rf "$work"

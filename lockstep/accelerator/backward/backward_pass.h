@@ -27,7 +27,7 @@ struct BackwardPass {
       : precision(objects.context),
         update_check(objects, loop),
         model_check(objects, loop, local_sgds),
-        replicas(objects, loop, local_sgds),
+        replicas(objects, loop, active, local_sgds),
         gradients(objects, loop, update_check),
         accumulation(objects, loop, active, gradients, update_check),
         runner(

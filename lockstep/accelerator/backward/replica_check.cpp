@@ -15,10 +15,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include "lockstep/accelerator/loop/loader_facts.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/memory/crc32c.h"
-#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/optim/state/optimizer_state.h"
 
@@ -47,12 +47,6 @@ std::string hardware(const RunContext& context) {
       "{} {} {}", at::get_cpu_capability(), at::get_num_threads(), context.device.str());
 }
 
-bool any_differs(Group group, const std::string& mine) {
-  const std::vector<std::string> all = all_gather_bytes(group, mine);
-  return std::any_of(
-      all.begin(), all.end(), [&](const std::string& theirs) { return theirs != mine; });
-}
-
 std::string settings_text(const PreparedObjects& objects, const Optimizer& optimizer) {
   if (is_known_optimizer(optimizer.inner())) {
     return optimizer_settings(optimizer.inner()).dump();
@@ -65,7 +59,11 @@ std::string settings_text(const PreparedObjects& objects, const Optimizer& optim
 
 void ReplicaCheck::watch_prepared() {
   expect_known_parameters("prepare");
-  loop_.before_update = [this] { before_update(); };
+  loop_.before_update = [this, alive = std::weak_ptr<const void>(alive_)] {
+    if (!alive.expired()) {
+      before_update();
+    }
+  };
   for (const PreparedModel& model : objects_.models) {
     if (known_.contains(model.id)) {
       continue;
@@ -80,14 +78,25 @@ void ReplicaCheck::watch_prepared() {
   find_rates();
   for (const PreparedModel& model : objects_.models) {
     if (model.sync) {
-      model.sync->set_facts(
-          {.digest = [this] { return digest(); },
-           .list = [this] { return facts(); },
-           .has_report = [this] { return loop_.losses.has_report(); },
-           .exchange_reports = [this] { loop_.losses.exchange_reports(objects_.context.group); }});
+      model.sync->set_facts(facts_while_alive());
     }
   }
   compare_settings();
+}
+
+/// Returns the functions that a model calls in backward. They do nothing once this is destroyed.
+RankFacts ReplicaCheck::facts_while_alive() {
+  const std::weak_ptr<const void> alive = alive_;
+  return {
+      .digest = [this, alive] { return alive.expired() ? 0 : digest(); },
+      .list = [this, alive] { return alive.expired() ? std::vector<RankFact>() : facts(); },
+      .has_report = [this, alive] { return !alive.expired() && loop_.losses.has_report(); },
+      .exchange_reports =
+          [this, alive] {
+            if (!alive.expired()) {
+              loop_.losses.exchange_reports(objects_.context.group);
+            }
+          }};
 }
 
 /// Finds the optimizers whose options have a learning rate; a program's own class may lack it.
@@ -113,25 +122,22 @@ void ReplicaCheck::compare_settings() {
     return;
   }
   std::vector<RankFact> settings;
-  std::string all;
   for (size_t i = compared_optimizers_; i < objects_.optimizers.size(); ++i) {
     settings.push_back(
         {fmt::format("the settings of optimizer {}", i),
          settings_text(objects_, objects_.optimizers[i]),
          "construct it with the same options on every rank"});
-    all += settings.back().value;
   }
   compared_optimizers_ = objects_.optimizers.size();
   Group group = objects_.context.group;
-  if (any_differs(group, all)) {
-    refuse_different_facts(group, settings, "prepare");
-  }
+  expect_equal_facts(group, settings, "prepare");
   is_same_hardware_ = !any_differs(group, hardware(objects_.context));
 }
 
 uint64_t ReplicaCheck::digest() {
   uint64_t digest = mix(0, static_cast<uint64_t>(loop_.calls.steps));
   digest = mix(digest, static_cast<uint64_t>(loop_.calls.clippings));
+  digest = mix(digest, read_digest(objects_.loaders, active_));
   for (size_t i = 0; i < has_rates_.size(); ++i) {
     digest = mix(digest, static_cast<uint64_t>(objects_.optimizers[i].steps()));
     for (const double rate : rates_of(i)) {
@@ -151,7 +157,7 @@ uint64_t ReplicaCheck::digest() {
 }
 
 std::vector<RankFact> ReplicaCheck::facts() const {
-  std::vector<RankFact> facts;
+  std::vector<RankFact> facts = read_facts(objects_.loaders, active_);
   for (size_t i = 0; i < has_rates_.size(); ++i) {
     facts.push_back(
         {fmt::format("the number of updates of optimizer {}", i),
@@ -207,22 +213,39 @@ bool ReplicaCheck::compares_parameters(bool are_averaged) const {
          (are_averaged || local_sgds_.empty());
 }
 
-void ReplicaCheck::compare_parameters(const char* where, bool are_averaged) {
+void ReplicaCheck::compare_now(const char* where, bool are_averaged) {
   expect_known_parameters(where);
-  if (!compares_parameters(are_averaged)) {
+  if (!objects_.context.is_distributed() || loop_.joining) {
     return;
   }
-  uint64_t all = 0;
-  for (const NamedTensor& item : replicated_parameters()) {
-    all = mix(all, checksum(item.tensor));
+  std::vector<RankFact> facts = read_facts(objects_.loaders, active_);
+  if (compares_parameters(are_averaged)) {
+    const std::vector<RankFact> parameters = parameter_facts();
+    facts.insert(facts.end(), parameters.begin(), parameters.end());
   }
   Group group = objects_.context.group;
-  if (any_differs(group, fmt::format("{}", all))) {
-    refuse_different_facts(group, parameter_facts(), where);
+  expect_equal_facts(group, facts, where);
+}
+
+/// Warns once if all processes probably train on the same samples.
+void ReplicaCheck::warn_of_own_data() {
+  const RunContext& context = objects_.context;
+  if (has_warned_of_own_data_) {
+    return;
+  }
+  has_warned_of_own_data_ = true;
+  if (context.is_distributed() && context.rank() == 0 && objects_.loaders.empty() &&
+      context.options.expect_prepared_loader) {
+    log_warning(fmt::format(
+        "{} processes train, and no loader was prepared: if each reads all samples, all compute "
+        "the same; pass the loader to prepare(), or set "
+        "AcceleratorOptions::expect_prepared_loader = false if each process has its own samples",
+        context.size()));
   }
 }
 
 void ReplicaCheck::before_update() {
+  warn_of_own_data();
   if (loop_.calls.steps < 2 || loop_.calls.steps % kUpdatesPerChecksum == 0) {
     expect_known_parameters("optimizer");
   }
@@ -241,7 +264,7 @@ void ReplicaCheck::expect_known_parameters(const char* where) {
           known->second.contains(item.tensor.unsafeGetTensorImpl())) {
         continue;
       }
-      if (is_in_optimizer(item.tensor)) {
+      if (objects_.is_in_optimizer(item.tensor)) {
         throw ConfigError(
             where,
             fmt::format(
@@ -261,16 +284,6 @@ void ReplicaCheck::expect_known_parameters(const char* where) {
       }
     }
   }
-}
-
-bool ReplicaCheck::is_in_optimizer(const at::Tensor& parameter) const {
-  return std::any_of(
-      objects_.optimizers.begin(), objects_.optimizers.end(), [&](const Optimizer& optimizer) {
-        const std::vector<at::Tensor> theirs = optimizer.parameters();
-        return std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& other) {
-          return other.is_same(parameter);
-        });
-      });
 }
 
 void ReplicaCheck::forget() {

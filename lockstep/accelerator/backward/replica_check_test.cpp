@@ -220,6 +220,20 @@ TEST(Replicas, ALayerThatIsReplacedAfterPrepareIsRefusedOnOneRankAndOnTwo) {
   }
 }
 
+TEST(Replicas, APreparedOptimizerMayOutliveItsAccelerator) {
+  for (const int size : {1, 2}) {
+    accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      std::optional<Accelerator> own(std::move(accelerator));
+      auto [model, optimizer] = own->prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+      own.reset();
+      loss_of(net, at::ones({3, 2})).backward();
+      optimizer.step();
+      EXPECT_EQ(optimizer.steps(), 1);
+    });
+  }
+}
+
 // --- losses without a gradient
 
 /// Returns a loss that depends on no parameter.

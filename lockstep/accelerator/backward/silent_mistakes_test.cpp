@@ -397,6 +397,24 @@ TEST(AnotherModelsOptimizer, FrozenTemporarilyIsAllowed) {
   EXPECT_EQ(optimizer.steps(), 1);
 }
 
+// --- calls of one rank
+
+TEST(CallsOfOneRank, ASaveIsNamedOnBothRanks) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    torch::nn::Linear net = two_by_two();
+    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    EXPECT_THAT(
+        error_of<CommError>([&] {
+          if (accelerator.is_main_process()) {
+            accelerator.save_state(folder.path() / "save");
+          }
+          accelerator.backward(loss_of(net, rows_of(accelerator)));
+        }),
+        AllOf(HasSubstr("rank 0 calls save_state ("), HasSubstr("rank 1 calls backward (")));
+  });
+}
+
 // --- seeds and losses
 
 TEST(Seeds, ThatDifferBetweenRanksAreRefusedWhereTheyMatter) {
@@ -414,7 +432,8 @@ TEST(Seeds, ThatDifferBetweenRanksAreRefusedWhereTheyMatter) {
     EXPECT_THAT(
         [&] { accelerator.prepare(loader_with(seed_of(accelerator), /*shuffle=*/true)); },
         ThrowsMessage<ConfigError>(AllOf(
-            HasSubstr("the seed of a loader differs"), HasSubstr("rank 0 has 0, rank 1 has 7"))));
+            HasSubstr("the seed of a loader must be equal"),
+            HasSubstr("rank 0 has 0, rank 1 has 7"))));
   });
   accelerated_ranks(2, {.dispatch_batches = true}, [&](Accelerator& accelerator) {
     EXPECT_NO_THROW(accelerator.prepare(loader_with(seed_of(accelerator), /*shuffle=*/true)));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/backward/unprepared_update_check.h"
 
-#include <algorithm>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -51,16 +50,6 @@ void UnpreparedUpdateCheck::note_backward() {
   }
 }
 
-bool UnpreparedUpdateCheck::is_of_prepared_optimizer(const at::Tensor& parameter) const {
-  return std::any_of(
-      objects_.optimizers.begin(), objects_.optimizers.end(), [&](const Optimizer& optimizer) {
-        const std::vector<at::Tensor> theirs = optimizer.parameters();
-        return std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& other) {
-          return other.is_same(parameter);
-        });
-      });
-}
-
 void UnpreparedUpdateCheck::refuse_unprepared_update() {
   if (steps_when_noted_ != loop_.prepared_steps) {
     check_.forget();
@@ -71,7 +60,7 @@ void UnpreparedUpdateCheck::refuse_unprepared_update() {
     return;
   }
   const AccumulationState& accumulation = loop_.accumulation;
-  const bool is_prepared = is_of_prepared_optimizer(changed->tensor);
+  const bool is_prepared = objects_.is_in_optimizer(changed->tensor);
   const bool is_scaled = loop_.scaling.scaler && accumulation.sync_gradients;
   const std::string_view remedy =
       is_prepared && is_scaled

@@ -31,8 +31,6 @@ class UnpreparedUpdateCheck {
   void clear();
 
  private:
-  bool is_of_prepared_optimizer(const at::Tensor& parameter) const;
-
   const PreparedObjects& objects_;
   const LoopState& loop_;
   AccumulationCheck check_;

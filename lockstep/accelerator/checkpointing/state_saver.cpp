@@ -214,7 +214,7 @@ void StateSaver::save(
   timings.waited_ms = milliseconds_since(began);
   const std::string save_id = agree_on_save(folder);
   local_sgds_.average();
-  replicas_.compare_parameters("save_state", /*are_averaged=*/true);
+  replicas_.compare_now("save_state", /*are_averaged=*/true);
   CollectedState state = collector_.collect(options);
   state.meta[storage::kSaveIdKey] = save_id;
   finish_contents(state, options.async, timings);
@@ -281,7 +281,7 @@ void StateSaver::save_model(
     const fs::path& folder,
     const checkpoint::SaveModelOptions& options) {
   loop_.refuse_offloaded("save_model");
-  replicas_.compare_parameters("save_model");
+  replicas_.compare_now("save_model");
   const watch::Saving saving;
   const SavingGroups groups = project_.groups().patient();
   std::exception_ptr failure;

@@ -110,6 +110,9 @@ void UnevenInputs::check_mode() const {
 void UnevenInputs::make_equal() {
   // Processes have seen different numbers of micro-steps: all begin a new group.
   loop_.reset_accumulation();
+  for (const auto& loader : objects_.loaders) {
+    loader->forget_read_passes();
+  }
   gradients_.clear();
   make_optimizers_equal(objects_, "join_uneven_inputs");
   make_scalers_equal();

@@ -18,6 +18,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep {
@@ -91,31 +92,33 @@ std::function<NamedTensors()> also_averaged(
 }  // namespace
 
 LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
-    : accelerator_(accelerator), exceptions_at_start_(std::uncaught_exceptions()) {
-  const PreparedObjects& objects = AcceleratorInternals::objects(accelerator);
-  LocalSgdScopes& scopes = AcceleratorInternals::local_sgds(accelerator);
-  const PreparedModel* const prepared = objects.find_model(model);
+    : loop_(AcceleratorInternals::loop(accelerator)),
+      objects_(AcceleratorInternals::objects(accelerator)),
+      scopes_(AcceleratorInternals::local_sgds(accelerator)),
+      update_check_(AcceleratorInternals::update_check(accelerator)),
+      exceptions_at_start_(std::uncaught_exceptions()) {
+  const PreparedModel* const prepared = objects_.find_model(model);
   if (prepared == nullptr) {
     throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
   }
-  if (scopes.has(model)) {
+  if (scopes_.has(model)) {
     throw ConfigError("local_sgd", "this model already has a LocalSgd; call its finish() first");
   }
-  check_mode(AcceleratorInternals::loop(accelerator), objects, options.enabled);
+  check_mode(loop_, objects_, options.enabled);
   auto core = std::make_shared<LocalSgdCore>(
       prepared->parallel,
       prepared->parameters(),
       prepared->buffers(),
-      objects.context.group,
+      objects_.context.group,
       LocalSgdOptions{
           .local_sgd_steps = options.local_sgd_steps,
           .enabled = options.enabled,
           .warmup_steps = options.warmup_steps,
           .average_buffers = options.average_buffers},
-      also_averaged(objects, *prepared, options.optimizer_state));
-  if (options.enabled && objects.context.is_distributed()) {
+      also_averaged(objects_, *prepared, options.optimizer_state));
+  if (options.enabled && objects_.context.is_distributed()) {
     core_ = std::move(core);
-    scopes.add(model, core_);
+    scopes_.add(model, core_);
   }
 }
 
@@ -133,18 +136,20 @@ LocalSgd::~LocalSgd() {
 }
 
 bool LocalSgd::step() {
-  return core_ && accelerator_.sync_gradients() && !accelerator_.optimizer_step_was_skipped() &&
+  const comm::CallScope call("LocalSgd::step");
+  return core_ && loop_.accumulation.sync_gradients && !objects_.any_step_was_skipped() &&
          core_->step();
 }
 
 void LocalSgd::finish() {
+  const comm::CallScope call("LocalSgd::finish");
   if (core_) {
     core_->finish();
     unregister();
     core_.reset();
     // With different momenta the models of data parallel would diverge.
-    make_optimizers_equal(AcceleratorInternals::objects(accelerator_), "local_sgd");
-    AcceleratorInternals::update_check(accelerator_).forget();
+    make_optimizers_equal(objects_, "local_sgd");
+    update_check_.forget();
   }
 }
 
@@ -153,7 +158,7 @@ int64_t LocalSgd::steps() const {
 }
 
 void LocalSgd::unregister() {
-  AcceleratorInternals::local_sgds(accelerator_).remove(core_);
+  scopes_.remove(core_);
 }
 
 std::unique_ptr<LocalSgd> AcceleratorInternals::local_sgd(

@@ -9,6 +9,11 @@
 
 namespace lockstep {
 
+class LocalSgdScopes;
+class UnpreparedUpdateCheck;
+struct LoopState;
+struct PreparedObjects;
+
 /// The treatment of the optimizer's momenta when parameters are averaged.
 enum class LocalOptimizerState {
   kKeep,    ///< Every process keeps its own, as in Accelerate.
@@ -74,7 +79,10 @@ class LocalSgd {
   LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options);
   void unregister();
 
-  Accelerator& accelerator_;
+  const LoopState& loop_;
+  PreparedObjects& objects_;
+  LocalSgdScopes& scopes_;
+  UnpreparedUpdateCheck& update_check_;
   std::shared_ptr<LocalSgdCore> core_;  ///< Null if disabled.
   int exceptions_at_start_;
 };

@@ -4,6 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
+#include "lockstep/base/log.h"
+
 namespace lockstep {
 
 /// Reports the iterations of one range to the counter. Its destructor ends the range, also after a
@@ -47,6 +51,12 @@ class EpochCounter::CountedRange final : public EpochListener {
 EpochRange EpochCounter::range(int64_t count) {
   const Position position = next_range();
   const int64_t first = position.is_done ? count : std::min(position.first, count);
+  if (!position.is_done && count > 0 && first == count) {
+    log_info(fmt::format(
+        "the resumed checkpoint has done the {} epochs of this loop, so nothing is left to do in "
+        "it; ask for more epochs to continue, or start without --resume to train again",
+        count));
+  }
   return {first, count, std::make_shared<CountedRange>(weak_from_this(), std::max(first, count))};
 }
 

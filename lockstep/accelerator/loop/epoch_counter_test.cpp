@@ -2,9 +2,13 @@
 #include "lockstep/accelerator/loop/epoch_counter.h"
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "lockstep/base/log.h"
 
 namespace lockstep {
 namespace {
@@ -101,12 +105,18 @@ TEST(EpochCounter, RangesWithinARangeBeginAgainInItsNextIteration) {
   EXPECT_EQ(run(resumed, -1), (std::vector<Epochs>{{1, 1}, {2, 0}, {2, 1}}));
 }
 
-TEST(EpochCounter, AFinishedRangeIsEmptyAfterAResume) {
+TEST(EpochCounter, AFinishedRangeIsEmptyAfterAResumeAndSaysSo) {
   Program program;
   program.epochs(2);
   Program resumed;
   resumed.counter->resume(program.counter->place());
+  std::string lines;
+  set_log_sink([&](const std::string& line) { lines += line; });
   EXPECT_EQ(resumed.epochs(2), Epochs());
+  set_log_sink(nullptr);
+  EXPECT_THAT(
+      lines,
+      ::testing::HasSubstr("has done the 2 epochs of this loop, so nothing is left to do in it"));
   Program longer;
   longer.counter->resume(program.counter->place());
   EXPECT_EQ(longer.epochs(4), (Epochs{2, 3}));

@@ -14,6 +14,7 @@
 #include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/parameters_once.h"
 #include "lockstep/optim/update/speculative_updates.h"
@@ -223,6 +224,7 @@ void Optimizer::State::note_update() const {
 }
 
 void Optimizer::step() {
+  const comm::CallScope call("step");
   if (!state_->loop->accumulation.sync_gradients) {
     return;
   }
@@ -266,6 +268,7 @@ void Optimizer::perform_step() {
 }
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
+  const comm::CallScope call("step");
   State& state = *state_;
   if (state.loop->scaling.scaler) {
     throw ConfigError(

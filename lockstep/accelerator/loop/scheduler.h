@@ -37,7 +37,7 @@ struct SchedulerPolicy {
 /// Base rates are those of the optimizers when the schedule was prepared. Stepping a schedule past
 /// its end throws ConfigError; with SchedulerSteps::kAccelerate it keeps its last rates. Not
 /// thread-safe.
-class Scheduler {
+class [[nodiscard]] Scheduler {
  public:
   Scheduler() = default;  ///< Empty; only for later assignment.
   Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<LoopState> loop);

@@ -171,6 +171,9 @@ struct AcceleratorOptions {
   bool even_batches = true;
   /// Loaders: the main process reads all batches and sends the other processes theirs.
   bool dispatch_batches = false;
+  /// Warns at the first update of several processes if no loader was prepared. False: the program
+  /// gives each process its own samples itself.
+  bool expect_prepared_loader = true;
   /// Random states that are made equal on all processes at the start of every pass over a loader.
   /// Loader orders do not need them: they are functions of seed and epoch.
   std::vector<data::RngType> rng_types = {};

@@ -68,6 +68,21 @@ ParameterName PreparedObjects::optimizer_names(const char* where) const {
   return names;
 }
 
+bool PreparedObjects::is_in_optimizer(const at::Tensor& parameter) const {
+  return std::any_of(optimizers.begin(), optimizers.end(), [&](const Optimizer& optimizer) {
+    const std::vector<at::Tensor> theirs = optimizer.parameters();
+    return std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& other) {
+      return other.is_same(parameter);
+    });
+  });
+}
+
+bool PreparedObjects::any_step_was_skipped() const {
+  return std::any_of(optimizers.begin(), optimizers.end(), [](const Optimizer& optimizer) {
+    return optimizer.step_was_skipped();
+  });
+}
+
 bool PreparedObjects::uses_zero() const {
   const std::optional<ZeroPlugin>& zero = context.options.zero;
   return zero.has_value() && (context.is_distributed() || zero->offloads() || trains_in_16_bits);

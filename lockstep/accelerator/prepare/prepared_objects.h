@@ -65,6 +65,11 @@ struct PreparedObjects {
   /// ConfigError if not, and for an optimizer whose state cannot be read.
   ParameterName optimizer_names(const char* where) const;
 
+  /// Returns whether `parameter` belongs to a prepared optimizer.
+  bool is_in_optimizer(const at::Tensor& parameter) const;
+  /// Returns whether the last due step() of any optimizer skipped the update.
+  bool any_step_was_skipped() const;
+
   /// Returns whether ZeRO applies: there is something to shard, offload, or keep masters of.
   bool uses_zero() const;
   /// Returns whether stage 3 shards the parameters of the prepared model.

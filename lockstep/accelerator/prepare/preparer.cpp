@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/loader_facts.h"
 #include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/prepare/shard.h"
@@ -15,7 +16,6 @@
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/state/follow_parameters.h"
@@ -25,29 +25,6 @@
 
 namespace lockstep {
 namespace {
-
-/// Throws ConfigError if ranks would take their shards from different orders. Collective, unless
-/// one rank reads for all.
-void expect_same_order(const data::LoaderCore& loader, Group group) {
-  if (group.size() == 1 || loader.dispatches()) {
-    return;
-  }
-  const uint64_t seed = loader.cursor().seed;
-  const std::vector<std::string> seeds = all_gather_bytes(group, fmt::format("{}", seed));
-  for (size_t rank = 1; rank < seeds.size(); ++rank) {
-    if (seeds[rank] != seeds[0]) {
-      throw ConfigError(
-          "prepare",
-          fmt::format(
-              "the seed of a loader differs between processes, so samples would be repeated and "
-              "missed; rank 0 has {}, rank {} has {}; set the same seed on all (--seed, "
-              "LoaderOptions::seed)",
-              seeds[0],
-              rank,
-              seeds[rank]));
-    }
-  }
-}
 
 /// Throws ConfigError for parameters of two models: a gradient cannot be in the buckets of both.
 void refuse_common_parameters(
@@ -165,7 +142,7 @@ void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
     loader->set_device(context.device);
   }
   loader->set_observer(active_);
-  expect_same_order(*loader, context.group);
+  expect_equal_loader(*loader, context.group);
   loaders.push_back(std::move(loader));
 }
 

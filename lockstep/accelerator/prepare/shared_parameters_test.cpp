@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -143,7 +144,9 @@ TEST(SharedParameters, RefuseOtherOptimizersModelsAndWaysOfTraining) {
         HasSubstr("needs optimizers of lockstep::optim"));
     torch::nn::Linear other(4, 3);
     EXPECT_THAT(
-        error_of([&] { accelerator.prepare(optim::AdamW(other->parameters(), {.lr = 0.1})); }),
+        error_of([&] {
+          std::ignore = accelerator.prepare(optim::AdamW(other->parameters(), {.lr = 0.1}));
+        }),
         HasSubstr("a model that was not prepared"));
     EXPECT_THAT(
         error_of([&] { accelerator.join_uneven_inputs([] {}); }),

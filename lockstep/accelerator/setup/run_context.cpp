@@ -12,6 +12,7 @@
 
 #include "lockstep/accelerator/setup/either_variable.h"
 #include "lockstep/accelerator/setup/enter_world.h"
+#include "lockstep/accelerator/setup/equal_options.h"
 #include "lockstep/accelerator/zero_setup/resolve_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -110,11 +111,13 @@ at::Device choose_device(
   return device;
 }
 
-/// Returns ZeRO's settings. Collective if they depend on the number of processes of a host.
+/// Returns ZeRO's settings, after all others were compared. Collective.
 std::optional<ZeroPlugin> configured_zero(
     const RunContext& context, const Environment& environment) {
   ZeroFacts facts{.processes = context.size()};
-  if (needs_host_size(context.options, environment)) {
+  const bool depends_on_hosts = needs_host_size(context.options, environment);
+  expect_equal_options(context, depends_on_hosts);
+  if (depends_on_hosts) {
     facts.host_size = uniform_host_size(context.world, context.group);
   }
   ResolvedZero resolved = resolve_zero(context.options, environment, facts);
@@ -220,10 +223,11 @@ void configure(RunContext& context) {
       context.world.local_rank == 0 && !cpu_has_bf16(environment)) {
     warn_of_emulated_bf16();
   }
-  options.zero = configured_zero(context, environment);
   resolve_folders(options);
   resolve_record_steps(options, environment);
   check_project_numbers(options.project_config);
+  options.zero = configured_zero(context, environment);
+  expect_equal_zero(context);
   context.resume = resolve_resume(options, context.world, environment);
 }
 

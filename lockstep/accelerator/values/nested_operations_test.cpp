@@ -55,11 +55,11 @@ TEST(NestedOperations, VectorsOfDifferentLengthsAreAnErrorOnAllRanks) {
           operation,
           ::testing::ThrowsMessage<ConfigError>(HasSubstr("got 2 on ranks 0, 2, 3 on rank 1")));
     };
-    expect_refusal([&] { accelerator.gather(value); });
-    expect_refusal([&] { accelerator.gather_for_metrics(value); });
-    expect_refusal([&] { accelerator.reduce(value); });
-    expect_refusal([&] { accelerator.broadcast(value); });
-    expect_refusal([&] { accelerator.pad_across_processes(value); });
+    expect_refusal([&] { std::ignore = accelerator.gather(value); });
+    expect_refusal([&] { std::ignore = accelerator.gather_for_metrics(value); });
+    expect_refusal([&] { std::ignore = accelerator.reduce(value); });
+    expect_refusal([&] { std::ignore = accelerator.broadcast(value); });
+    expect_refusal([&] { std::ignore = accelerator.pad_across_processes(value); });
     EXPECT_EQ(accelerator.gather(std::vector<at::Tensor>{at::ones({2})})[0].size(0), 6);
   });
 }
@@ -69,7 +69,7 @@ TEST(DebugMode, NamesTheArgumentOfEachProcess) {
     std::map<std::string, at::Tensor> value;
     value[accelerator.is_main_process() ? "loss" : "accuracy"] = at::ones({2});
     try {
-      accelerator.gather(value);
+      std::ignore = accelerator.gather(value);
       ADD_FAILURE() << "different keys were not seen";
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(), HasSubstr("rank 0: {loss: Float[2]}"));
@@ -82,11 +82,12 @@ TEST(DebugMode, SeesKeysWithinOtherValuesAndDtypesToBePadded) {
   accelerated_ranks(2, {.debug = true}, [](Accelerator& accelerator) {
     const bool main = accelerator.is_main_process();
     const std::vector<std::map<std::string, at::Tensor>> value{{{main ? "a" : "b", at::ones({1})}}};
-    EXPECT_THROW(accelerator.reduce(value), ConfigError);
+    EXPECT_THROW(std::ignore = accelerator.reduce(value), ConfigError);
     EXPECT_THROW(
-        accelerator.pad_across_processes(at::ones({1}, main ? at::kFloat : at::kLong)),
+        std::ignore =
+            accelerator.pad_across_processes(at::ones({1}, main ? at::kFloat : at::kLong)),
         ConfigError);
-    EXPECT_NO_THROW(accelerator.pad_across_processes(at::ones({main ? 1 : 2})));
+    EXPECT_NO_THROW(std::ignore = accelerator.pad_across_processes(at::ones({main ? 1 : 2})));
   });
 }
 

@@ -370,6 +370,9 @@ WorldSpec world_from_environment(const Environment& environment) {
   }
   world.agent_store = world.source == kTorchrun &&
                       environment.boolean("TORCHELASTIC_USE_AGENT_STORE").value_or(false);
+  if (world.source == kTorchrun && environment.text("LOCKSTEP_LAUNCHER") == "1") {
+    world.source = "lockstep launch";  // It sets torchrun's variables.
+  }
   world.restart_count =
       static_cast<int>(environment.integer("TORCHELASTIC_RESTART_COUNT", 0, kMaxWorld).value_or(0));
   return world;

@@ -117,6 +117,11 @@ TEST(World, ReadsTorchrun) {
   EXPECT_FALSE(world.on_one_host());
 }
 
+TEST(World, NamesLockstepsLauncherWhichSetsTorchrunsVariables) {
+  const WorldSpec world = world_of(with(kTorchrun, {{"LOCKSTEP_LAUNCHER", "1"}}));
+  expect_ranks(world, "lockstep launch", 3, 4, 1, 2);
+}
+
 TEST(World, HasAnAgentStoreOnlyIfTorchrunSetsIt) {
   EXPECT_FALSE(world_of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).agent_store);
   EXPECT_FALSE(world_of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", ""}})).agent_store);

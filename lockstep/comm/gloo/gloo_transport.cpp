@@ -23,6 +23,7 @@
 #include "lockstep/comm/transport/exchange.h"
 #include "lockstep/comm/transport/flight.h"
 #include "lockstep/comm/transport/ordered_worker.h"
+#include "lockstep/comm/transport/plain_reason.h"
 #include "lockstep/comm/transport/reduce.h"
 #include "lockstep/comm/transport/transport_error.h"
 
@@ -107,7 +108,7 @@ struct GlooState {
       const std::string why = fmt::format(
           "failed after {:.1f} s; a rank is lost, or did not call the operation: {}",
           seconds,
-          first_line(error.what()));
+          plain_reason(error.what()));
       mark_failed(fmt::format("{} {}", name_of(op), why));
       throw CommError(name_of(op), why, -1, seconds);
     }
@@ -314,7 +315,8 @@ class GlooTransport final : public Transport {
       throw CommError(
           "join",
           fmt::format(
-              "cannot connect to all ranks: {}", fault.empty() ? first_line(error.what()) : fault));
+              "cannot connect to all ranks: {}",
+              fault.empty() ? plain_reason(error.what()) : fault));
     }
     guard.close_to_all();
     if (guard.admits_all()) {

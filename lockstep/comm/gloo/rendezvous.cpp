@@ -34,7 +34,7 @@
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/comm/gloo/store_address.h"
 #include "lockstep/comm/shm/join_responder.h"
-#include "lockstep/comm/transport/transport_error.h"
+#include "lockstep/comm/transport/plain_reason.h"
 
 namespace lockstep::comm {
 namespace {
@@ -362,7 +362,7 @@ c10::intrusive_ptr<c10d::Store> join_store(
             host,
             world.master_port,
             seconds_since(start),
-            first_line(error.what())),
+            plain_reason(error.what())),
         0,
         seconds_since(start));
   }

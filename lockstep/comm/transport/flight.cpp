@@ -49,6 +49,7 @@ watch::Operation operation_of(const Collective& collective, uint64_t group, int6
     default:
       break;
   }
+  operation.call = fingerprint.call;
   operation.dims = static_cast<int32_t>(fingerprint.dims);
   if (fingerprint.dims >= 0) {
     operation.dtype = dtype_text(fingerprint.dtype);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,6 +13,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/base/text/words.h"
+#include "lockstep/watch/operation.h"
 
 namespace lockstep {
 
@@ -98,6 +101,14 @@ std::string tensor_text(const Fingerprint& fingerprint) {
 
 }  // namespace
 
+bool Fingerprint::operator==(const Fingerprint& other) const {
+  const auto compared = [](const Fingerprint& print) {
+    return std::tie(
+        print.sequence, print.op, print.reduce, print.root, print.dtype, print.dims, print.sizes);
+  };
+  return compared(*this) == compared(other);
+}
+
 std::string Fingerprint::describe() const {
   const auto kind = static_cast<Op>(op);
   if (kind == Op::kBarrier && root != 0) {
@@ -137,6 +148,8 @@ std::optional<Op> refused_op(const Collective& collective) {
 Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
   Fingerprint fingerprint;
   fingerprint.sequence = sequence;
+  fingerprint.call =
+      watch::short_text<fingerprint.call.size()>(collective.call == nullptr ? "" : collective.call);
   fingerprint.op = static_cast<int64_t>(collective.op);
   fingerprint.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
   const bool is_refusal = refused_op(collective).has_value();
@@ -180,8 +193,12 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
   }
   std::vector<std::pair<std::string, std::vector<int>>> sides;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const Fingerprint& print = by_rank[rank];
+    const std::string_view call = watch::text_of(print.call);
     const std::string text =
-        fmt::format("{} as operation {}", by_rank[rank].describe(), by_rank[rank].sequence);
+        call.empty()
+            ? fmt::format("{} as operation {}", print.describe(), print.sequence)
+            : fmt::format("{} ({} as operation {})", call, print.describe(), print.sequence);
     auto side =
         std::find_if(sides.begin(), sides.end(), [&](const auto& s) { return s.first == text; });
     if (side == sides.end()) {

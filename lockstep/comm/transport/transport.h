@@ -51,6 +51,8 @@ struct Collective {
   at::Tensor output = {};
   ReduceOp reduce = ReduceOp::kSum;
   int root = 0;  ///< Root, or the peer of send and recv.
+  /// The program's call that needs it, see CallScope; null: unknown. Not compared.
+  const char* call = nullptr;
 };
 
 /// Returns the operation that a rank starts in place of `op` if it refuses an argument.
@@ -71,9 +73,11 @@ struct Fingerprint {
   int64_t root = 0;
   int64_t dtype = -1;
   int64_t dims = -1;
-  std::array<int64_t, 10> sizes{};  ///< Sizes after the tenth are multiplied into the last one.
+  std::array<int64_t, 7> sizes{};  ///< Sizes after the seventh are multiplied into the last one.
+  std::array<char, 24> call{};     ///< Of the Collective, for messages; zeros: unknown.
 
-  bool operator==(const Fingerprint&) const = default;
+  /// Compares all but `call`: the same operation may be part of different calls.
+  bool operator==(const Fingerprint& other) const;
   /// Formats "all_reduce(sum) of float32[10, 20]".
   std::string describe() const;
 };
@@ -88,7 +92,7 @@ std::optional<std::string> mismatch(
 
 /// Compares the fingerprints of all ranks, in rank order. Returns nothing if they match, else a
 /// sentence naming each side and its ranks: "rank 0 calls all_reduce(sum) of float32[10], rank 1
-/// calls ... of float32[20]".
+/// calls ... of float32[20]". A side whose call is known has "backward (all_reduce(sum) ...)".
 std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank);
 
 /// Controls a running operation.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -11,16 +12,20 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/GradMode.h>
+
 #include "lockstep/data/device/copy_ahead.h"
 #include "lockstep/data/loader/dispatcher.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/loader/sequence_dataset.h"
 #include "lockstep/data/loader/steps.h"
 #include "lockstep/data/loader/stream_steps.h"
+#include "lockstep/data/loader/tensor_serializer.h"
 #include "lockstep/data/sample/batch.h"
 #include "lockstep/data/sample/collate.h"
 #include "lockstep/data/sample/dataset.h"
 #include "lockstep/data/sample/dataset_check.h"
+#include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
 
@@ -77,7 +82,16 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
  private:
   struct State {
     State(D source, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
-        : dataset(std::move(source)), core(source_info(dataset), options, std::move(sampler)) {}
+        : dataset(std::move(source)), core(source_info(dataset), options, std::move(sampler)) {
+      if constexpr (Dataset<D> && Transferable<Batch> && !std::is_same_v<D, SequenceDataset>) {
+        core.set_sample_checksum([this](int64_t index) {
+          const c10::AutoGradMode no_grad(false);
+          const std::array<int64_t, 1> indices = {index};
+          const SampleRandomScope scope(core.random_key(), indices);
+          return checksum_of(dataset.get_batch(indices));
+        });
+      }
+    }
     static SourceInfo source_info(const D& dataset) {
       SourceInfo info{.streamed = !Dataset<D>, .transferable = Transferable<Batch>};
       if constexpr (SizedDataset<D>) {

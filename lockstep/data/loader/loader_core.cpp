@@ -10,6 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/data/loader/loader_checks.h"
 
 namespace lockstep::data {
@@ -52,6 +53,17 @@ LoaderCore::LoaderCore(
 
 RandomKey LoaderCore::random_key() const {
   return {.seed = options_.seed, .sampler_seed = sampler_ ? sampler_->seed() : 0, .epoch = epoch()};
+}
+
+std::optional<uint32_t> LoaderCore::sample_checksum(int64_t index) const {
+  if (!sample_checksum_) {
+    return std::nullopt;
+  }
+  try {
+    return sample_checksum_(index);
+  } catch (const std::exception&) {
+    return std::nullopt;  // The loop reports it, at the batch with this sample.
+  }
 }
 
 uint64_t LoaderCore::order_seed() const {
@@ -220,7 +232,7 @@ void LoaderCore::check_skip(int64_t batches) const {
   }
 }
 
-std::shared_ptr<const ShardPlan> LoaderCore::make_plan(const Cursor& start) const {
+std::shared_ptr<const ShardPlan> LoaderCore::make_plan(const Cursor& start) {
   if (!sampler_) {
     return nullptr;
   }
@@ -236,6 +248,9 @@ std::shared_ptr<const ShardPlan> LoaderCore::make_plan(const Cursor& start) cons
               index,
               *source_.samples - 1));
     }
+  }
+  if (shard_.world > 1 && !dispatches()) {
+    read_.order_checksum = crc32c(0, order.data(), order.size() * sizeof(int64_t));
   }
   auto plan = std::make_shared<const ShardPlan>(
       std::move(order), layout_.with_first_sample(start.first_sample));
@@ -315,17 +330,24 @@ void LoaderCore::end_batch() {
   }
 }
 
-void LoaderCore::finish_pass() {
-  cursor_ = next_epoch(cursor_);
+void LoaderCore::end_pass() {
+  ++read_.ended;
+  read_.last_batches = cursor_.batches;
   running_ = false;
+}
+
+void LoaderCore::finish_pass() {
+  end_pass();
+  ++read_.to_end;
+  cursor_ = next_epoch(cursor_);
   if (const auto observer = std::exchange(pass_observer_, nullptr)) {
     observer->pass_ended(this);
   }
 }
 
 void LoaderCore::leave_pass() noexcept {
+  end_pass();
   left_early_ = true;
-  running_ = false;
   const auto observer = std::exchange(pass_observer_, nullptr);
   if (!observer) {
     return;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -58,6 +60,16 @@ struct SourceInfo {
   bool streamed = false;      ///< An iterable dataset.
   bool transferable = false;  ///< Its batches are Transferable.
   SequenceForm sequences = {};
+};
+
+/// What this rank has read of a loader. Ranks that share its samples must have read alike.
+struct ReadPasses {
+  int64_t to_end = 0;        ///< Passes that were read to their end.
+  int64_t ended = 0;         ///< Those, and passes that were left early.
+  int64_t last_batches = 0;  ///< The batches of the last ended pass.
+  /// Checksum of the order of all ranks' samples in the running or last pass; 0 for a stream, for a
+  /// loader of one rank, and if rank 0 reads for all.
+  uint32_t order_checksum = 0;
 };
 
 /// Receives the events of a loop over a loader, on the loop's thread. `loader` is Loader::id(),
@@ -115,6 +127,16 @@ class LoaderCore {
   /// Returns whether a loop was left at the cursor; the next pass is then the next epoch.
   bool left_early() const { return left_early_; }
   const std::shared_ptr<LoaderObserver>& observer() const { return observer_; }
+  const ReadPasses& read_passes() const { return read_; }
+  /// Begins to count again, after ranks have read differently on purpose.
+  void forget_read_passes() { read_ = {.order_checksum = read_.order_checksum}; }
+  /// Returns a checksum of a sample of the dataset, which it reads; nothing if it cannot.
+  std::optional<uint32_t> sample_checksum(int64_t index) const;
+  void set_sample_checksum(std::function<uint32_t(int64_t index)> checksum) {
+    sample_checksum_ = std::move(checksum);
+  }
+  /// Sets the checksum of the running pass's order, for a sampler whose order() has only positions.
+  void set_order_checksum(uint32_t checksum) { read_.order_checksum = checksum; }
 
   /// See Loader::shard. The batches of a SequenceDataset are always split. Collective over `group`
   /// if `spec` has dispatch_batches: a subgroup is made for it.
@@ -167,13 +189,16 @@ class LoaderCore {
   int64_t max_batches(const ShardLayout& layout) const;
   /// `layout`: that of a full epoch.
   void check_position(const Cursor& cursor, const ShardLayout& layout) const;
-  std::shared_ptr<const ShardPlan> make_plan(const Cursor& start) const;
+  std::shared_ptr<const ShardPlan> make_plan(const Cursor& start);
+  void end_pass();
 
   SourceInfo source_;
   LoaderOptions options_;
   std::shared_ptr<const Sampler> sampler_;  ///< Null for a stream.
   ShardLayout layout_;                      ///< The layout of a full epoch.
   Cursor cursor_;
+  ReadPasses read_;
+  std::function<uint32_t(int64_t index)> sample_checksum_;  ///< Empty: not known.
   Group dispatch_group_;
   std::shared_ptr<LoaderObserver> observer_;
   std::shared_ptr<LoaderObserver> pass_observer_;  ///< The observer of the running pass.

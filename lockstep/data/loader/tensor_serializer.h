@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/data/sample/nested.h"
 
 namespace lockstep::data {
@@ -74,6 +75,15 @@ void pack(const T& value, TensorSerializer& serializer) {
   } else {
     pack(value.lockstep_fields(), serializer);
   }
+}
+
+/// Returns a checksum of a value's description and tensors. Throws as TensorSerializer does.
+template <Transferable T>
+uint32_t checksum_of(const T& value) {
+  TensorSerializer serializer;
+  pack(value, serializer);
+  const at::Tensor bytes = serializer.bytes();
+  return crc32c(0, bytes.const_data_ptr(), bytes.nbytes());
 }
 
 template <Transferable T>

@@ -205,6 +205,7 @@ AcceleratorOptions accelerator_options(
     const TrainedModel& model,
     const std::shared_ptr<DynamicLossScale>& loss_scale) {
   AcceleratorOptions options = std::move(given);
+  options.expect_prepared_loader = false;  // DeepSpeed's programs bring loaders of their own.
   set_precision(config, loss_scale, options);
   set_zero(config, model, options);
   if (config.use_node_local_storage.value) {

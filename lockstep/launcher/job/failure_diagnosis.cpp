@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
 #include "lockstep/launcher/process/machine_name.h"
 
 namespace lockstep::launcher {
@@ -22,18 +25,52 @@ std::string utc_now() {
   return text.data();
 }
 
+/// Returns the program's call in which a rank's last operation failed; empty if unknown.
+std::string call_of(int rank, const std::vector<watch::RankView>& ranks) {
+  const auto view = std::find_if(
+      ranks.begin(), ranks.end(), [rank](const auto& each) { return each.rank == rank; });
+  const watch::Operation* const last = view == ranks.end() ? nullptr : view->last_done();
+  return last == nullptr ? "" : std::string(watch::text_of(last->call));
+}
+
+/// Returns what to do if a rank ended while another was in this call.
+std::string remedy_for(const std::string& call) {
+  const std::string text = call.empty() ? "" : " in " + call;
+  if (!call.empty() && call != "backward" && call != "step") {
+    return fmt::format("{}; every rank must call {}", text, call);
+  }
+  return text +
+         "; all ranks must run the same number of steps, and end by returning from main or by an "
+         "exception, not by exit(); for uneven data see join_uneven_inputs";
+}
+
 }  // namespace
 
-void explain_by_departed_rank(RankFailure& cause, const std::vector<watch::RankView>& ranks) {
+void explain_by_departed_rank(
+    RankFailure& cause,
+    std::vector<RankFailure>& also_failed,
+    const std::vector<watch::RankView>& ranks) {
   const watch::RankView* const left = watch::find_left_rank(ranks);
   if (!cause.lost_peer || !cause.diagnostic.empty() || left == nullptr) {
     return;
   }
-  cause.diagnostic = fmt::format(
-      "rank {} left the job earlier, after step {}; all ranks must run the same number of steps; "
-      "for uneven data see join_uneven_inputs",
-      left->rank,
-      left->record.step);
+  const std::string remedy = remedy_for(call_of(cause.rank, ranks));
+  if (left->running || left->exit_code != kExitOk) {
+    cause.diagnostic = fmt::format(
+        "rank {} left the job earlier, after step {}{}", left->rank, left->record.step, remedy);
+    return;
+  }
+  RankFailure departed{
+      .rank = left->rank,
+      .pid = static_cast<pid_t>(left->record.pid),
+      .exit_status = {},
+      .diagnostic = fmt::format(
+          "its last step was {}, and rank {} still needed it{}",
+          left->record.step,
+          cause.rank,
+          remedy),
+      .seconds = cause.seconds};
+  also_failed.insert(also_failed.begin(), std::exchange(cause, std::move(departed)));
 }
 
 std::vector<watch::RankView> FailureDiagnosis::all_views() {
@@ -94,11 +131,12 @@ std::string FailureDiagnosis::try_write(const watch::FlightDump& dump) const {
 
 FailureReport FailureDiagnosis::report(const JobStateMachine& state_machine, int exit_code) {
   RankFailure cause = *state_machine.cause();
-  explain_by_departed_rank(cause, all_views());
+  std::vector<RankFailure> also_failed = state_machine.also_failed();
+  explain_by_departed_rank(cause, also_failed, all_views());
   FailureReport report = {
       .ranks = spec_.plan->world_size(),
       .cause = cause,
-      .also_failed = state_machine.also_failed(),
+      .also_failed = std::move(also_failed),
       .stopped = state_machine.stopped(),
       .exit_code = exit_code,
       .host = stalled_host_.empty() ? host_name() : stalled_host_,

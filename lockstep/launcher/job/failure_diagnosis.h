@@ -14,8 +14,12 @@
 
 namespace lockstep::launcher {
 
-/// Names the rank that left the job earlier, if its departure caused the failure `cause`.
-void explain_by_departed_rank(RankFailure& cause, const std::vector<watch::RankView>& ranks);
+/// Names the rank that left the job earlier, if its departure caused the failure `cause`. If that
+/// rank has ended, it becomes the cause, and the failure the first of `also_failed`.
+void explain_by_departed_rank(
+    RankFailure& cause,
+    std::vector<RankFailure>& also_failed,
+    const std::vector<watch::RankView>& ranks);
 
 /// Collects the facts on a failed attempt: the states of all ranks, the flight dump, the report.
 /// Not thread-safe.

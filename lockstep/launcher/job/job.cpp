@@ -112,7 +112,8 @@ class Job {
         verdict.failure->flight = end_here.flight;
         const std::vector<watch::RankView> others = session_->other_views();
         end_here.views.insert(end_here.views.end(), others.begin(), others.end());
-        explain_by_departed_rank(verdict.failure->cause, end_here.views);
+        explain_by_departed_rank(
+            verdict.failure->cause, verdict.failure->also_failed, end_here.views);
         add_failed(number, verdict.failure->cause);
       }
       std::optional<int> end = verdict.exit_code;

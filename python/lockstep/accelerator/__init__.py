@@ -90,6 +90,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         shared_parameters: bool = False,
         zero: dict[str, Any] | None = None,
         non_finite: str = "ignore",
+        expect_prepared_loader: bool = True,
     ) -> None:
         has_no_backend = str(dynamo_backend).lower() in ("none", "no", "dynamobackend.no")
         self._refuse_unsupported(
@@ -130,7 +131,11 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         self._dataloaders: list[Any] = []
         self._custom_objects: list[Any] = []
         self._local_forwards = {}
-        self._extra = {"shared_parameters": shared_parameters, "non_finite": non_finite}
+        self._extra = {
+            "shared_parameters": shared_parameters,
+            "non_finite": non_finite,
+            "expect_prepared_loader": expect_prepared_loader,
+        }
         if zero is not None:
             self._extra["zero"] = zero
         self._deepspeed_plugin = self.state.deepspeed_plugin

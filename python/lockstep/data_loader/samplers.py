@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from .. import _core
 
@@ -221,6 +223,26 @@ def _give_generator(sampler: Any) -> None:
     if hasattr(sampler, "generator") and sampler.generator is None:
         sampler.generator = torch.Generator(device="cpu")
         sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+
+
+def order_checksum(order: list[Any], dataset: Any) -> int:
+    """Returns a checksum of the samples of a pass in their order.
+
+    It contains the sampler's values, and the indices of each Subset that the dataset consists of.
+    """
+    checksum = _checksum_of(order, 0)
+    while isinstance(dataset, Subset):
+        checksum = _checksum_of(dataset.indices, checksum)
+        dataset = dataset.dataset
+    return checksum
+
+
+def _checksum_of(values: Sequence[Any], checksum: int) -> int:
+    try:
+        return zlib.crc32(array("q", values).tobytes(), checksum)
+    except TypeError:  # Other objects' texts may have addresses, which differ between processes.
+        plain = [value for value in values if isinstance(value, (str, bytes, int, float))]
+        return zlib.crc32(repr((len(values), plain)).encode(), checksum)
 
 
 def yields_each_once(sampler: Any) -> bool:

@@ -16,7 +16,7 @@ from ..state import GradientState
 from .arguments import _kept_arguments
 from .loop import _LoopMixin, _synchronize
 from .sample_random import Visits
-from .samplers import _give_generator, _seedable, yields_each_once
+from .samplers import _give_generator, _seedable, order_checksum, yields_each_once
 
 
 class _OwnBatches(BatchSampler):
@@ -51,6 +51,7 @@ class _OwnBatches(BatchSampler):
     def __iter__(self) -> Iterator[list[Any]]:
         core = self._loader._core
         plan = self._loader._begin_pass()
+        self._loader._note_order()
         first, last = core.cursor.batches, len(plan) - 1
         if first > last:
             self._loader._end_of_order()
@@ -167,6 +168,11 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         self._take()
         if self.generator is None:  # DataLoader has drawn that seed for this pass, too.
             torch.set_rng_state(self._default_state)
+
+    def _note_order(self) -> None:
+        """Lets the C++ library compare the order of the pass over the processes."""
+        if self._spec["num_processes"] > 1:
+            self._core.set_order_checksum(order_checksum(self._order_of_pass, self.dataset))
 
     # --- the loop
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.

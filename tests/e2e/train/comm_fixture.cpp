@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "lockstep/lockstep.h"
@@ -22,11 +23,12 @@ int run(const std::string& mode, double seconds, const std::string& prefix) {
   lockstep::Accelerator accelerator;
   const bool is_other = accelerator.process_index() == 1;
   if (mode == "vectors") {
-    accelerator.gather(std::vector<torch::Tensor>(is_other ? 3 : 2, torch::ones({4})));
+    std::ignore =
+        accelerator.gather(std::vector<torch::Tensor>(is_other ? 3 : 2, torch::ones({4})));
   } else if (mode == "tensors") {
-    accelerator.gather(torch::ones({is_other ? 3 : 2}));
+    std::ignore = accelerator.gather(torch::ones({is_other ? 3 : 2}));
   } else if (mode == "rows") {
-    accelerator.pad_across_processes(is_other ? torch::ones({}) : torch::ones({2}));
+    std::ignore = accelerator.pad_across_processes(is_other ? torch::ones({}) : torch::ones({2}));
   } else if (mode == "profile") {
     const char* const folder = std::getenv("TRACES");
     const auto profile = accelerator.profile({.output_trace_dir = folder == nullptr ? "" : folder});

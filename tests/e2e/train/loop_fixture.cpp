@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/nn/modules/dropout.h>
@@ -61,7 +62,7 @@ void environment() {
   std::map<std::string, at::Tensor> value;
   value[accelerator.is_main_process() ? "a" : "b"] = at::ones({1});
   try {
-    accelerator.gather(value);
+    std::ignore = accelerator.gather(value);
     require(false, "different keys were gathered");
   } catch (const lockstep::ConfigError&) {
   }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <stdexcept>
+#include <tuple>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -106,7 +107,7 @@ int run(const Options& options) {
     throw std::runtime_error("thrown on purpose");
   }
   if (options.end == "reduce") {
-    accelerator.reduce(torch::ones({4}));
+    std::ignore = accelerator.reduce(torch::ones({4}));
   }
   return 0;
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unistd.h>
 
 #include <torch/nn/modules/linear.h>
@@ -53,7 +54,7 @@ bool has_fault(const std::string& rank) {
   std::printf("ready %d %d\n", static_cast<int>(accelerator.process_index()), ::getpid());
   std::fflush(stdout);
   for (;;) {
-    accelerator.reduce(values);
+    std::ignore = accelerator.reduce(values);
   }
 }
 
@@ -75,6 +76,9 @@ int train(const std::string& how, int64_t steps) {
     }
     if (is_faulty && step == kStepOfFault && how == "leave") {
       return 0;
+    }
+    if (is_faulty && step == kStepOfFault && how == "exit-0") {
+      std::exit(0);
     }
     if (is_faulty && step == kStepOfFault && how == "fewer") {
       break;

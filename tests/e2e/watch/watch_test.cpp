@@ -152,8 +152,18 @@ TEST_F(Watch, NamesARankThatEndsBeforeTheOthers) {
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(
       outcome.err,
-      ContainsRegex("rank 0 of 2 ended with exit code 1 after .*; rank 1 left the job earlier, "
-                    "after step 5; all ranks must run the same number of steps"));
+      ContainsRegex("rank 1 of 2 ended with exit code 0 after .*; its last step was 5, and rank 0 "
+                    "still needed it.*; all ranks must run the same number of steps"));
+  EXPECT_THAT(outcome.err, ContainsRegex("also: +rank 0 ended with exit code 1"));
+}
+
+TEST_F(Watch, BlamesARankThatCallsExit) {
+  const Outcome outcome = run("exit-0");
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      ContainsRegex("rank 1 of 2 ended with exit code 0 after .*; its last step was 5, and rank 0 "
+                    "still needed it; .*not by exit"));
 }
 
 TEST_F(Watch, RanksWithDifferentNumbersOfBatchesGetAnError) {

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/data/loader/loader_core.h"
+#include "lockstep/sync/rank_facts.h"
+
+namespace lockstep {
+
+using LoaderCores = std::vector<std::shared_ptr<data::LoaderCore>>;
+
+/// Throws ConfigError if ranks would take their shares of different data: another number of
+/// samples, batch size, seed or way of sharding. Warns if the first or last sample differs, which a
+/// dataset may generate at random. `loader`: sharded. Cost: reads two samples. Collective.
+void expect_equal_loader(const data::LoaderCore& loader, Group group);
+
+/// Returns what ranks must have read alike: of loaders that train, the batches of the last loop and
+/// the order of samples; of others, the number of passes that were read to their end.
+std::vector<RankFact> read_facts(const LoaderCores& loaders, const ActiveLoaders& active);
+/// Returns a digest of read_facts. Cost: some tens of nanoseconds for each loader.
+uint64_t read_digest(const LoaderCores& loaders, const ActiveLoaders& active);
+
+}  // namespace lockstep

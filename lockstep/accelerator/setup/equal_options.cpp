@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/setup/equal_options.h"
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/sync/rank_facts.h"
+
+namespace lockstep {
+namespace {
+
+std::string text(bool value) {
+  return value ? "true" : "false";
+}
+
+std::string text(const char* value) {
+  return value;
+}
+
+std::string text(at::ScalarType value) {
+  return c10::toString(value);
+}
+
+std::string text(const std::vector<std::string>& values) {
+  return fmt::format("[{}]", fmt::join(values, ", "));
+}
+
+template <typename Number>
+requires(std::is_arithmetic_v<Number>) std::string text(Number value) {
+  return fmt::format("{}", value);
+}
+
+template <typename Value>
+std::string text(const std::optional<Value>& value) {
+  return value ? text(*value) : "unset";
+}
+
+const char* name_of(NonFinitePolicy policy) {
+  switch (policy) {
+    case NonFinitePolicy::kSkip:
+      return "skip";
+    case NonFinitePolicy::kStop:
+      return "stop";
+    default:
+      return "ignore";
+  }
+}
+
+const char* name_of(OffloadDevice device) {
+  switch (device) {
+    case OffloadDevice::kCpu:
+      return "cpu";
+    case OffloadDevice::kNvme:
+      return "nvme";
+    default:
+      return "none";
+  }
+}
+
+/// Collects options as facts.
+class Options {
+ public:
+  template <typename Value>
+  void add(const char* name, const Value& value) {
+    facts_.push_back(
+        {fmt::format("the Accelerator's option {}", name),
+         text(value),
+         "construct it with the same options on every rank, and set the same environment "
+         "variables"});
+  }
+  const std::vector<RankFact>& facts() const { return facts_; }
+
+ private:
+  std::vector<RankFact> facts_;
+};
+
+void add_data_parallel(const DataParallelOptions& options, Options& all) {
+  all.add("data_parallel.cap_bytes", options.cap_bytes);
+  all.add("data_parallel.first_cap_bytes", options.first_cap_bytes);
+  all.add("data_parallel.broadcast_buffers", options.broadcast_buffers);
+  const CommHookOptions& hook = options.comm_hook;
+  all.add("data_parallel.comm_hook.type", name_of(hook.type));
+  all.add("data_parallel.comm_hook.wrapper", name_of(hook.wrapper));
+  all.add("data_parallel.comm_hook.use_error_feedback", hook.use_error_feedback);
+  all.add("power_sgd.matrix_approximation_rank", hook.power_sgd.matrix_approximation_rank);
+  all.add("power_sgd.start_iter", hook.power_sgd.start_iter);
+  all.add("power_sgd.min_compression_rate", hook.power_sgd.min_compression_rate);
+  all.add("power_sgd.warm_start", hook.power_sgd.warm_start);
+  all.add("power_sgd.seed", hook.power_sgd.seed);
+}
+
+void add_loaders(const AcceleratorOptions& options, Options& all) {
+  all.add("split_batches", options.split_batches);
+  all.add("even_batches", options.even_batches);
+  all.add("dispatch_batches", options.dispatch_batches);
+  std::vector<std::string> rng_types;
+  for (const data::RngType type : options.rng_types) {
+    rng_types.push_back(fmt::format("{}", static_cast<int>(type)));
+  }
+  all.add("rng_types", rng_types);
+}
+
+void add_saves(const AcceleratorOptions& options, Options& all) {
+  const ProjectConfiguration& project = options.project_config;
+  // Each process may see the project's folder under another path.
+  all.add("project_dir", options.project_dir.empty() ? "unset" : "set");
+  all.add("project_config.checkpointing_steps", project.checkpointing_steps);
+  all.add("project_config.async_checkpointing", project.async_checkpointing);
+  all.add("project_config.automatic_checkpoint_naming", project.automatic_checkpoint_naming);
+  all.add("project_config.save_on_each_node", project.save_on_each_node);
+  all.add("project_config.total_limit", project.total_limit);
+  all.add("save_when_preempted", options.save_when_preempted);
+}
+
+}  // namespace
+
+void expect_equal_options(const RunContext& context, bool needs_host_size) {
+  if (!context.is_distributed()) {
+    return;
+  }
+  const AcceleratorOptions& options = context.options;
+  Options all;
+  all.add("mixed_precision", name_of(context.precision));
+  all.add("autocast.enabled", options.autocast.enabled);
+  all.add("grad_scaler.enabled", options.grad_scaler.enabled);
+  all.add("grad_scaler.init_scale", options.grad_scaler.init_scale);
+  all.add("grad_scaler.growth_factor", options.grad_scaler.growth_factor);
+  all.add("grad_scaler.backoff_factor", options.grad_scaler.backoff_factor);
+  all.add("grad_scaler.growth_interval", options.grad_scaler.growth_interval);
+  const GradientAccumulationPlugin& accumulation = *options.gradient_accumulation_plugin;
+  all.add("gradient_accumulation_steps", accumulation.num_steps);
+  all.add("gradient_accumulation_plugin.adjust_scheduler", accumulation.adjust_scheduler);
+  all.add("gradient_accumulation_plugin.sync_with_dataloader", accumulation.sync_with_dataloader);
+  all.add("gradient_accumulation_plugin.sync_each_batch", accumulation.sync_each_batch);
+  all.add("step_scheduler_with_optimizer", options.step_scheduler_with_optimizer);
+  all.add("scheduler_steps", static_cast<int>(options.scheduler_steps));
+  all.add("non_finite", name_of(options.non_finite));
+  all.add("debug", context.debug);
+  add_loaders(options, all);
+  add_saves(options, all);
+  add_data_parallel(options.data_parallel, all);
+  all.add("lower_precision_safe_modules.classes", options.lower_precision_safe_modules.classes);
+  all.add("lower_precision_safe_modules.dtype", options.lower_precision_safe_modules.dtype);
+  all.add("shared_parameters", options.shared_parameters);
+  all.add("zero (whether it depends on the hosts)", needs_host_size);
+  Group group = context.group;
+  expect_equal_facts(group, all.facts(), "accelerator");
+}
+
+void expect_equal_zero(const RunContext& context) {
+  if (!context.is_distributed()) {
+    return;
+  }
+  Options all;
+  const std::optional<ZeroPlugin>& zero = context.options.zero;
+  all.add("zero.stage", zero ? zero->stage : 0);
+  if (zero) {
+    all.add("zero.bucket_cap_bytes", zero->bucket_cap_bytes);
+    all.add("zero.stage3_max_live_parameters", zero->stage3_max_live_parameters);
+    all.add("zero.stage3_param_persistence_threshold", zero->stage3_param_persistence_threshold);
+    all.add("zero.stage3_model_persistence_threshold", zero->stage3_model_persistence_threshold);
+    all.add("zero.stage3_prefetch", zero->stage3_prefetch);
+    all.add("zero.stage3_unit_classes", zero->stage3_unit_classes);
+    all.add("zero.state_dict_type", static_cast<int>(zero->state_dict_type));
+    all.add("zero.zero_quantized_weights", zero->zero_quantized_weights);
+    all.add("zero.zero_quantized_gradients", zero->zero_quantized_gradients);
+    all.add("zero.zero_hpz_partition_size", zero->zero_hpz_partition_size);
+    all.add("zero.zero_quantized_nontrainable_weights", zero->zero_quantized_nontrainable_weights);
+    all.add("zero.offload_optimizer.device", name_of(zero->offload_optimizer.device));
+    all.add("zero.offload_optimizer.ratio", zero->offload_optimizer.ratio);
+    all.add("zero.offload_optimizer.super_offload", zero->offload_optimizer.super_offload);
+    all.add("zero.offload_param.device", name_of(zero->offload_param.device));
+    all.add("zero.fp32_masters", zero->fp32_masters);
+    all.add("zero.fp32_optimizer_states", zero->fp32_optimizer_states);
+    all.add("zero.grad_accum_dtype", zero->grad_accum_dtype);
+    all.add("zero.communication_data_type", zero->communication_data_type);
+    all.add("zero.load_from_fp32_weights", zero->load_from_fp32_weights);
+  }
+  Group group = context.group;
+  expect_equal_facts(group, all.facts(), "accelerator");
+}
+
+}  // namespace lockstep

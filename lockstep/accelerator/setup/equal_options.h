@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lockstep/accelerator/setup/run_context.h"
+
+namespace lockstep {
+
+/// Throws ConfigError that names the first option of the Accelerator in which ranks differ, of
+/// those that the numbers or the messages of training depend on. ZeRO's are compared separately,
+/// since resolving them may be collective. `needs_host_size`: ZeRO's settings depend on the hosts.
+/// Collective; one all_gather of a few bytes.
+void expect_equal_options(const RunContext& context, bool needs_host_size);
+/// Does the same for ZeRO's resolved options.
+void expect_equal_zero(const RunContext& context);
+
+}  // namespace lockstep
