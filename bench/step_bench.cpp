@@ -122,6 +122,7 @@ Figures train(const Options& options, Model net, const Batch& batch, const Loss&
   lockstep::Accelerator accelerator(
       {.mixed_precision = lockstep::parse_precision(options.precision),
        .gradient_accumulation_steps = options.accumulate,
+       .expect_prepared_loader = false,
        .zero = options.zero == 0 ? std::nullopt : std::optional(zero_plugin(options)),
        .shared_parameters = options.shared});
   auto [model, optimizer] = accelerator.prepare(net, std::move(plain));

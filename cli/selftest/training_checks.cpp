@@ -161,13 +161,13 @@ struct Training {
   }
 };
 
-AcceleratorOptions no_signals() {
-  return {.save_when_preempted = false};
+AcceleratorOptions own_batches() {
+  return {.expect_prepared_loader = false, .save_when_preempted = false};
 }
 
 void data_parallel(Rank& rank, Expect& expect) {
   const at::Tensor batch = inputs(int64_t{3} * rank.group.size());
-  Accelerator accelerator(no_signals(), rank.world, rank.group);
+  Accelerator accelerator(own_batches(), rank.world, rank.group);
   Training training(accelerator);
   training.train(accelerator, batch.narrow(0, int64_t{3} * rank.group.rank(), 3), kSteps);
   const at::Tensor weights = weights_of(training.net);
@@ -180,7 +180,7 @@ void checkpoint(Rank& rank, Expect& expect) {
   const at::Tensor own =
       inputs(int64_t{3} * rank.group.size()).narrow(0, int64_t{3} * rank.group.rank(), 3);
   const std::filesystem::path folder = rank.folder / "checkpoint";
-  Accelerator accelerator(no_signals(), rank.world, rank.group);
+  Accelerator accelerator(own_batches(), rank.world, rank.group);
   Training training(accelerator);
   training.train(accelerator, own, 2);
   accelerator.save_state(folder);
@@ -188,7 +188,7 @@ void checkpoint(Rank& rank, Expect& expect) {
   training.train(accelerator, own, kSteps);
   const at::Tensor unbroken = weights_of(training.net).clone();
 
-  Accelerator fresh(no_signals(), rank.world, rank.group);
+  Accelerator fresh(own_batches(), rank.world, rank.group);
   Training resumed(fresh);
   fresh.load_state(folder);
   expect.equal("weights as loaded", weights_of(resumed.net), saved);

@@ -97,7 +97,7 @@ int run() {
   trainers.rank = group.rank();
   trainers.size = group.size();
   trainers.local_size = std::min(kTrainersOfAHost, world.local_size);
-  lockstep::Accelerator accelerator({}, trainers, group);
+  lockstep::Accelerator accelerator({.expect_prepared_loader = false}, trainers, group);
   train(accelerator, all, roles);
   return 0;
 }

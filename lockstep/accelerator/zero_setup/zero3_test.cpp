@@ -217,6 +217,22 @@ TEST(Zero3, AModelBuiltInPartsTrainsAsOneThatWasNot) {
   }
 }
 
+TEST(Zero3, ABuildWithinABuildIsRefusedAndTheOuterOneContinues) {
+  accelerated_ranks(2, stage3(20000), [](Accelerator& accelerator) {
+    auto net = accelerator.zero_init([&] {
+      EXPECT_THAT(
+          error_of<ConfigError>([&] { accelerator.zero_init([] { return sine_layers(1, 96); }); }),
+          HasSubstr("called within another zero_init"));
+      return sine_layers(2, 96);
+    });
+    EXPECT_TRUE(comm::is_sharded_param(net->parameters()[0]));
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+    accelerator.backward(model->forward(at::ones({2, 96})).square().mean());
+    optimizer.step();
+  });
+}
+
 TEST(Zero3, NothingIsBuiltInPartsWithoutIt) {
   accelerated_ranks(2, {.zero = ZeroPlugin{.stage = 2}}, [](Accelerator& accelerator) {
     auto net = accelerator.zero_init([] { return sine_layers(1, 96); });

@@ -10,8 +10,10 @@ namespace lockstep {
 
 std::shared_ptr<void> ZeroInit::begin() {
   constexpr int64_t kMinElements = 4096;  // A message for less is not worth it.
-  inits_.push_back(std::make_unique<zero::Init>(group_, device_, kMinElements));
-  return std::make_shared<zero::InitInterceptScope>(*inits_.back());
+  auto init = std::make_unique<zero::Init>(group_, device_, kMinElements);
+  auto scope = std::make_shared<zero::InitInterceptScope>(*init);  // May throw.
+  inits_.push_back(std::move(init));
+  return scope;
 }
 
 void ZeroInit::finish(const NamedTensors& tensors, zero::Sharding* sharding) {
