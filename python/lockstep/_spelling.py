@@ -31,6 +31,9 @@ SPELLING: dict[str, str] = {
         "use another Accelerator for each further model"
     ),
     "auto [model, optimizer] = accelerator.prepare(net, opt)": "model, optimizer = accelerator.prepare(net, opt)",
+    "construct it with the same LoaderOptions on every rank": (
+        "construct its DataLoader with the same arguments on every rank"
+    ),
     "set the same seed on all (--seed, LoaderOptions::seed)": "call lockstep.utils.set_seed with one seed on all",
     "AcceleratorOptions::expect_prepared_loader = false": "expect_prepared_loader=False of the Accelerator",
     "construct it with the same LoaderOptions on every rank": "construct it with the same arguments on every rank",

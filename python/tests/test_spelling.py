@@ -60,9 +60,10 @@ SEEN_IN_CPP_ONLY = (
     "this accumulation group has a backward(loss_sum",
     "no function of torch::nn::Module is replaced",  # A comment in a table of the documentation.
     "module classes (`torch.nn.Linear`",
+    "'s, in a GroupOptions",  # The bindings make the options of groups.
     "' && name.back() == '",  # Code between two characters.
 )
-CPP = re.compile(r"\w::|->|\bk[A-Z][a-z]\w*|\bstd\b|make_shared|\{\.|NoGradGuard|nullptr|auto \[|= (?:true|false)\b")
+CPP = re.compile(r"\w::|->|\bk[A-Z][a-z]\w*|\bstd\b|make_shared|\{\.|\w+Options\b|NoGradGuard|nullptr|auto \[|= (?:true|false)\b")
 CALL = re.compile(r"(?<![\w-])(\w[\w.]*)\(")
 
 
