@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <set>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,12 +20,30 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 namespace {
 
 using ::testing::HasSubstr;
 using torch::nn::Linear;
+
+TEST(Accelerators, CanBeMovedAndStayInTheJob) {
+  watch::FlightRecorder& recorder = watch::FlightRecorder::process();
+  Accelerator accelerator({}, WorldSpec{}, Group());
+  recorder.join(0, 1);
+  accelerator = Accelerator({.gradient_accumulation_steps = 3}, WorldSpec{}, Group());
+  EXPECT_EQ(accelerator.gradient_accumulation_steps(), 3);
+  EXPECT_FALSE(recorder.read().left);
+  {
+    Accelerator other = std::move(accelerator);
+    torch::nn::Linear net = two_by_two();
+    auto [model, optimizer] = other.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    other.backward(model->forward(at::ones({1, 2})).sum());
+    EXPECT_EQ(other.num_processes(), 1);
+  }
+  EXPECT_TRUE(recorder.read().left);
+}
 
 TEST(Prepare, AcceptsObjectsInAnyOrderAndReturnsTheirTypes) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {

@@ -155,7 +155,7 @@ std::optional<AbsentRank> find_ended_before_join(const std::vector<RankView>& ra
       absent->rank,
       fmt::format(
           "it ended before it joined the job, and rank {} waits for it; every rank must construct "
-          "an Accelerator, or call lockstep::connect",
+          "an Accelerator, or connect",
           waiter->rank)};
 }
 

@@ -118,7 +118,6 @@ SPELLING: dict[str, str] = {
     "or drop_last = false": "or drop_last=False",
     "or split_batches = false": "or split_batches=False",
     # --- connections
-    "or call lockstep::connect": "or a PartialState",
 }
 
 _CPP = re.compile("|".join(re.escape(text) for text in sorted(SPELLING, key=len, reverse=True)))
