@@ -117,7 +117,6 @@ SPELLING: dict[str, str] = {
     # --- data
     "or drop_last = false": "or drop_last=False",
     "or split_batches = false": "or split_batches=False",
-    # --- connections
 }
 
 _CPP = re.compile("|".join(re.escape(text) for text in sorted(SPELLING, key=len, reverse=True)))
