@@ -20,6 +20,8 @@ namespace lockstep::data {
 class TensorDataset {
  public:
   using Batch = ::lockstep::data::Batch;
+  /// Reading a sample has no effect but its cost; ranks compare two samples in prepare().
+  static constexpr bool kIsInMemory = true;
 
   /// Throws ConfigError if the two differ in dimension 0, or gather_rows cannot read them.
   TensorDataset(const at::Tensor& data, const at::Tensor& target);

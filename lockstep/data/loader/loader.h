@@ -14,7 +14,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/device/copy_ahead.h"
 #include "lockstep/data/loader/dispatcher.h"
 #include "lockstep/data/loader/loader_core.h"
@@ -83,7 +82,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   struct State {
     State(D source, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
         : dataset(std::move(source)), core(source_info(dataset), options, std::move(sampler)) {
-      if constexpr (std::is_same_v<D, TensorDataset>) {  // Others may block, or draw numbers.
+      // Others may block, or draw numbers.
+      if constexpr (requires { requires D::kIsInMemory; }) {
         core.set_sample_checksum([this](int64_t index) {
           const c10::AutoGradMode no_grad(false);
           const std::array<int64_t, 1> indices = {index};

@@ -70,8 +70,8 @@ TEST(CommMismatch, OfGatheredShapesIsAnErrorOnAllRanks) {
     EXPECT_THAT(
         tensors.err,
         AllOf(
-            HasSubstr("rank 0 calls all_gather of float[2]"),
-            HasSubstr("rank 1 calls all_gather of float[3]"),
+            HasSubstr("rank 0 calls gather (all_gather of float[2]"),
+            HasSubstr("rank 1 calls gather (all_gather of float[3]"),
             Not(HasSubstr("left the group"))));
     const Outcome rows = run_mode("rows", comm);
     EXPECT_NE(rows.code, 0);
@@ -79,7 +79,7 @@ TEST(CommMismatch, OfGatheredShapesIsAnErrorOnAllRanks) {
         rows.err,
         AllOf(
             HasSubstr("no dimension 0"),
-            HasSubstr("rank 1 calls all_reduce with an invalid argument"),
+            HasSubstr("rank 1 calls pad_across_processes (all_reduce with an invalid argument"),
             Not(HasSubstr("left the group"))));
   }
 }

@@ -53,7 +53,7 @@ TEST(Engine, TheSeedsLoopAndFileTrainSaveAndResumeInRealProcesses) {
   ASSERT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(first.out, HasSubstr("ranks 2 sum 2 steps 6 loss"));
   EXPECT_THAT(first.out, HasSubstr("scale 65536"));
-  EXPECT_THAT(first.err, HasSubstr("2 ranks are connected (torchrun), transport shm"));
+  EXPECT_THAT(first.err, HasSubstr("2 ranks are connected (lockstep launch), transport shm"));
   std::ifstream latest(folder / "checkpoints" / "latest");
   std::string name;
   std::getline(latest, name);

@@ -60,8 +60,9 @@ TEST_F(Watch, NamesARankThatIsStopped) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          ContainsRegex("rank 1 is stopped \\(SIGSTOP, SIGTSTP or a debugger\\); needed in "
-                        "all_reduce\\(avg\\) of float\\[[0-9]+\\], in which rank 0 has waited"),
+          ContainsRegex(
+              "rank 1 is stopped \\(SIGSTOP, SIGTSTP or a debugger\\); needed in "
+              "all_reduce\\(avg\\) of float\\[[0-9]+\\] in backward, in which rank 0 has waited"),
           ContainsRegex("rank 0 +step 5, in all_reduce"),
           ContainsRegex("rank 1 +step 5, stopped by a signal"),
           HasSubstr("exit code:  124"),
@@ -135,9 +136,9 @@ TEST_F(Watch, NamesARankThatDoesNotArrive) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          ContainsRegex(
-              "rank 1 has not started all_reduce\\(avg\\) of float\\[[0-9]+\\], in which rank "
-              "0 has waited for [12]\\.[0-9] s"),
+          ContainsRegex("rank 1 has not started all_reduce\\(avg\\) of float\\[[0-9]+\\] in "
+                        "backward, in which rank "
+                        "0 has waited for [12]\\.[0-9] s"),
           ContainsRegex("rank 1 +step 5, in no operation; the last was all_reduce")));
 }
 
@@ -163,7 +164,7 @@ TEST_F(Watch, BlamesARankThatCallsExit) {
   EXPECT_THAT(
       outcome.err,
       ContainsRegex("rank 1 of 2 ended with exit code 0 after .*; its last step was 5, and rank 0 "
-                    "still needed it; .*not by exit"));
+                    "still needed it in backward; .*not by exit"));
 }
 
 TEST_F(Watch, RanksWithDifferentNumbersOfBatchesGetAnError) {
