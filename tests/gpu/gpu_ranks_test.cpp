@@ -118,7 +118,7 @@ void check_all(Accelerator& accelerator) {
   expect_gather_keeps_gradients(accelerator);
 }
 
-TEST(Gpu, RanksCompareTheirTraining) {
+TEST(GpuRanks, CompareTheirTraining) {
   if (!has_gpu()) {
     GTEST_SKIP() << "needs a CUDA device, and a libtorch built for it";
   }
@@ -137,7 +137,7 @@ TEST(Gpu, RanksCompareTheirTraining) {
   }
 }
 
-TEST(GpuJob, RanksCompareTheirTraining) {
+TEST(GpuJob, ComparesItsTraining) {
   const char* const world = std::getenv("WORLD_SIZE");
   if (!has_gpu() || world == nullptr || std::string(world) != "2") {
     GTEST_SKIP() << "needs a CUDA device, and a launcher of two ranks";

@@ -108,13 +108,11 @@ void add_loaders(const AcceleratorOptions& options, Options& all) {
 void add_saves(const AcceleratorOptions& options, Options& all) {
   const ProjectConfiguration& project = options.project_config;
   // Each process may see the project's folder under another path.
-  all.add("project_dir", options.project_dir.empty() ? "unset" : "set");
+  const bool has_folder = !options.project_dir.empty();
+  all.add("project_dir", has_folder ? "set" : "unset");
   all.add("project_config.checkpointing_steps", project.checkpointing_steps);
-  all.add("project_config.async_checkpointing", project.async_checkpointing);
-  all.add("project_config.automatic_checkpoint_naming", project.automatic_checkpoint_naming);
   all.add("project_config.save_on_each_node", project.save_on_each_node);
-  all.add("project_config.total_limit", project.total_limit);
-  all.add("save_when_preempted", options.save_when_preempted);
+  all.add("save_when_preempted", has_folder && options.save_when_preempted);
 }
 
 }  // namespace
