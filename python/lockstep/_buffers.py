@@ -21,6 +21,8 @@ def share_transient_buffers(models: list[torch.nn.Module], group: Any, where: st
     buffers = sorted(
         (pair for index, model in enumerate(models) for pair in _transient_buffers(model, index)), key=lambda pair: pair[0]
     )
+    if not buffers:  # Nothing is sent, so that C++ programs may take part in such a job.
+        return
     _expect_same(buffers, group, where)
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for _, buffer in buffers:

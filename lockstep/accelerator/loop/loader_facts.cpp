@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/loop/loader_facts.h"
 
+#include <set>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/log.h"
+#include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
 namespace {
@@ -23,9 +25,13 @@ void compare_samples(const data::LoaderCore& loader, size_t number, Group& group
   if (group.size() == 1 || count == 0) {
     return;
   }
-  const uint32_t first = loader.sample_checksum(0).value_or(0);
-  const uint32_t last = loader.sample_checksum(count - 1).value_or(0);
-  if (any_differs(group, fmt::format("{} {}", first, last))) {
+  const auto first = loader.sample_checksum(0);
+  const auto last = loader.sample_checksum(count - 1);
+  const std::vector<std::string> all =
+      all_gather_bytes(group, first && last ? fmt::format("{} {}", *first, *last) : "");
+  std::set<std::string> different(all.begin(), all.end());
+  different.erase("");  // Ranks that cannot read samples, such as Python's.
+  if (different.size() > 1) {
     log_warning(fmt::format(
         "the first or last sample of loader {} differs between processes, so some samples would be "
         "repeated, and others missed or tested on: split data with the same seed on every process; "
