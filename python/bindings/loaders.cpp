@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/order/cursor.h"
 #include "lockstep/data/order/shard.h"
@@ -191,9 +193,14 @@ void bind_loaders(py::module_& module) {
       .def_property_readonly(
           "even_batches",
           [](const PythonLoader& loader) { return loader.core()->spec().even_batches; })
+      // The samples of the running pass in their order, as bytes, of which all ranks need the same.
       .def(
-          "set_order_checksum",
-          [](PythonLoader& loader, uint32_t checksum) {
+          "set_order",
+          [](PythonLoader& loader, const std::vector<std::string>& parts) {
+            uint32_t checksum = 0;
+            for (const std::string& part : parts) {
+              checksum = crc32c(checksum, part.data(), part.size());
+            }
             loader.core()->set_order_checksum(checksum);
           })
       .def("position", &position_of)

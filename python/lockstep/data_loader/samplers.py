@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -225,24 +224,24 @@ def _give_generator(sampler: Any) -> None:
         sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
 
 
-def order_checksum(order: list[Any], dataset: Any) -> int:
-    """Returns a checksum of the samples of a pass in their order.
+def order_of_samples(order: list[Any], dataset: Any) -> list[bytes]:
+    """Returns the samples of a pass in their order, as bytes.
 
-    It contains the sampler's values, and the indices of each Subset that the dataset consists of.
+    They are the sampler's values, and the indices of each Subset that the dataset consists of.
     """
-    checksum = _checksum_of(order, 0)
+    parts = [_bytes_of(order)]
     while isinstance(dataset, Subset):
-        checksum = _checksum_of(dataset.indices, checksum)
+        parts.append(_bytes_of(dataset.indices))
         dataset = dataset.dataset
-    return checksum
+    return parts
 
 
-def _checksum_of(values: Sequence[Any], checksum: int) -> int:
+def _bytes_of(values: Sequence[Any]) -> bytes:
     try:
-        return zlib.crc32(array("q", values).tobytes(), checksum)
+        return array("q", values).tobytes()  # As the C++ library has them.
     except TypeError:  # Other objects' texts may have addresses, which differ between processes.
         plain = [value for value in values if isinstance(value, (str, bytes, int, float))]
-        return zlib.crc32(repr((len(values), plain)).encode(), checksum)
+        return repr((len(values), plain)).encode()
 
 
 def yields_each_once(sampler: Any) -> bool:

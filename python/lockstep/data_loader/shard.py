@@ -16,7 +16,7 @@ from ..state import GradientState
 from .arguments import _kept_arguments
 from .loop import _LoopMixin, _synchronize
 from .sample_random import Visits
-from .samplers import _give_generator, _seedable, order_checksum, yields_each_once
+from .samplers import _give_generator, _seedable, order_of_samples, yields_each_once
 
 
 class _OwnBatches(BatchSampler):
@@ -172,7 +172,7 @@ class DataLoaderShard(_LoopMixin, DataLoader):
     def _note_order(self) -> None:
         """Lets the C++ library compare the order of the pass over the processes."""
         if self._spec["num_processes"] > 1:
-            self._core.set_order_checksum(order_checksum(self._order_of_pass, self.dataset))
+            self._core.set_order(order_of_samples(self._order_of_pass, self.dataset))
 
     # --- the loop
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
