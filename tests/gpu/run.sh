@@ -7,7 +7,7 @@
 # which Debian's libyaml-cpp-dev, libyaml-cpp0.7, nlohmann-json3-dev, libcli11-dev, libgtest-dev, libgmock-dev,
 # googletest and zlib1g-dev were unpacked (dpkg -x). 58 files are compiled. Prints the result of each part.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
 (($# == 1)) || { echo "run.sh got $# arguments; expected BUILD_FOLDER" >&2 && exit 2; }
 mkdir -p "$1"
 build=$(cd "$1" && pwd)
@@ -23,6 +23,7 @@ part() {
   tail -n 12 "$build/gpu_$name.log"
 }
 
+# shellcheck disable=SC2317  # part() calls it.
 # Two launchers on this machine, whose ranks NCCL takes for ranks of two hosts. Both use one GPU.
 two_hosts() {
   local token host pids=() status=0

@@ -135,8 +135,8 @@ void ReplicaCheck::compare_settings() {
 
 /// Returns the loaders that ranks must read alike.
 const LoaderCores& ReplicaCheck::compared_loaders() const {
-  static const LoaderCores kNone;
-  return objects_.context.options.expect_equal_passes ? objects_.loaders : kNone;
+  static const LoaderCores none;
+  return objects_.context.options.expect_equal_passes ? objects_.loaders : none;
 }
 
 uint64_t ReplicaCheck::digest() {

@@ -30,15 +30,15 @@ constexpr std::array<Meaning, 9> kMeanings = {{
 
 /// Returns the address in "[10.0.0.2]:52100", or nothing.
 std::string address_in(const std::string& text) {
-  static const std::regex kAddress(R"(\[([0-9a-fA-F:.]+)\]:\d+)");
+  static const std::regex address(R"(\[([0-9a-fA-F:.]+)\]:\d+)");
   std::smatch found;
-  return std::regex_search(text, found, kAddress) ? found[1].str() : "";
+  return std::regex_search(text, found, address) ? found[1].str() : "";
 }
 
 /// Removes "[path:line] " at the start, further lines, and the sentences after the first.
 std::string first_sentence(std::string text) {
-  static const std::regex kSource(R"(^(\[[^\]]*\]\s*)+)");
-  text = std::regex_replace(text.substr(0, text.find('\n')), kSource, "");
+  static const std::regex source(R"(^(\[[^\]]*\]\s*)+)");
+  text = std::regex_replace(text.substr(0, text.find('\n')), source, "");
   const size_t end = text.find(". ");
   return text.substr(0, end == std::string::npos ? text.size() : end);
 }
