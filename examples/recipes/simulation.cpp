@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of the processes that mpirun starts, two on each host train a network. The others simulate, and
-// send them the samples: mpirun -n 3 simulation
+// mpirun starts the processes: mpirun -n 3 simulation. Two on each host train a network. The other
+// processes simulate, and send their samples to those two.
 #include <algorithm>
 #include <lockstep/comm/connect/connect.h>
 #include <lockstep/lockstep.h>

@@ -51,9 +51,9 @@ namespace lockstep {
 /// call `end_training()` so that trackers mark the run as finished.
 ///
 /// It may be moved; the one moved from can only be assigned to or destroyed. Functions that
-/// find_executable_batch_size returns refer to it, so do not move it before they end. Not
-/// thread-safe.
-/// Modelled on Hugging Face Accelerate's class of the same name.
+/// find_executable_batch_size returns refer to it, so do not move it before they end.
+///
+/// Not thread-safe. Modelled on Hugging Face Accelerate's class of the same name.
 class Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});

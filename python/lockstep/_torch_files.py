@@ -15,7 +15,7 @@ from ._core import CheckpointError
 _REFUSED = re.compile(
     r"GLOBAL (?P<name>\S+) (?:was not|whose module)|unrecognized function (?P<function>.+)|but got (?P<kind>.+)"
 )
-# The part of torch's message that says what is wrong; the rest is advice.
+# This pattern finds the fault in torch's message, without torch's advice.
 _DETAIL = re.compile(r"WeightsUnpickler error:\s*(?P<detail>[^\n]+)")
 
 

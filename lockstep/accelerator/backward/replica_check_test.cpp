@@ -5,7 +5,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,8 +21,8 @@
 #include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/base/test_log.h"
 #include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
@@ -281,45 +280,36 @@ TEST(LossWithoutGradient, OfOneRankCountsAsZero) {
 // --- losses that are not finite
 
 TEST(LossWatch, NamesTheRankAndTheBackwardOfTheFirstNonFiniteLoss) {
-  std::vector<std::string> lines;
-  std::mutex mutex;
-  set_log_sink([&](const std::string& line) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    lines.push_back(line);
+  const auto lines = logged_by([&] {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+      for (int step = 0; step < 3; ++step) {
+        const at::Tensor rows = rows_of(accelerator);
+        // The mean over no samples is NaN, and has no gradient.
+        const bool is_empty = step == 1 && accelerator.process_index() == 1;
+        accelerator.backward(loss_of(net, is_empty ? rows.narrow(0, 0, 0) : rows));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    });
   });
-  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-    Linear net = two_by_two();
-    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
-    for (int step = 0; step < 3; ++step) {
-      const at::Tensor rows = rows_of(accelerator);
-      // The mean over no samples is NaN, and has no gradient.
-      const bool is_empty = step == 1 && accelerator.process_index() == 1;
-      accelerator.backward(loss_of(net, is_empty ? rows.narrow(0, 0, 0) : rows));
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-  });
-  set_log_sink(nullptr);
   EXPECT_THAT(lines, ::testing::Contains(HasSubstr("on rank 1 the loss of backward 2 is nan")));
 }
 
 TEST(EndTraining, NamesALoopWithoutAnUpdate) {
   for (const int size : {1, 2}) {
-    std::vector<std::string> lines;
-    std::mutex mutex;
-    set_log_sink([&](const std::string& line) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      lines.push_back(line);
+    const auto lines = logged_by([&] {
+      accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
+        Linear net = two_by_two();
+        auto [model, optimizer] =
+            accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+        for (int step = 0; step < 3; ++step) {
+          accelerator.backward(loss_of(net, rows_of(accelerator)));
+        }
+        accelerator.end_training();
+      });
     });
-    accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
-      Linear net = two_by_two();
-      auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
-      for (int step = 0; step < 3; ++step) {
-        accelerator.backward(loss_of(net, rows_of(accelerator)));
-      }
-      accelerator.end_training();
-    });
-    set_log_sink(nullptr);
     EXPECT_THAT(lines, ::testing::Contains(HasSubstr("after 3 backward passes without an update")));
   }
 }

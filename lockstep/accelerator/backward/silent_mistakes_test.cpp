@@ -19,8 +19,8 @@
 #include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/base/test_log.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
@@ -438,14 +438,6 @@ TEST(Seeds, ThatDifferBetweenRanksAreRefusedWhereTheyMatter) {
   accelerated_ranks(2, {.dispatch_batches = true}, [&](Accelerator& accelerator) {
     EXPECT_NO_THROW(accelerator.prepare(loader_with(seed_of(accelerator), /*shuffle=*/true)));
   });
-}
-
-std::vector<std::string> logged_by(const std::function<void()>& body) {
-  std::vector<std::string> lines;
-  set_log_sink([&](const std::string& line) { lines.push_back(line); });
-  body();
-  set_log_sink({});
-  return lines;
 }
 
 TEST(NonFiniteLoss, IsReportedAtOnceAndAtTheEndIfItPersists) {

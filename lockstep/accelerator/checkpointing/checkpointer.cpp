@@ -59,7 +59,6 @@ void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options)
 }
 
 fs::path Checkpointer::save(const SaveStateOptions& options) {
-  const comm::CallScope call("save_state");
   const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
   project_.checkpoints();  // Throws without a project_dir.
   if (!objects_.context.options.project_config.automatic_checkpoint_naming) {

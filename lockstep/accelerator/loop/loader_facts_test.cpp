@@ -3,7 +3,6 @@
 #include "lockstep/accelerator/loop/loader_facts.h"
 
 #include <functional>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -19,7 +18,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/base/log.h"
+#include "lockstep/base/test_log.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/data/order/sampler.h"
@@ -301,18 +300,13 @@ TEST(LoaderFacts, AStreamThatEndsEarlierOnOneRankIsNamedThere) {
 
 TEST(LoaderFacts, DataThatRanksHaveSplitDifferentlyIsWarnedOf) {
   for (const bool differs : {false, true}) {
-    std::vector<std::string> lines;
-    std::mutex mutex;
-    set_log_sink([&](const std::string& line) {
-      const std::lock_guard<std::mutex> lock(mutex);
-      lines.push_back(line);
+    const auto lines = logged_by([&] {
+      accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+        const int64_t begin = differs ? accelerator.process_index() : 0;
+        const at::Tensor rows = at::arange(begin, begin + 8, at::kFloat).reshape({8, 1});
+        accelerator.prepare(data::Loader(data::TensorDataset(rows, at::zeros({8}))));
+      });
     });
-    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-      const int64_t begin = differs ? accelerator.process_index() : 0;
-      const at::Tensor rows = at::arange(begin, begin + 8, at::kFloat).reshape({8, 1});
-      accelerator.prepare(data::Loader(data::TensorDataset(rows, at::zeros({8}))));
-    });
-    set_log_sink(nullptr);
     const auto warning = Contains(HasSubstr("first or last sample of loader 0 differs"));
     EXPECT_EQ(::testing::Matches(warning)(lines), differs);
   }
@@ -321,23 +315,18 @@ TEST(LoaderFacts, DataThatRanksHaveSplitDifferentlyIsWarnedOf) {
 TEST(LoaderFacts, SeveralRanksWithoutAPreparedLoaderAreWarnedOnce) {
   for (const bool expect : {true, false}) {
     for (const int size : {1, 2}) {
-      std::vector<std::string> lines;
-      std::mutex mutex;
-      set_log_sink([&](const std::string& line) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        lines.push_back(line);
+      const auto lines = logged_by([&] {
+        accelerated_ranks(size, {.expect_prepared_loader = expect}, [&](Accelerator& accelerator) {
+          Linear net = two_by_two();
+          auto [model, optimizer] =
+              accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+          for (int step = 0; step < 3; ++step) {
+            accelerator.backward(loss_of(net, rows_of(accelerator)));
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+        });
       });
-      accelerated_ranks(size, {.expect_prepared_loader = expect}, [&](Accelerator& accelerator) {
-        Linear net = two_by_two();
-        auto [model, optimizer] =
-            accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
-        for (int step = 0; step < 3; ++step) {
-          accelerator.backward(loss_of(net, rows_of(accelerator)));
-          optimizer.step();
-          optimizer.zero_grad();
-        }
-      });
-      set_log_sink(nullptr);
       const auto warning = HasSubstr("2 processes train, and no loader was prepared");
       EXPECT_EQ(
           std::count_if(

@@ -62,7 +62,8 @@ struct SourceInfo {
   SequenceForm sequences = {};
 };
 
-/// What this rank has read of a loader. Ranks that share its samples must have read alike.
+/// Counts the passes of this rank over a loader. Ranks share its samples, so all must have the same
+/// counts.
 struct ReadPasses {
   int64_t to_end = 0;  ///< Passes whose last batch the loop has got.
   /// Checksum of the order of all ranks' samples in the running or last pass; 0 for a stream, for a
