@@ -17,8 +17,25 @@ namespace {
 
 constexpr int64_t kBits = 32;
 
-at::Tensor as_floats(const at::Tensor& flags) {
-  return flags.to(at::TensorOptions(at::kCPU).dtype(at::kFloat)).contiguous();
+// Flags are read and written in place where they can be: each operation of libtorch would take a
+// microsecond or more in every step.
+template <typename Flag>
+void write_flags(Flag* flags, uint32_t number, bool has_report) {
+  for (int64_t bit = 0; bit < kBits; ++bit) {
+    const bool set = ((number >> static_cast<uint32_t>(bit)) & 1U) != 0;
+    flags[bit] = set ? 1 : 0;
+    flags[kBits + bit] = set ? 0 : 1;
+  }
+  flags[2 * kBits] = has_report ? 1 : 0;
+}
+
+template <typename Flag>
+DigestFlags::Result read_flags(const Flag* flags) {
+  DigestFlags::Result result = {.differ = false, .any_report = flags[2 * kBits] > 0};
+  for (int64_t bit = 0; bit < kBits; ++bit) {
+    result.differ = result.differ || (flags[bit] > 0 && flags[kBits + bit] > 0);
+  }
+  return result;
 }
 
 }  // namespace
@@ -32,33 +49,25 @@ RankFact trained_or_frozen(const NamedTensor& parameter) {
 
 void DigestFlags::write(const at::Tensor& flags, uint64_t digest, bool has_report) {
   const auto folded = static_cast<uint32_t>(digest ^ (digest >> kBits));
-  const at::Tensor values =
-      flags.scalar_type() == at::kFloat ? flags : at::empty({kCount}, at::kFloat);
-  auto* each = values.mutable_data_ptr<float>();
-  for (int64_t bit = 0; bit < kBits; ++bit) {
-    const bool set = ((folded >> static_cast<uint32_t>(bit)) & 1U) != 0;
-    each[bit] = set ? 1 : 0;
-    each[kBits + bit] = set ? 0 : 1;
-  }
-  each[2 * kBits] = has_report ? 1 : 0;
-  if (!values.is_same(flags)) {
+  if (flags.scalar_type() == at::kFloat) {
+    write_flags(flags.mutable_data_ptr<float>(), folded, has_report);
+  } else if (flags.scalar_type() == at::kByte) {
+    write_flags(flags.mutable_data_ptr<uint8_t>(), folded, has_report);
+  } else {
+    const at::Tensor values = at::empty({kCount}, at::kFloat);
+    write_flags(values.mutable_data_ptr<float>(), folded, has_report);
     flags.copy_(values);
   }
 }
 
-bool DigestFlags::differ(const at::Tensor& reduced) {
-  const at::Tensor values = as_floats(reduced);
-  const auto* each = values.const_data_ptr<float>();
-  for (int64_t bit = 0; bit < kBits; ++bit) {
-    if (each[bit] > 0 && each[kBits + bit] > 0) {
-      return true;
-    }
+DigestFlags::Result DigestFlags::read(const at::Tensor& reduced) {
+  if (reduced.scalar_type() == at::kFloat) {
+    return read_flags(reduced.const_data_ptr<float>());
   }
-  return false;
-}
-
-bool DigestFlags::any_report(const at::Tensor& reduced) {
-  return as_floats(reduced.narrow(0, 2 * kBits, 1)).const_data_ptr<float>()[0] > 0;
+  if (reduced.scalar_type() == at::kByte) {
+    return read_flags(reduced.const_data_ptr<uint8_t>());
+  }
+  return read_flags(reduced.to(at::kFloat).const_data_ptr<float>());
 }
 
 bool any_differs(Group& group, const std::string& mine) {

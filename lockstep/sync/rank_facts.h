@@ -50,12 +50,16 @@ class DigestFlags {
  public:
   static constexpr int64_t kCount = 65;
 
-  /// Writes the flags of this rank to `flags`, [kCount] of any dtype on the CPU.
+  /// Writes the flags of this rank to `flags`, [kCount], contiguous, of any dtype on the CPU.
   static void write(const at::Tensor& flags, uint64_t digest, bool has_report);
-  /// Returns whether ranks differ, from the reduced flags.
-  static bool differ(const at::Tensor& reduced);
-  /// Returns whether any rank has a report, from the reduced flags.
-  static bool any_report(const at::Tensor& reduced);
+
+  /// What reduced flags say.
+  struct Result {
+    bool differ = false;      ///< Ranks have different numbers.
+    bool any_report = false;  ///< Any rank has a report.
+  };
+  /// Reads reduced flags, of the same kind.
+  static Result read(const at::Tensor& reduced);
 };
 
 /// Returns whether any rank has another text. Collective.

@@ -268,10 +268,11 @@ bool Reducer::compare_facts() {
   }
   const at::Tensor flags =
       device_flags_ ? std::exchange(device_flags_, {})->wait() : buckets_.back().more_flags();
-  if (DigestFlags::differ(flags)) {
+  const DigestFlags::Result result = DigestFlags::read(flags);
+  if (result.differ) {
     refuse_different_facts(group_, facts(), "backward");
   }
-  return DigestFlags::any_report(flags);
+  return result.any_report;
 }
 
 void Reducer::exchange_reports() {

@@ -207,9 +207,9 @@ void ShardReducer::finish_buckets() {
   }
   const at::Tensor present = presence.wait();
   const auto* on_any_rank = present.const_data_ptr<uint8_t>();
-  const at::Tensor compared =
-      present.narrow(0, static_cast<int64_t>(present_.size()), DigestFlags::kCount);
-  if (DigestFlags::differ(compared)) {
+  const DigestFlags::Result compared = DigestFlags::read(
+      present.narrow(0, static_cast<int64_t>(present_.size()), DigestFlags::kCount));
+  if (compared.differ) {
     refuse_different_facts(group_, facts(), "backward");
   }
   if (!present_.empty() && on_any_rank[0] == kAddsToUsed) {
@@ -230,7 +230,7 @@ void ShardReducer::finish_buckets() {
   }
   flat::broadcast_coalesced(group_, buffers_);
   used_.clear();
-  if (DigestFlags::any_report(compared) && facts_.exchange_reports) {
+  if (compared.any_report && facts_.exchange_reports) {
     facts_.exchange_reports();
   }
 }

@@ -36,6 +36,7 @@
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/state/optimizer_settings.h"
 #include "lockstep/optim/state/optimizer_state.h"
+#include "python/bindings/elementwise_optimizer.h"
 #include "python/bindings/json.h"
 
 namespace lockstep::python {
@@ -163,7 +164,6 @@ void set_options(torch::optim::Optimizer& optimizer, const py::list& groups) {
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto group = groups[i].cast<py::dict>();
     auto& options = targets[i].options();
-    const double lr = group["lr"].cast<double>();
     if (flat != nullptr) {
       for (const optim::NamedOption& option : flat->rule().named_options(options)) {
         PyObject* const value = PyDict_GetItemString(group.ptr(), option.name);
@@ -180,6 +180,8 @@ void set_options(torch::optim::Optimizer& optimizer, const py::list& groups) {
         }
       }
     }
+    // An optimizer class of the program may have no learning rate.
+    const double lr = group.contains("lr") ? group["lr"].cast<double>() : options.get_lr();
     if (options.get_lr() != lr) {
       options.set_lr(lr);
     }
@@ -230,6 +232,8 @@ void bind_inner(py::module_& module) {
              const std::vector<at::Tensor>& parameters,
              const py::list& groups) {
             optimizer.add_param_group(torch::optim::OptimizerParamGroup(parameters));
+            auto& all = optimizer.param_groups();
+            set_group_index(all.back().options(), all.size() - 1);
             set_options(optimizer, groups);
             if (auto* const flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer)) {
               flat->adopt_parameters();
@@ -274,6 +278,19 @@ void bind_inner(py::module_& module) {
         return std::make_shared<PythonOptimizer>(
             groups, std::move(step), std::move(get_state), std::move(set_state));
       });
+  module.def(
+      "elementwise_optimizer",
+      [](const std::string& name,
+         const std::vector<std::string>& fields,
+         bool counts_steps,
+         const std::vector<ElementwiseGroup>& groups,
+         py::object update) {
+        return make_elementwise_optimizer(
+            {.name = name, .fields = fields, .counts_steps = counts_steps},
+            groups,
+            std::move(update));
+      },
+      "Returns an optimizer whose ranks can update shard slices, by a function of Python's.");
 }
 
 void bind_prepared(py::module_& module) {
@@ -342,15 +359,16 @@ PythonOptimizer::PythonOptimizer(
 
 at::Tensor PythonOptimizer::step(LossClosure closure) {
   const py::gil_scoped_acquire gil;
-  py::object of_python = py::none();
+  py::object loss;
   if (closure) {
-    of_python = py::cpp_function([closure = std::move(closure)] {
+    loss = step_.get()(py::cpp_function([closure = std::move(closure)] {
       const c10::AutoGradMode with_gradients(true);
       const py::gil_scoped_release no_gil;
       return closure();
-    });
+    }));
+  } else {
+    loss = step_.get()();  // A program's own class may take no closure.
   }
-  const py::object loss = step_.get()(of_python);
   return THPVariable_Check(loss.ptr()) ? loss.cast<at::Tensor>() : at::Tensor();
 }
 

@@ -22,7 +22,7 @@ AnyCheckpointable checkpointable_of(py::object get, py::object set, const void* 
 /// An update of Python's, as a torch::optim::Optimizer: for optimizer classes that Lockstep lacks.
 class PythonOptimizer final : public torch::optim::Optimizer {
  public:
-  /// `step(closure)`: Python's, with None for no closure. Each group of `groups` is (parameters,
+  /// `step`: Python's, called with a closure if there is one. Each group of `groups` is (parameters,
   /// learning rate).
   PythonOptimizer(
       const std::vector<std::pair<std::vector<at::Tensor>, double>>& groups,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import _core
+from ._elementwise import ElementwiseUpdate
 
 
 def sparse_weights(models: Iterable[torch.nn.Module]) -> set[int]:
@@ -56,6 +57,13 @@ def _settings(inner: _core.InnerOptimizer, known: list[str], groups: list[dict[s
         {**(own[index] if index < len(own) else {}), **_options_of(group, known)} for index, group in enumerate(groups)
     ]
     return settings
+
+
+def _as_before(value: Any, old: Any) -> Any:
+    """Returns an option that a checkpoint has restored, in the type that it had: JSON has no tuples, C++ no int."""
+    if isinstance(value, list):
+        return tuple(value)
+    return int(value) if type(old) is int and float(value).is_integer() else value
 
 
 def _named_state(state_dict: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -115,7 +123,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     `step` and `zero_grad` do nothing in a micro-step that only accumulates. With fp16 `step` unscales the gradients and
     skips the update if they overflowed. Optimizers of torch.optim whose rule the C++ library has are updated by its
     fused kernels; they read lr and the other options from `param_groups` at each step, so schedulers and programs
-    change them as usual. Others, and those of a weight in `sparse` (see sparse_weights), are updated by their own `step`.
+    change them as usual. Others, and those of a weight in `sparse` (see sparse_weights), are updated by their own `step`;
+    with `sharded`, for ZeRO, by their own rule on slices of parameters.
     """
 
     def __init__(
@@ -124,6 +133,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         device_placement: bool = True,
         scaler: Any = None,
         sparse: set[int] | None = None,
+        sharded: bool = False,
     ) -> None:
         if isinstance(optimizer, AcceleratedOptimizer):
             raise _core.ConfigError("[AcceleratedOptimizer] the optimizer is prepared already; use it as it is")
@@ -135,8 +145,18 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         has_sparse = any(id(one) in (sparse or set()) for group in optimizer.param_groups for one in group["params"])
         self._name = None if has_sparse else _core_class(optimizer)
         self._known = (_core.optimizer_options(self._name) or []) if self._name else []
-        self._inner = self._make_inner()
+        self._inner = self._make_elementwise() if sharded and not has_sparse and self._name is None else None
+        self._inner = self._inner or self._make_inner()
         self._refuse_direct_steps()
+
+    def _make_elementwise(self) -> Any:
+        update = ElementwiseUpdate(self.optimizer)
+        inner = update.make_inner()
+        self._name = update.name
+        self._known = list(inner.settings()["param_groups"][0])
+        if self.optimizer.state:
+            inner.load_state(_named_state(self.optimizer.state_dict()), inner.settings())
+        return inner
 
     def _make_inner(self) -> Any:
         groups = self.optimizer.param_groups
@@ -169,7 +189,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             for group, saved in zip(self.optimizer.param_groups, self._inner.settings()["param_groups"]):
                 for name, value in saved.items():
                     if name in group:
-                        group[name] = tuple(value) if isinstance(value, list) else value
+                        group[name] = _as_before(value, group[name])
 
     # --- torch.optim.Optimizer
     @property

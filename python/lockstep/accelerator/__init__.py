@@ -435,7 +435,9 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         for known in self._optimizers:
             if known.optimizer is optimizer:
                 return known
-        return AcceleratedOptimizer(optimizer, self.device_placement, sparse=self._sparse_weights)
+        return AcceleratedOptimizer(
+            optimizer, self.device_placement, sparse=self._sparse_weights, sharded=self._core.shards_updates
+        )
 
     @staticmethod
     def _is_scheduler(obj: Any) -> bool:

@@ -120,13 +120,11 @@ def _make_engine(
             "[initialize] model_parameters has parameters and dicts of parameter groups; expected only one kind"
         )
     if optimizer is not None:
-        prepared = DeepSpeedOptimizer(optimizer)
+        prepared = _prepared_optimizer(optimizer, given, state)
     elif groups:
         values = _core.ds_config_values(given.path, given.text, state.num_processes)
         if values.get("optimizer.type") is not None:
             prepared = DeepSpeedOptimizer(grouped_file_optimizer(values, groups))
-    if prepared is not None and prepared._name is None:
-        _check_own_rule(prepared, given, state)
     zero_inits = zero.take_pending()
     if zero_inits:
         _unshard_unless_stage_3(model, zero_inits, given, state)
@@ -154,16 +152,20 @@ def _make_engine(
     return engine
 
 
-def _check_own_rule(prepared: DeepSpeedOptimizer, given: GivenConfig, state: PartialState) -> None:
-    """Throws ConfigError for an optimizer that Python updates, under ZeRO on several ranks, or without permission."""
+def _prepared_optimizer(
+    optimizer: torch.optim.Optimizer, given: GivenConfig, state: PartialState
+) -> DeepSpeedOptimizer:
+    """Returns the program's optimizer for the engine. Throws ConfigError for one that ZeRO cannot shard.
+
+    One rank has all parameters in full, so there zero_allow_untested_optimizer permits any class, as DeepSpeed does.
+    """
     stage = _core.ds_config_values(given.path, given.text, state.num_processes)["zero_optimization.stage"]
-    if stage == 0 or (state.num_processes == 1 and given.as_dict().get("zero_allow_untested_optimizer")):
-        return
-    raise _core.ConfigError(
-        f"[initialize] {type(prepared.optimizer).__name__} is updated by its own step(), which needs full parameters, "
-        f"but each rank updates its shard in ZeRO stage {stage}; use an optimizer of torch.optim whose rule Lockstep "
-        "has, such as AdamW, Adam or SGD, or stage 0; for a single rank set zero_allow_untested_optimizer to true"
-    )
+    try:
+        return DeepSpeedOptimizer(optimizer, sharded=stage > 0)
+    except _core.ConfigError:
+        if state.num_processes > 1 or not given.as_dict().get("zero_allow_untested_optimizer"):
+            raise
+        return DeepSpeedOptimizer(optimizer)
 
 
 def _unshard_unless_stage_3(
