@@ -265,6 +265,7 @@ std::vector<nlohmann::json> Accelerator::gather_object(const nlohmann::json& val
 }
 
 std::vector<nlohmann::json> Accelerator::gather_object_for_metrics(const nlohmann::json& array) {
+  const comm::CallScope call("gather_object");
   return state_->collectives.gather_object_for_metrics(array);
 }
 

@@ -10,9 +10,18 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/base/callback.h"
+#include "lockstep/comm/call_scope.h"
 
 namespace lockstep {
 namespace {
+
+/// Runs a callback of autograd. It may have a thread of its own, which knows nothing of the
+/// program's call.
+template <typename Body>
+void run_in_backward(const Body& body) {
+  const comm::CallScope call("backward");
+  run_callback(body);
+}
 
 class GradientHook final : public torch::autograd::FunctionPostHook {
  public:
@@ -22,7 +31,7 @@ class GradientHook final : public torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& outputs,
       const torch::autograd::variable_list& /*inputs*/) override {
-    run_callback([this] { (*on_gradient_)(index_); });
+    run_in_backward([this] { (*on_gradient_)(index_); });
     return outputs;
   }
 
@@ -40,7 +49,7 @@ class BeforeHook final : public torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
     if (const auto before = before_gradient_.lock()) {
-      run_callback([&] { (*before)(index_); });
+      run_in_backward([&] { (*before)(index_); });
     }
     return gradients;
   }
@@ -97,7 +106,7 @@ int BackwardHooks::current_backward() {
 
 void BackwardHooks::at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [callback = std::move(callback)] { run_callback(callback); });
+      [callback = std::move(callback)] { run_in_backward(callback); });
 }
 
 }  // namespace lockstep

@@ -2,11 +2,14 @@
 #include "lockstep/sync/backward_hooks.h"
 
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+
+#include "lockstep/comm/call_scope.h"
 
 namespace lockstep {
 namespace {
@@ -43,6 +46,15 @@ TEST(BackwardHooks, WorksBesideAnotherOneAndStopsWhenDestroyed) {
   a.sum().backward();
   EXPECT_EQ(first, 2);
   EXPECT_EQ(second, 1);
+}
+
+TEST(BackwardHooks, NameBackwardAsTheCallOfTheirOperations) {
+  at::Tensor a = leaf();
+  std::string call;
+  const BackwardHooks hooks({a}, [&](size_t) { call = comm::current_call(); });
+  a.sum().backward();
+  EXPECT_EQ(call, "backward");
+  EXPECT_EQ(comm::current_call(), nullptr);
 }
 
 TEST(BackwardHooks, AnExceptionPropagatesOutOfBackward) {

@@ -115,9 +115,9 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
       .def(
           "offload_states", [](Accelerator& self) { self.offload_states(); }, NoGil())
       .def("reload_states", &Accelerator::reload_states, py::arg("non_blocking") = false, NoGil())
-      .def_property_readonly("shards_parameters", [](Accelerator& self) {
-        return Internals::objects(self).shards_parameters();
-      })
+      .def_property_readonly(
+          "shards_parameters",
+          [](Accelerator& self) { return Internals::objects(self).shards_parameters(); })
       .def_property_readonly("shards_updates", [](Accelerator& self) {
         return Internals::context(self).options.zero.has_value();
       });

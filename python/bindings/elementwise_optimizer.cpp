@@ -84,8 +84,7 @@ class PythonRule final : private OwnedNames, public optim::UpdateRule {
     ElementwiseOptions& ours = checked(options, described.name);
     optim::NamedOptions named = {{"lr", &ours.lr}};
     for (ElementwiseOptions::Named& other : ours.others) {
-      std::visit(
-          [&](auto& value) { named.push_back({other.name.c_str(), &value}); }, other.value);
+      std::visit([&](auto& value) { named.push_back({other.name.c_str(), &value}); }, other.value);
     }
     return named;
   }

@@ -22,8 +22,8 @@ AnyCheckpointable checkpointable_of(py::object get, py::object set, const void* 
 /// An update of Python's, as a torch::optim::Optimizer: for optimizer classes that Lockstep lacks.
 class PythonOptimizer final : public torch::optim::Optimizer {
  public:
-  /// `step`: Python's, called with a closure if there is one. Each group of `groups` is (parameters,
-  /// learning rate).
+  /// `step`: Python's, called with a closure if there is one. Each group of `groups` is
+  /// (parameters, learning rate).
   PythonOptimizer(
       const std::vector<std::pair<std::vector<at::Tensor>, double>>& groups,
       py::object step,

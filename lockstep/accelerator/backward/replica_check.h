@@ -30,7 +30,8 @@ namespace lockstep {
 /// may round the last bit differently, nor those of parameters that ZeRO shards.
 ///
 /// Cost: a few numbers in each averaging, one pass over the parameters in 100 updates and in
-/// compare_now(). Not thread-safe, except for calls from backward.
+/// compare_now(); docs/faults.md has the measured time, below 0.25 % of a small step. Not
+/// thread-safe, except for calls from backward.
 class ReplicaCheck {
  public:
   ReplicaCheck(

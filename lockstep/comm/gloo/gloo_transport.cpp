@@ -18,6 +18,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/gloo/listener_guard.h"
+#include "lockstep/comm/gloo/peer_addresses.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/transport/blocking_operations.h"
 #include "lockstep/comm/transport/exchange.h"
@@ -89,12 +90,14 @@ struct GlooState {
   int rank = 0;
   int size = 1;
   GroupError failure;
+  PeerAddresses peers;
 
   void mark_failed(const std::string& why) { failure.mark_failed(why); }
 
-  /// Runs one operation, and converts exceptions of c10d to CommError.
+  /// Runs one operation, and converts exceptions of c10d to CommError. `peer`: the only other rank,
+  /// or -1 if all take part.
   template <typename Body>
-  void guarded(Op op, const Body& body) {
+  void guarded(Op op, int peer, const Body& body) {
     failure.check(op);
     const auto start = Clock::now();
     const c10::AutoGradMode no_grad(false);
@@ -105,13 +108,33 @@ struct GlooState {
       throw;
     } catch (const std::exception& error) {
       const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      if (peer < 0) {
+        peer = peers.rank_in(error.what());
+      }
       const std::string why = fmt::format(
           "failed after {:.1f} s; a rank is lost, or did not call the operation: {}",
           seconds,
-          plain_reason(error.what()));
+          plain_reason(error.what(), peer));
       mark_failed(fmt::format("{} {}", name_of(op), why));
-      throw CommError(name_of(op), why, -1, seconds);
+      throw CommError(name_of(op), why, peer, seconds);
     }
+  }
+
+  /// Lets messages name the rank of a lost connection.
+  void exchange_addresses(int listener, Milliseconds timeout) {
+    const auto bytes = [](auto& all) {
+      const auto count = static_cast<int64_t>(all.size() * sizeof(all[0]));
+      return at::from_blob(all.data(), {count}, at::kByte);
+    };
+    std::vector<ListenAddress> own{listen_address(listener)};
+    std::vector<ListenAddress> all(static_cast<size_t>(size));
+    at::Tensor input = bytes(own);
+    at::Tensor output = bytes(all);
+    all_gather(output, input, timeout);
+    std::vector<int32_t> to = ports_to(all);
+    std::vector<int32_t> from(to.size());
+    all_to_all(bytes(from), bytes(to), timeout);
+    peers = PeerAddresses(all, from);
   }
 
   std::vector<Fingerprint> exchange(Fingerprint mine, Milliseconds timeout) {
@@ -212,7 +235,7 @@ struct GlooState {
   }
 
   void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
-    guarded(c.op, [&] {
+    guarded(c.op, -1, [&] {
       if (const auto sides = mismatch(exchange(fingerprint_of(c, sequence), timeout))) {
         throw CommError(name_of(c.op), *sides);
       }
@@ -232,7 +255,7 @@ struct GlooState {
   }
 
   void point_to_point(const Collective& c, Milliseconds timeout) {
-    guarded(c.op, [&] {
+    guarded(c.op, c.root, [&] {
       const bool sends = c.op == Op::kSend;
       Fingerprint mine = fingerprint_of(c, 0);
       Fingerprint theirs;
@@ -309,7 +332,7 @@ class GlooTransport final : public Transport {
           c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, std::move(options));
       // The accepting rank is done before the connecting one. No rank may end, and close the store,
       // before all ranks have read their peers' addresses from it.
-      state_->exchange(fingerprint_of({.op = Op::kBarrier}, -1), join_timeout);
+      state_->exchange_addresses(created.listener, join_timeout);
     } catch (const std::exception& error) {
       const std::string fault = guard.fault();
       throw CommError(

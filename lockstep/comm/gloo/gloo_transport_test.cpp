@@ -25,6 +25,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 /// Holds a loopback port with a listener; once closed, the port is free.
@@ -202,19 +203,26 @@ TEST(GlooJoin, RanksOfOneHostListenOnLoopbackOnly) {
   });
 }
 
-TEST(GlooGroup, OneThatLostAPeerSaysSoAndStaysFailed) {
-  gloo_ranks(2, [](Group group) {
+TEST(GlooGroup, OneThatLostAPeerNamesItAndStaysFailed) {
+  gloo_ranks(3, [](Group group) {
     group.barrier();
-    if (group.rank() == 1) {
+    if (group.rank() == 2) {
       return;  // Leaves, and its connections with it.
     }
+    int peer = -1;
     std::string first;
     try {
-      group.barrier();
+      group.recv(at::zeros({1}), 2).wait();
     } catch (const CommError& error) {
       first = error.what();
+      peer = error.peer();
     }
-    EXPECT_THAT(first, HasSubstr("a rank is lost, or did not call the operation"));
+    EXPECT_THAT(
+        first,
+        AllOf(
+            HasSubstr("a rank is lost, or did not call the operation"),
+            ContainsRegex("the connection to rank 2 at [0-9.]+ was (closed|reset)")));
+    EXPECT_EQ(peer, 2);
     EXPECT_THROW(
         {
           try {

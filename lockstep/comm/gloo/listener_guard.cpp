@@ -123,7 +123,13 @@ bool is_listening(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens != 0;
 }
 
-/// Returns this process's IPv4 and IPv6 sockets.
+rlim_t descriptor_limit() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
+}
+
+}  // namespace
+
 std::vector<int> own_sockets() {
   std::vector<int> sockets;
   std::error_code error;
@@ -140,13 +146,6 @@ std::vector<int> own_sockets() {
   }
   return sockets;
 }
-
-rlim_t descriptor_limit() {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
-}
-
-}  // namespace
 
 std::map<ino_t, int> listening_sockets() {
   std::map<ino_t, int> found;

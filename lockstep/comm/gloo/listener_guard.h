@@ -15,6 +15,8 @@
 
 namespace lockstep::comm {
 
+/// Returns this process's IPv4 and IPv6 sockets.
+std::vector<int> own_sockets();
 /// Returns the listening TCP sockets of this process: descriptors by inode.
 std::map<ino_t, int> listening_sockets();
 

@@ -5,6 +5,8 @@
 #include <regex>
 #include <string_view>
 
+#include <fmt/format.h>
+
 #include "lockstep/base/log.h"
 
 namespace lockstep::comm {
@@ -45,12 +47,13 @@ std::string first_sentence(std::string text) {
 
 }  // namespace
 
-std::string plain_reason(const std::string& text) {
+std::string plain_reason(const std::string& text, int rank) {
   log_debug("a connection reported: " + text);
   for (const Meaning& meaning : kMeanings) {
     if (text.find(meaning.phrase) != std::string::npos) {
       const std::string address = address_in(text);
-      return (address.empty() ? "a connection " : "the connection to " + address + " ") +
+      const std::string peer = rank < 0 ? address : fmt::format("rank {} at {}", rank, address);
+      return (peer.empty() ? "a connection " : "the connection to " + peer + " ") +
              std::string(meaning.means);
     }
   }

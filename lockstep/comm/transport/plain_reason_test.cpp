@@ -30,5 +30,11 @@ TEST(PlainReason, HasNoPathsAddressesOfSourcesNorAdvice) {
   }
 }
 
+TEST(PlainReason, NamesTheRankIfItIsKnown) {
+  EXPECT_EQ(
+      plain_reason("[pair.cc:547] Connection closed by peer [10.0.0.2]:52100", 3),
+      "the connection to rank 3 at 10.0.0.2 was closed");
+}
+
 }  // namespace
 }  // namespace lockstep::comm
