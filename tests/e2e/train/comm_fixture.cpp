@@ -4,6 +4,7 @@
 //   join: nothing more; profile: a profile
 //   vectors, tensors: a gather in which rank 1 passes more tensors, or a longer tensor
 //   rows: padding of a tensor that rank 1 refuses
+//   leave RANK: all-reduces, during which that rank ends, without a word
 //   train SECONDS PREFIX: all-reduces for that time; the file PREFIX<rank> exists once all have
 //   joined
 #include <chrono>
@@ -19,7 +20,7 @@
 
 namespace {
 
-int run(const std::string& mode, double seconds, const std::string& prefix) {
+int run(const std::string& mode, double number, const std::string& prefix) {
   lockstep::Accelerator accelerator;
   const bool is_other = accelerator.process_index() == 1;
   if (mode == "vectors") {
@@ -34,10 +35,17 @@ int run(const std::string& mode, double seconds, const std::string& prefix) {
     const auto profile = accelerator.profile({.output_trace_dir = folder == nullptr ? "" : folder});
     torch::ones({2}).sum();
     profile->finish();
+  } else if (mode == "leave") {
+    for (int step = 0; step < 100; ++step) {
+      if (step == 3 && accelerator.process_index() == static_cast<int64_t>(number)) {
+        std::_Exit(0);
+      }
+      std::ignore = accelerator.reduce(torch::ones({2}));
+    }
   } else if (mode == "train") {
     accelerator.wait_for_everyone();
     std::ofstream(prefix + std::to_string(accelerator.process_index())) << "joined";
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(number);
     bool goes_on = true;
     while (goes_on) {
       const bool mine = std::chrono::steady_clock::now() < end;

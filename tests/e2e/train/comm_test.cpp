@@ -84,6 +84,19 @@ TEST(CommMismatch, OfGatheredShapesIsAnErrorOnAllRanks) {
   }
 }
 
+// Of two ranks one has connected, and the other has accepted.
+TEST(CommLost, ARankThatIsLostIsNamedOnBothSidesOfItsConnections) {
+  for (const std::string rank : {"0", "1", "2"}) {
+    const Outcome outcome =
+        run_clean(launch("3", {COMM_FIXTURE, "leave", rank}), {"LOCKSTEP_COMM=gloo"});
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_THAT(
+        outcome.err,
+        HasSubstr("is lost, or did not call the operation: the connection to rank " + rank));
+    EXPECT_THAT(outcome.err, Not(HasSubstr("pair.cc")));
+  }
+}
+
 TEST(CommProfile, WritesNothingToStderr) {
   const TestFolder folder;
   const Outcome outcome =
