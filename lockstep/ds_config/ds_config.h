@@ -211,6 +211,9 @@ Reading read_ds_config(const config::Document& document, std::optional<int64_t> 
 /// cannot be read or is malformed.
 config::Document read_ds_document(const std::filesystem::path& path);
 
+/// Throws one ConfigError with all errors of a reading, one on each line, if it has any.
+void expect_no_errors(const Reading& reading);
+
 /// Returns the configuration, or throws one ConfigError with all errors, one on each line. Notes
 /// are logged, on the main process.
 DsConfig resolve_ds_config(const config::Document& document, int64_t world_size);

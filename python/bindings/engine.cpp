@@ -21,6 +21,7 @@
 #include "lockstep/engine/profiler/step_report.h"
 #include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/setup/engine_setup.h"
+#include "lockstep/engine/setup/plugin_options.h"
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/sharding.h"
@@ -386,6 +387,11 @@ void bind_engine(py::module_& module) {
   // Returns {path: value} of a ds_config.json, by its path or text, for a number of ranks.
   module.def("ds_config_values", [](const std::string& path, const std::string& text, int ranks) {
     return values_of(resolved(path, text, ranks));
+  });
+  // Returns the Accelerator's options of a ds_config.json that a DeepSpeedPlugin has.
+  module.def("plugin_options", [](const std::string& text) {
+    return dict_of_plugin_options(
+        plugin_options(config::parse_document("ds_config", text, config::Format::kCommentedJson)));
   });
 }
 

@@ -2,21 +2,47 @@
 #include "python/bindings/options.h"
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/words.h"
 
 namespace lockstep::python {
 namespace {
 
 constexpr const char* kWhere = "Accelerator";
+
+/// Returns the values of an enum by their words.
+template <typename E>
+std::map<std::string, E> values_of() {
+  std::map<std::string, E> values;
+  for (size_t i = 0; i < kWordsOf<E>.size(); ++i) {
+    values.emplace(kWordsOf<E>[i], static_cast<E>(i));
+  }
+  return values;
+}
+
+/// Copies a dict whose values may be dicts: {"a": {"b": 1}} becomes {"a.b": 1}.
+void flatten(const py::dict& values, const std::string& prefix, py::dict& flat) {
+  for (const auto& [name, value] : values) {
+    const std::string path = prefix + name.cast<std::string>();
+    if (py::isinstance<py::dict>(value)) {
+      flatten(py::reinterpret_borrow<py::dict>(value), path + ".", flat);
+    } else {
+      flat[py::str(path)] = value;
+    }
+  }
+}
 
 /// Reads the values of a dict into the members of a struct. Throws ConfigError for the names that
 /// no `read` has asked for.
@@ -26,7 +52,15 @@ class DictReader {
 
   template <typename T>
   void read(const char* name, T& target) {
-    read_with(name, [&](py::handle value) { target = value.cast<T>(); });
+    if constexpr (std::is_enum_v<T>) {
+      read_enum(name, target, values_of<T>());
+    } else {
+      read_with(name, [&](py::handle value) { target = value.cast<T>(); });
+    }
+  }
+  void read(const char* name, std::filesystem::path& target) { read_path(name, target); }
+  void read(const char* name, std::optional<at::ScalarType>& target) {
+    read_with(name, [&](py::handle value) { target = dtype_of(value.cast<std::string>()); });
   }
   template <typename T>
   void read_enum(const char* name, T& target, const std::map<std::string, T>& values) {
@@ -98,11 +132,6 @@ class DictReader {
   size_t used_ = 0;
 };
 
-std::map<std::string, OffloadDevice> offload_devices() {
-  return {
-      {"none", OffloadDevice::kNone}, {"cpu", OffloadDevice::kCpu}, {"nvme", OffloadDevice::kNvme}};
-}
-
 void read_options(DictReader& reader, GradScalerOptions& options) {
   reader.read("init_scale", options.init_scale);
   reader.read("growth_factor", options.growth_factor);
@@ -151,38 +180,10 @@ void read_options(DictReader& reader, DataParallelOptions& options) {
   reader.read("random_seed", power.seed);
 }
 
-void read_options(DictReader& reader, OffloadOptimizer& offload) {
-  reader.read_enum("device", offload.device, offload_devices());
-  reader.read_path("nvme_path", offload.nvme_path);
-  reader.read("ratio", offload.ratio);
-  reader.read("super_offload", offload.super_offload);
-}
-
-void read_options(DictReader& reader, OffloadParam& offload) {
-  reader.read_enum("device", offload.device, offload_devices());
-  reader.read_path("nvme_path", offload.nvme_path);
-}
-
 void read_options(DictReader& reader, ZeroPlugin& zero) {
-  reader.read("stage", zero.stage);
-  reader.read("bucket_cap_bytes", zero.bucket_cap_bytes);
-  reader.read("stage3_max_live_parameters", zero.stage3_max_live_parameters);
-  reader.read("stage3_param_persistence_threshold", zero.stage3_param_persistence_threshold);
-  reader.read("stage3_prefetch", zero.stage3_prefetch);
-  reader.read("stage3_unit_classes", zero.stage3_unit_classes);
-  reader.read_enum(
-      "state_dict_type",
-      zero.state_dict_type,
-      {{"SHARDED_STATE_DICT", StateDictType::kShardedStateDict},
-       {"FULL_STATE_DICT", StateDictType::kFullStateDict},
-       {"LOCAL_STATE_DICT", StateDictType::kLocalStateDict}});
-  reader.read("zero_quantized_weights", zero.zero_quantized_weights);
-  reader.read("zero_quantized_gradients", zero.zero_quantized_gradients);
-  reader.read("zero_hpz_partition_size", zero.zero_hpz_partition_size);
-  reader.read_section<OffloadOptimizer>(
-      "offload_optimizer", "offload_optimizer", zero.offload_optimizer);
-  reader.read_section<OffloadParam>("offload_param", "offload_param", zero.offload_param);
-  reader.read("fp32_masters", zero.fp32_masters);
+  visit_zero_options(zero, [&](const char* name, auto& target, AmongRanks /*among_ranks*/) {
+    reader.read(name, target);
+  });
 }
 
 void read_options(DictReader& reader, FsdpPlugin& fsdp) {
@@ -208,19 +209,14 @@ void read_options(DictReader& reader, FsdpPlugin& fsdp) {
       fsdp.backward_prefetch,
       {{"BACKWARD_PRE", BackwardPrefetch::kPre}, {"NO_PREFETCH", BackwardPrefetch::kNone}});
   reader.read("cpu_offload", fsdp.cpu_offload);
-  reader.read_enum(
-      "state_dict_type",
-      fsdp.state_dict_type,
-      {{"SHARDED_STATE_DICT", StateDictType::kShardedStateDict},
-       {"FULL_STATE_DICT", StateDictType::kFullStateDict},
-       {"LOCAL_STATE_DICT", StateDictType::kLocalStateDict}});
+  reader.read("state_dict_type", fsdp.state_dict_type);
 }
 
 void read_options(DictReader& reader, DeepSpeedPlugin& plugin) {
   reader.read("zero_stage", plugin.zero_stage);
   reader.read("gradient_accumulation_steps", plugin.gradient_accumulation_steps);
-  reader.read_enum("offload_optimizer_device", plugin.offload_optimizer_device, offload_devices());
-  reader.read_enum("offload_param_device", plugin.offload_param_device, offload_devices());
+  reader.read("offload_optimizer_device", plugin.offload_optimizer_device);
+  reader.read("offload_param_device", plugin.offload_param_device);
   reader.read_path("offload_optimizer_nvme_path", plugin.offload_optimizer_nvme_path);
   reader.read_path("offload_param_nvme_path", plugin.offload_param_nvme_path);
 }
@@ -257,18 +253,55 @@ void read_options(DictReader& reader, AcceleratorOptions& options) {
   reader.read("save_when_preempted", options.save_when_preempted);
   reader.read_section<DataParallelOptions>(
       "data_parallel", "DistributedDataParallelKwargs", options.data_parallel);
-  reader.read_section<ZeroPlugin>("zero", "ZeroPlugin", options.zero);
+  reader.read_with("zero", [&](py::handle value) {
+    py::dict flat;
+    flatten(value.cast<py::dict>(), "", flat);
+    DictReader::read_all(flat, "ZeroPlugin", options.zero.emplace());
+  });
   reader.read_section<FsdpPlugin>(
       "fsdp_plugin", "FullyShardedDataParallelPlugin", options.fsdp_plugin);
   reader.read_section<DeepSpeedPlugin>(
       "deepspeed_plugin", "DeepSpeedPlugin", options.deepspeed_plugin);
   reader.read("shared_parameters", options.shared_parameters);
-  reader.read_enum(
-      "non_finite",
-      options.non_finite,
-      {{"ignore", NonFinitePolicy::kIgnore},
-       {"skip", NonFinitePolicy::kSkip},
-       {"stop", NonFinitePolicy::kStop}});
+  reader.read("non_finite", options.non_finite);
+}
+
+template <typename Value>
+py::object object_of(const Value& value) {
+  if constexpr (std::is_enum_v<Value>) {
+    return py::str(word_of(value));
+  } else {
+    return py::cast(value);
+  }
+}
+py::object object_of(const std::filesystem::path& value) {
+  return py::str(value.string());
+}
+py::object object_of(const std::optional<at::ScalarType>& value) {
+  if (!value) {
+    return py::none();
+  }
+  return py::str(*value == at::kFloat ? "fp32" : *value == at::kHalf ? "fp16" : "bf16");
+}
+
+py::dict dict_of(const ZeroPlugin& zero) {
+  py::dict result;
+  visit_zero_options(zero, [&](const char* name, const auto& value, AmongRanks /*among_ranks*/) {
+    result[name] = object_of(value);
+  });
+  return result;
+}
+
+/// Returns the items of `values` that `others` lacks or has with another value.
+py::dict difference(const py::dict& values, const py::dict& others) {
+  py::dict result;
+  for (const auto& [name, value] : values) {
+    if (!others.contains(name) ||
+        !py::object(others[name]).equal(py::reinterpret_borrow<py::object>(value))) {
+      result[name] = value;
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -278,6 +311,23 @@ at::ScalarType dtype_of(const std::string& name) {
     return at::kFloat;
   }
   return autocast_dtype(parse_precision(name));
+}
+
+py::dict dict_of_plugin_options(const AcceleratorOptions& options) {
+  const AcceleratorOptions unset;
+  py::dict result;
+  if (options.zero) {
+    ZeroPlugin plain;
+    plain.stage = 0;
+    result["zero"] = difference(dict_of(*options.zero), dict_of(plain));
+  }
+  if (options.grad_scaler != unset.grad_scaler) {
+    result["grad_scaler"] = py::dict(
+        py::arg("init_scale") = options.grad_scaler.init_scale,
+        py::arg("growth_interval") = options.grad_scaler.growth_interval);
+  }
+  result["gradient_accumulation_steps"] = options.gradient_accumulation_steps;
+  return result;
 }
 
 AcceleratorOptions accelerator_options(const py::dict& values) {

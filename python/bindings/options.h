@@ -10,6 +10,10 @@ namespace lockstep::python {
 /// unknown name or value.
 AcceleratorOptions accelerator_options(const py::dict& values);
 
+/// Returns {"zero": {...}, "grad_scaler": {...}, "gradient_accumulation_steps": n}, as
+/// accelerator_options() reads them. Of ZeRO and the scaler only what differs from the default.
+py::dict dict_of_plugin_options(const AcceleratorOptions& options);
+
 /// Returns the dtype with this name: "fp32", "fp16" or "bf16". Throws ConfigError for another.
 at::ScalarType dtype_of(const std::string& name);
 

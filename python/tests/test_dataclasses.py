@@ -264,10 +264,12 @@ def test_a_ds_config_becomes_options_of_the_accelerator():
         "gradient_accumulation_steps": 2,
         "zero": {
             "stage": 3,
-            "bucket_cap_bytes": 4000,
+            "reduce_bucket_size": 1000,
+            "stage3_param_persistence_threshold": 100_000,  # DeepSpeed's default.
             "stage3_prefetch": False,
             "stage3_max_live_parameters": 10**9,
-            "offload_optimizer": {"device": "cpu"},
+            "offload_optimizer.device": "cpu",
+            "offload_optimizer.buffer_count": 4,
         },
     }
     accept(**options)
@@ -291,7 +293,8 @@ def test_a_ds_config_becomes_options_of_the_accelerator():
         ({"gradient_clipping": 1.0}, "gradient_clipping of the ds_config; got 1.0; call accelerator.clip_grad_norm_"),
         ({"train_batch_size": 64}, "the loaders have the batch size"),
         ({"fp16": {"enabled": True, "hysteresis": 2}}, "fp16.hysteresis"),
-        ({"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 5}}, "model_persistence_threshold"),
+        ({"zero_optimization": {"stage": 1, "ignore_unused_parameters": False}}, "got false; remove it"),
+        ({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": -1}}, "stage3_max_live_parameters"),
         ({"unheard_of": 1}, "unheard_of"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

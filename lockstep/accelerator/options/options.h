@@ -58,6 +58,9 @@ struct ZeroPlugin {
   /// a bucket are unsharded together. None: 25 MiB; in stage 3 a sixteenth of the model, between 1
   /// and 25 MiB.
   std::optional<int64_t> bucket_cap_bytes = std::nullopt;
+  /// The same in elements, as in DeepSpeed: of 2 bytes for a model with trained fp16 or bf16
+  /// parameters, else 4. Only without bucket_cap_bytes.
+  std::optional<int64_t> reduce_bucket_size = std::nullopt;
   /// Stage 3: most unsharded elements at a time, unless one operation needs more. None: as many as
   /// the three largest buckets have.
   std::optional<int64_t> stage3_max_live_parameters = std::nullopt;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "lockstep/base/words.h"
 #include "lockstep/offload/options.h"
 
 namespace lockstep {
@@ -52,6 +55,10 @@ enum class StateDictType {
   /// Refused.
   kLocalStateDict
 };
+
+template <>
+inline constexpr std::array<std::string_view, 3> kWordsOf<StateDictType> = {
+    "SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"};
 
 /// Sharding options in the words of torch's FSDP and Accelerate's FullyShardedDataParallelPlugin.
 /// They are translated to ZeroPlugin.

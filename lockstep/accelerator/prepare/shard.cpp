@@ -40,6 +40,13 @@ std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> slices_of(
 
 int64_t bucket_cap(const ZeroPlugin& plugin, const NamedTensors& parameters) {
   constexpr int64_t kMiB = int64_t{1} << 20;
+  if (plugin.reduce_bucket_size) {
+    constexpr int64_t kMostElements = int64_t{1} << 50;  // More than any model has.
+    const bool in_16_bits = std::ranges::any_of(parameters, [](const NamedTensor& item) {
+      return item.tensor.requires_grad() && c10::isReducedFloatingType(item.tensor.scalar_type());
+    });
+    return std::min(*plugin.reduce_bucket_size, kMostElements) * (in_16_bits ? 2 : 4);
+  }
   if (plugin.bucket_cap_bytes || plugin.stage < 3) {
     return plugin.bucket_cap_bytes.value_or(25 * kMiB);
   }

@@ -2,73 +2,25 @@
 #include "lockstep/accelerator/setup/equal_options.h"
 
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
+#include "lockstep/accelerator/options/option_text.h"
+#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/sync/rank_facts.h"
 
 namespace lockstep {
 namespace {
 
-std::string text(bool value) {
-  return value ? "true" : "false";
-}
-
-std::string text(const char* value) {
-  return value;
-}
-
-std::string text(at::ScalarType value) {
-  return c10::toString(value);
-}
-
-std::string text(const std::vector<std::string>& values) {
-  return fmt::format("[{}]", fmt::join(values, ", "));
-}
-
-template <typename Number>
-requires(std::is_arithmetic_v<Number>) std::string text(Number value) {
-  return fmt::format("{}", value);
-}
-
-template <typename Value>
-std::string text(const std::optional<Value>& value) {
-  return value ? text(*value) : "unset";
-}
-
-const char* name_of(NonFinitePolicy policy) {
-  switch (policy) {
-    case NonFinitePolicy::kSkip:
-      return "skip";
-    case NonFinitePolicy::kStop:
-      return "stop";
-    default:
-      return "ignore";
-  }
-}
-
-const char* name_of(OffloadDevice device) {
-  switch (device) {
-    case OffloadDevice::kCpu:
-      return "cpu";
-    case OffloadDevice::kNvme:
-      return "nvme";
-    default:
-      return "none";
-  }
-}
-
 /// Collects options as facts.
 class Options {
  public:
   template <typename Value>
-  void add(const char* name, const Value& value) {
+  void add(const std::string& name, const Value& value) {
     facts_.push_back(
         {fmt::format("the Accelerator's option {}", name),
-         text(value),
+         option_text(value),
          "construct it with the same options on every rank, and set the same environment "
          "variables"});
   }
@@ -134,7 +86,7 @@ void expect_equal_options(const RunContext& context, bool needs_host_size) {
   all.add("gradient_accumulation_steps", accumulation.num_steps);
   all.add("gradient_accumulation_plugin.sync_with_dataloader", accumulation.sync_with_dataloader);
   all.add("gradient_accumulation_plugin.sync_each_batch", accumulation.sync_each_batch);
-  all.add("non_finite", name_of(options.non_finite));
+  all.add("non_finite", options.non_finite);
   all.add("debug", context.debug);
   add_loaders(options, all);
   add_saves(options, all);
@@ -153,28 +105,14 @@ void expect_equal_zero(const RunContext& context) {
   }
   Options all;
   const std::optional<ZeroPlugin>& zero = context.options.zero;
-  all.add("zero.stage", zero ? zero->stage : 0);
   if (zero) {
-    all.add("zero.bucket_cap_bytes", zero->bucket_cap_bytes);
-    all.add("zero.stage3_max_live_parameters", zero->stage3_max_live_parameters);
-    all.add("zero.stage3_param_persistence_threshold", zero->stage3_param_persistence_threshold);
-    all.add("zero.stage3_model_persistence_threshold", zero->stage3_model_persistence_threshold);
-    all.add("zero.stage3_prefetch", zero->stage3_prefetch);
-    all.add("zero.stage3_unit_classes", zero->stage3_unit_classes);
-    all.add("zero.state_dict_type", static_cast<int>(zero->state_dict_type));
-    all.add("zero.zero_quantized_weights", zero->zero_quantized_weights);
-    all.add("zero.zero_quantized_gradients", zero->zero_quantized_gradients);
-    all.add("zero.zero_hpz_partition_size", zero->zero_hpz_partition_size);
-    all.add("zero.zero_quantized_nontrainable_weights", zero->zero_quantized_nontrainable_weights);
-    all.add("zero.offload_optimizer.device", name_of(zero->offload_optimizer.device));
-    all.add("zero.offload_optimizer.ratio", zero->offload_optimizer.ratio);
-    all.add("zero.offload_optimizer.super_offload", zero->offload_optimizer.super_offload);
-    all.add("zero.offload_param.device", name_of(zero->offload_param.device));
-    all.add("zero.fp32_masters", zero->fp32_masters);
-    all.add("zero.fp32_optimizer_states", zero->fp32_optimizer_states);
-    all.add("zero.grad_accum_dtype", zero->grad_accum_dtype);
-    all.add("zero.communication_data_type", zero->communication_data_type);
-    all.add("zero.load_from_fp32_weights", zero->load_from_fp32_weights);
+    visit_zero_options(*zero, [&](const char* name, const auto& value, AmongRanks among_ranks) {
+      if (among_ranks == AmongRanks::kEqual) {
+        all.add(fmt::format("zero.{}", name), value);
+      }
+    });
+  } else {
+    all.add("zero.stage", 0);
   }
   Group group = context.group;
   expect_equal_facts(group, all.facts(), "accelerator");

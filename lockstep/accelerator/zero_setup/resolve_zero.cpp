@@ -61,6 +61,15 @@ void check_ranges(const ZeroPlugin& zero) {
             zero.stage));
   }
   refuse_local_state_dict(zero.state_dict_type, "zero");
+  if (zero.reduce_bucket_size && (zero.bucket_cap_bytes || *zero.reduce_bucket_size < 1)) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "reduce_bucket_size is the elements of the largest bucket; got {}{}; set it to at "
+            "least 1, or only bucket_cap_bytes",
+            *zero.reduce_bucket_size,
+            zero.bucket_cap_bytes ? " and bucket_cap_bytes" : ""));
+  }
   if (zero.stage3_max_live_parameters.value_or(0) < 0 ||
       zero.stage3_param_persistence_threshold < 0 || zero.stage3_model_persistence_threshold < 0) {
     throw ConfigError(

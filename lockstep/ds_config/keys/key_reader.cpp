@@ -62,8 +62,8 @@ bool asks_for_auto(const KeySpec& spec, const Node& node) {
 template <typename E>
 E value_of(const std::string& text) {
   size_t index = 0;
-  for (size_t i = 0; i < kWords<E>.size(); ++i) {
-    if (lower(std::string(kWords<E>[i])) == lower(text)) {
+  for (size_t i = 0; i < kWordsOf<E>.size(); ++i) {
+    if (lower(std::string(kWordsOf<E>[i])) == lower(text)) {
       index = i;
     }
   }

@@ -28,8 +28,8 @@ void add_optimizer(std::vector<KeySpec>& keys) {
   keys.push_back(ignored(
       "zero_allow_untested_optimizer",
       KeyKind::kBoolean,
-      "an optimizer that ZeRO cannot shard is refused by name; in Python true permits it on one "
-      "rank"));
+      "in Python an optimizer class of the program is tried on a small tensor; one that cannot "
+      "update slices is refused by name, and true permits it on one rank"));
   keys.push_back(ignored(
       "zero_force_ds_cpu_optimizer",
       KeyKind::kBoolean,

@@ -95,15 +95,20 @@ Document read_ds_document(const std::filesystem::path& path) {
   return config::read_document(path, config::Format::kCommentedJson);
 }
 
+void expect_no_errors(const Reading& reading) {
+  if (reading.errors.empty()) {
+    return;
+  }
+  std::string what = reading.errors.front().what;
+  for (size_t i = 1; i < reading.errors.size(); ++i) {
+    what += fmt::format("\n[{}] {}", reading.errors[i].where, reading.errors[i].what);
+  }
+  throw ConfigError(reading.errors.front().where, what);
+}
+
 DsConfig resolve_ds_config(const Document& document, int64_t world_size) {
   Reading reading = read_ds_config(document, world_size);
-  if (!reading.errors.empty()) {
-    std::string what = reading.errors.front().what;
-    for (size_t i = 1; i < reading.errors.size(); ++i) {
-      what += fmt::format("\n[{}] {}", reading.errors[i].where, reading.errors[i].what);
-    }
-    throw ConfigError(reading.errors.front().where, what);
-  }
+  expect_no_errors(reading);
   for (const Diagnostic& note : reading.notes) {
     log_info(fmt::format("[{}] {}", note.where, note.what));
   }

@@ -89,36 +89,6 @@ void set_16_bit_training(
   plugin.load_from_fp32_weights = config.zero.load_from_fp32_weights.value;
 }
 
-void set_zero(
-    const ds_config::DsConfig& config, const TrainedModel& model, AcceleratorOptions& options) {
-  const ds_config::ZeroSection& zero = config.zero;
-  const bool shards_masters = model.shards_masters_in_stage_0(config);
-  if (zero.stage.value == 0 && !shards_masters) {
-    // Without it LOCKSTEP_ZERO_STAGE would apply.
-    options.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0};
-    return;
-  }
-  ZeroPlugin plugin{.stage = shards_masters ? 1 : static_cast<int>(zero.stage.value)};
-  set_16_bit_training(config, model, plugin);
-  options.grad_scaler.allow_fp16 = config.fp16.master_weights_and_grads.value;
-  if (zero.reduce_bucket_size.value) {
-    constexpr int64_t kMostElements = int64_t{1} << 50;  // More than any model has.
-    const int64_t element_bytes = model.has_16_bit_parameters ? 2 : 4;
-    plugin.bucket_cap_bytes =
-        std::min(*zero.reduce_bucket_size.value, kMostElements) * element_bytes;
-  }
-  plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
-  plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
-  plugin.stage3_model_persistence_threshold = zero.model_persistence_threshold.value;
-  plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
-  plugin.zero_quantized_weights = zero.quantized_weights.value;
-  plugin.zero_quantized_gradients = zero.quantized_gradients.value;
-  plugin.zero_quantized_nontrainable_weights = zero.quantized_nontrainable_weights.value;
-  plugin.zero_hpz_partition_size = static_cast<int>(zero.hpz_partition_size.value);
-  set_offloads(zero, plugin);
-  options.zero = plugin;
-}
-
 void set_communication_dtype(
     const ds_config::DsConfig& config, const TrainedModel& model, AcceleratorOptions& options) {
   const auto& dtype = config.communication_data_type;
@@ -134,7 +104,7 @@ void set_communication_dtype(
         fmt::format(
             "gradients of 16-bit parameters are sent in their dtype; got communication_data_type "
             "{} ({}); delete it, or set data_types.param_dtype",
-            ds_config::word_of(*dtype.value),
+            word_of(*dtype.value),
             dtype.origin.text));
   }
   if (*dtype.value == ds_config::Dtype::kFloat32) {
@@ -149,6 +119,31 @@ void set_communication_dtype(
 }
 
 }  // namespace
+
+void set_zero_options(
+    const ds_config::DsConfig& config, const TrainedModel& model, AcceleratorOptions& options) {
+  const ds_config::ZeroSection& zero = config.zero;
+  const bool shards_masters = model.shards_masters_in_stage_0(config);
+  if (zero.stage.value == 0 && !shards_masters) {
+    // Without it LOCKSTEP_ZERO_STAGE would apply.
+    options.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0};
+    return;
+  }
+  ZeroPlugin plugin{.stage = shards_masters ? 1 : static_cast<int>(zero.stage.value)};
+  set_16_bit_training(config, model, plugin);
+  options.grad_scaler.allow_fp16 = config.fp16.master_weights_and_grads.value;
+  plugin.reduce_bucket_size = zero.reduce_bucket_size.value;
+  plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
+  plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
+  plugin.stage3_model_persistence_threshold = zero.model_persistence_threshold.value;
+  plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
+  plugin.zero_quantized_weights = zero.quantized_weights.value;
+  plugin.zero_quantized_gradients = zero.quantized_gradients.value;
+  plugin.zero_quantized_nontrainable_weights = zero.quantized_nontrainable_weights.value;
+  plugin.zero_hpz_partition_size = static_cast<int>(zero.hpz_partition_size.value);
+  set_offloads(zero, plugin);
+  options.zero = plugin;
+}
 
 void check_no_option_of_ds_config(const AcceleratorOptions& given) {
   const AcceleratorOptions unset;
@@ -207,7 +202,7 @@ AcceleratorOptions accelerator_options(
   AcceleratorOptions options = std::move(given);
   options.expect_prepared_loader = false;  // DeepSpeed's programs bring loaders of their own.
   set_precision(config, loss_scale, options);
-  set_zero(config, model, options);
+  set_zero_options(config, model, options);
   if (config.use_node_local_storage.value) {
     options.project_config.save_on_each_node = true;
   }

@@ -30,6 +30,10 @@ void check_no_option_of_ds_config(const AcceleratorOptions& given);
 /// Returns the loss scale of a ds_config.json with fp16; null without fp16 and for a fixed scale.
 std::shared_ptr<DynamicLossScale> make_dynamic_loss_scale(const ds_config::DsConfig& config);
 
+/// Sets ZeRO's options to those of a ds_config.json.
+void set_zero_options(
+    const ds_config::DsConfig& config, const TrainedModel& model, AcceleratorOptions& options);
+
 /// Translates a ds_config.json to the options of an Accelerator; `given` has the remaining options.
 /// `loss_scale`: the result of make_dynamic_loss_scale, which the options update. Throws
 /// ConfigError, in the name of initialize, for a communication_data_type that the model does not

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .. import _core
 from .._core import ConfigError
-from ._ds_config_options import accelerator_options_of, precision_of
 from .deepspeed import HfDeepSpeedConfig
 from .environment import str_to_bool
 
@@ -239,7 +240,13 @@ class DeepSpeedPlugin:
     @property
     def mixed_precision(self) -> str | None:
         """The precision that the ds_config enables: "fp16", "bf16", or None."""
-        return precision_of(self.deepspeed_config)
+        enabled = [dtype for dtype in ("fp16", "bf16") if self._enables(dtype)]
+        if len(enabled) > 1:
+            raise ConfigError(f"[{_WHERE}] the ds_config enables fp16 and bf16; remove one")
+        return enabled[0] if enabled else None
+
+    def _enables(self, dtype: str) -> bool:
+        return str(self.deepspeed_config.get(dtype, {}).get("enabled", False)).lower() == "true"
 
     def _accelerator_options(self) -> dict[str, Any]:
         """Returns options of the C++ Accelerator: zero or deepspeed_plugin, and for a ds_config also others.
@@ -247,13 +254,16 @@ class DeepSpeedPlugin:
         Throws ConfigError for a value that the Accelerator does not honour.
         """
         if self.uses_ds_config:
-            return accelerator_options_of(self.deepspeed_config)
+            return self._options_of_config()
         return {"deepspeed_plugin": self._core_options()}
+
+    def _options_of_config(self) -> dict[str, Any]:
+        return _core.plugin_options(json.dumps(_given(self.deepspeed_config), default=os.fspath))
 
     def _core_options(self) -> dict[str, Any]:
         """Returns the value of the Accelerator's option deepspeed_plugin, for a plugin without a ds_config."""
         if self.uses_ds_config:
-            accelerator_options_of(self.deepspeed_config)  # Throws for keys without effect.
+            self._options_of_config()  # Throws for keys without effect.
         elif self.gradient_clipping != "auto":
             raise ConfigError(
                 f"[{_WHERE}] gradient_clipping is {self.gradient_clipping}; expected it unset; call "
@@ -269,6 +279,15 @@ class DeepSpeedPlugin:
         if self.gradient_accumulation_steps != "auto":
             options["gradient_accumulation_steps"] = self.gradient_accumulation_steps
         return options
+
+
+def _given(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a ds_config without the keys that are "auto" or null, which mean the default."""
+    return {
+        key: _given(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if value is not None and value != "auto"
+    }
 
 
 def _folder(path: Any) -> str:
