@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from ._core import ConfigError, Error
-from .state import wants_cpu
+from ._environment import wants_cpu
+from .state import AcceleratorState, GradientState, PartialState
 from .utils.environment import get_current_device_type
 from .utils.other import get_free_port
 
@@ -149,8 +150,6 @@ def _rendezvous_variables(where: str, conf: dict[str, Any] | None, run_id: str) 
 
 
 def _refuse_existing_accelerator(where: str) -> None:
-    from .state import AcceleratorState
-
     if AcceleratorState._shared_state:
         raise ConfigError(
             f"[{where}] an Accelerator exists in this process, and its forks cannot use it; create the Accelerator "
@@ -309,7 +308,5 @@ class _RankSet:
     @staticmethod
     def _forget_state() -> None:
         """Drops a state of one process that the notebook created."""
-        from .state import GradientState, PartialState
-
         PartialState._reset_state()
         GradientState._reset_state()

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import _core
+from ._codec import flatten, unflatten
 from ._elementwise import ElementwiseUpdate
 
 
@@ -106,8 +107,6 @@ def _state_functions(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., An
 
     The C++ optimizer owns the functions, so they must not refer to the wrapper, which owns the C++ optimizer.
     """
-    from ._codec import flatten, unflatten
-
     def read() -> tuple[Any, dict[str, torch.Tensor]]:
         return flatten(optimizer.state_dict())
 

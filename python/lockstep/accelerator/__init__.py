@@ -11,12 +11,13 @@ import torch
 
 from .. import _core
 from .._buffers import share_transient_buffers
+from .._environment import resume_is_requested
 from ..checkpointing import PythonState
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
 from ..optimizer import AcceleratedOptimizer, sparse_weights
 from ..scheduler import AcceleratedScheduler
-from ..state import AcceleratorState, GradientState, resume_is_requested
+from ..state import AcceleratorState, GradientState
 from ..tracking import GeneralTracker, filter_trackers
 from ..utils.dataclasses import (
     AutocastKwargs,
@@ -31,6 +32,7 @@ from ..utils.dataclasses import (
     ProfileKwargs,
     ProjectConfiguration,
 )
+from ..utils.memory import release_memory
 from .backward import BackwardCalls
 from .checkpoints import CheckpointCalls
 from .forward import AutocastForward, move_inputs
@@ -475,8 +477,6 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
     # --- memory and profiles
     def free_memory(self, *objects: Any) -> list[Any]:
         """Forgets all prepared objects. Returns None for each of `objects`, to reassign them."""
-        from ..utils.memory import release_memory
-
         for forwards in list(self._local_forwards.values()):
             forwards.end()
         self._core.free_memory()

@@ -16,7 +16,7 @@ from ..data_loader import skip_first_batches
 from ..logging import get_logger
 from ..optimizer import AcceleratedOptimizer
 from ..utils.dataclasses import ProjectConfiguration
-
+from ..utils.other import save
 
 logger = get_logger(__name__)
 
@@ -145,8 +145,6 @@ class CheckpointCalls:
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Saves an object on the main process (of each host with save_on_each_node)."""
-        from ..utils.other import save
-
         save(
             obj,
             f,

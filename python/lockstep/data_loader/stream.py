@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .. import _core
 from ..logging import get_logger
 from ..state import GradientState, PartialState
+from ..utils.operations import ignorant_find_batch_size
 from .arguments import _kept_arguments
 from .loop import _LoopMixin, _synchronize
 from .order_states import OrderStates
@@ -196,8 +197,6 @@ class DataLoaderStreamShard(_StreamLoader):
             yield batch, rows, new, is_last
 
     def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
-        from ..utils.operations import ignorant_find_batch_size
-
         world = self._spec["num_processes"]
         for batch, is_last in _one_ahead(itertools.islice(self._read(), begin, None)):
             rows = ignorant_find_batch_size(batch) or 0

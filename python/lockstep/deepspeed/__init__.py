@@ -22,8 +22,9 @@ from ._optimizer import DeepSpeedOptimizer, grouped_file_optimizer
 from ._unsupported import CLASSES as _UNSUPPORTED
 from .accelerator import get_accelerator
 from .comm import init_distributed
-from .engine import DeepSpeedEngine, own_module
+from .engine import own_module
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from .runtime.engine import DeepSpeedEngine
 from .utils import OnDevice, log_dist, logger
 
 __all__ = [
