@@ -25,7 +25,7 @@ from .utils.other import get_free_port
 
 __all__ = ["debug_launcher", "notebook_launcher"]
 
-_SETTLE_SECONDS = 0.1  # After the first failure; processes that fail as well end by themselves.
+_SECONDS_BEFORE_SIGTERM = 0.1  # After the first failure: others that fail for the same reason end by themselves.
 _GRACE_SECONDS = 5.0  # Between SIGTERM and SIGKILL.
 _PR_SET_PDEATHSIG = 1
 
@@ -267,7 +267,7 @@ class _RankSet:
 
     def _end(self) -> None:
         """Ends the running processes: by SIGTERM, and by SIGKILL after a few seconds."""
-        for process in self._running_after(_SETTLE_SECONDS):
+        for process in self._running_after(_SECONDS_BEFORE_SIGTERM):
             process.terminate()
         for process in self._running_after(_GRACE_SECONDS):
             process.kill()
