@@ -18,8 +18,8 @@ __all__ = ["accelerator_options_of", "precision_of"]
 _WHERE = "DeepSpeedPlugin"
 _ZERO = "zero_optimization."
 
-# Keys whose effect Lockstep always has, or that only tune DeepSpeed's implementation.
-_IDLE = frozenset(
+# Keys without a meaning for an Accelerator: Lockstep always has their effect, or they tune DeepSpeed's implementation.
+IGNORED_KEYS = frozenset(
     """
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer fp16.auto_cast bf16.immediate_grad_update
     prescale_gradients gradient_predivide_factor disable_allgather zero_optimization.allgather_bucket_size
@@ -83,7 +83,7 @@ def accelerator_options_of(config: dict[str, Any]) -> dict[str, Any]:
     for key, value in _values_of(config):
         section = key.partition(".")[0]
         unused_precision = section in ("fp16", "bf16") and not _is_enabled(config, section)
-        if key in _IDLE or unused_precision or key in ("fp16.enabled", "bf16.enabled"):
+        if key in IGNORED_KEYS or unused_precision or key in ("fp16.enabled", "bf16.enabled"):
             continue
         if key in _OPTIONS:
             path, convert = _OPTIONS[key]
