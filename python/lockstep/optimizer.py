@@ -144,8 +144,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         has_sparse = any(id(one) in (sparse or set()) for group in optimizer.param_groups for one in group["params"])
         self._name = None if has_sparse else _core_class(optimizer)
         self._known = (_core.optimizer_options(self._name) or []) if self._name else []
-        self._inner = self._make_elementwise() if sharded and not has_sparse and self._name is None else None
-        self._inner = self._inner or self._make_inner()
+        is_elementwise = sharded and not has_sparse and self._name is None
+        self._inner: Any = self._make_elementwise() if is_elementwise else self._make_inner()
         self._refuse_direct_steps()
 
     def _make_elementwise(self) -> Any:

@@ -52,9 +52,8 @@ def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, "main_process_only", False):
-            if not PartialState().is_main_process:
-                return None
+        if getattr(self, "main_process_only", False) and not PartialState().is_main_process:
+            return None
         return function(self, *args, **kwargs)
 
     return wrapper
