@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accumulation, backward, clipping, mixed precision."""
+"""Accumulation, backward, clipping."""
 from __future__ import annotations
 
 import warnings
@@ -48,7 +48,7 @@ class BackwardCalls(AcceleratorBase):
     @contextmanager
     def trigger_sync_in_backward(self, model: Any) -> Iterator[None]:
         """Makes the following backward average, of a forward within no_sync. Other backwards average anyway."""
-        with self._no_sync.averaging_again(model):
+        with self._no_sync.trigger_sync(model):
             yield
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:

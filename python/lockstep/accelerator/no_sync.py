@@ -125,7 +125,7 @@ class NoSyncBlocks:
         return known[id(model)]
 
     @contextmanager
-    def averaging_again(self, model: Any) -> Iterator[None]:
+    def trigger_sync(self, model: Any) -> Iterator[None]:
         """Runs a block whose backwards average also after forwards within no_sync."""
         forwards = self._forwards.get(id(model))
         if self._open_blocks > 0 or forwards is not None:
