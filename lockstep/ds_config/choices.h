@@ -4,8 +4,8 @@
 #include <array>
 #include <string_view>
 
+#include "lockstep/base/enum_words.h"
 #include "lockstep/base/memory/offload_device.h"
-#include "lockstep/base/words.h"
 
 namespace lockstep {
 namespace ds_config {

@@ -53,7 +53,7 @@ class DigestFlags {
   /// Writes the flags of this rank to `flags`, [kCount], contiguous, of any dtype on the CPU.
   static void write(const at::Tensor& flags, uint64_t digest, bool has_report);
 
-  /// What reduced flags say.
+  /// Holds what reduced flags say.
   struct Result {
     bool differ = false;      ///< Ranks have different numbers.
     bool any_report = false;  ///< Any rank has a report.

@@ -121,7 +121,10 @@ class PythonRule final : private OwnedNames, public optim::UpdateRule {
  private:
   static optim::RuleTraits traits_of(const ElementwiseClass& described) {
     optim::RuleTraits traits = {
-        .name = described.name.c_str(), .fields = {}, .counts_steps = described.counts_steps};
+        .name = described.name.c_str(),
+        .fields = {},
+        .counts_steps = described.counts_steps,
+        .calls_program = true};
     for (const std::string& field : described.fields) {
       traits.fields.push_back(field.c_str());
     }

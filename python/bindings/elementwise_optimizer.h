@@ -13,7 +13,7 @@
 
 namespace lockstep::python {
 
-/// What Python tells of an optimizer class that updates each element of a parameter alone.
+/// Describes an optimizer class of Python that updates each element of a parameter alone.
 struct ElementwiseClass {
   std::string name;
   std::vector<std::string> fields;  ///< State of a parameter's shape, as in its state_dict().
@@ -33,7 +33,7 @@ std::shared_ptr<torch::optim::Optimizer> make_elementwise_optimizer(
     const std::vector<ElementwiseGroup>& groups,
     py::object update);
 
-/// Tells a group that was added to such an optimizer its index. No effect on others.
+/// Sets the index of a group that was added to such an optimizer. No effect on others.
 void set_group_index(torch::optim::OptimizerOptions& options, size_t index);
 
 }  // namespace lockstep::python

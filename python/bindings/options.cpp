@@ -14,8 +14,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/accelerator/options/zero_rows.h"
+#include "lockstep/base/enum_words.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/words.h"
 
 namespace lockstep::python {
 namespace {
@@ -320,6 +320,8 @@ py::dict dict_of_plugin_options(const AcceleratorOptions& options) {
     ZeroPlugin plain;
     plain.stage = 0;
     result["zero"] = difference(dict_of(*options.zero), dict_of(plain));
+  } else {
+    result["deepspeed_plugin"] = py::dict(py::arg("zero_stage") = 0);
   }
   if (options.grad_scaler != unset.grad_scaler) {
     result["grad_scaler"] = py::dict(

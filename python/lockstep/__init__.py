@@ -6,6 +6,7 @@ A script for Accelerate runs when `accelerate` becomes `lockstep` in its imports
 """
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 import torch as _torch  # noqa: F401  # Loads libtorch_python before _core.
@@ -82,14 +83,12 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name in _LATER:
-        value: Any = getattr(import_module(f".{_LATER[name]}", __name__), name)
+        value: Any = getattr(_import_module(f".{_LATER[name]}", __name__), name)
     elif name in _LATER.values():
-        return import_module(f".{name}", __name__)
+        return _import_module(f".{name}", __name__)
     elif name in ("__version__", "cmake_prefix_path"):
-        value = getattr(import_module("._installed", __name__), name)
+        value = getattr(_import_module("._installed", __name__), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

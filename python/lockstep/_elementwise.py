@@ -6,17 +6,22 @@ SGD and Adam do and LAMB does not. No class says so, hence it is tried on a smal
 """
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import _core
 
-_UPDATES = 3  # Of the trial; their gradients differ in size, so that thresholds of norms are met.
-_SCALES = (1.0, 1000.0, 0.001)
+# The trial's gradients differ in size, so that thresholds of norms are met.
+_SCALES = (1.0, 1000.0, 0.001, 1.0)
 _SHAPE = (4, 6)
-_CUT = 7  # Where the trial's tensor is cut: within a row, and at no multiple of a vector's length.
+# The trial's tensor is cut within a row, and at no multiple of a vector's length.
+_CUT = 7
+# A schedule may begin with a rate of 0, which would hide every update.
+_RATE = 0.1
 
 
 class _NotElementwise(Exception):
@@ -29,11 +34,25 @@ def _is_pair(value: Any) -> bool:
 
 def _kept_options(group: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that a checkpoint keeps: numbers, flags and pairs of numbers."""
-    return {
-        name: float(value) if name == "lr" else value
+    kept = {
+        name: value
         for name, value in group.items()
-        if name != "params" and (name == "lr" or isinstance(value, (bool, int, float)) or _is_pair(value))
+        if name != "params" and (isinstance(value, (bool, int, float)) or _is_pair(value))
     }
+    return kept | ({"lr": float(group["lr"])} if isinstance(group.get("lr"), (float, int, torch.Tensor)) else {})
+
+
+def _copied(value: Any) -> Any:
+    """Returns a value that a step may change, without the original."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, (dict, list, set)) else value
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return one is other or bool(one == other)
 
 
 def _simple_attributes(values: dict[str, Any]) -> dict[str, Any]:
@@ -49,13 +68,13 @@ class ElementwiseUpdate:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._class = type(optimizer)
-        self._attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
-        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):  # The wrapper calls them.
-            self._attributes[hooks] = OrderedDict()
         self._step_form: Any = None  # How the class counts updates: a value of its state's "step", or None.
         self.fields: list[str] = []
         try:
-            found = [self._try(index) for index in range(len(optimizer.param_groups))]
+            found = []
+            for index in range(len(optimizer.param_groups)):
+                self._try(index)
+                found.append((self.fields, type(self._step_form)))
             if any(one != found[0] for one in found):
                 raise _NotElementwise("its parameter groups have different state")
         except _NotElementwise as error:
@@ -64,7 +83,6 @@ class ElementwiseUpdate:
                 f"{error}; use an optimizer of torch.optim whose rule Lockstep has, such as AdamW or SGD, or train "
                 "without ZeRO"
             ) from error.__cause__
-        self.fields = found[0] if found else []
 
     @property
     def name(self) -> str:
@@ -89,9 +107,19 @@ class ElementwiseUpdate:
         group = dict(self._optimizer.param_groups[index])
         if "lr" in group and not isinstance(group["lr"], torch.Tensor):
             group["lr"] = lr
+        self._update(self._new_optimizer(group), parameters, gradients, state, steps, first)
+
+    def _update(
+        self,
+        optimizer: Any,
+        parameters: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        state: list[list[torch.Tensor]],
+        steps: list[int],
+        first: bool,
+    ) -> None:
         leaves = [parameter.detach() for parameter in parameters]
-        # A new object for each call: the updates of several buckets may run at the same time.
-        optimizer = self._new_optimizer(group, leaves)
+        optimizer.param_groups[0]["params"] = leaves
         for tensor, (leaf, gradient) in enumerate(zip(leaves, gradients)):
             leaf.grad = gradient
             if not first:
@@ -100,17 +128,29 @@ class ElementwiseUpdate:
                     given["step"] = self._counted(steps[tensor] - 1)
                 optimizer.state[leaf].update(given)
         self._class.step(optimizer)
-        for position, field in enumerate(self.fields):
-            for leaf, kept in zip(leaves, state[position]):
-                new = optimizer.state[leaf][field]
-                if new is not kept:
-                    kept.copy_(new)
+        for tensor, leaf in enumerate(leaves):
+            kept = optimizer.state[leaf]
+            more = {name for name, value in kept.items() if isinstance(value, torch.Tensor)} - {"step", *self.fields}
+            if more:
+                raise _core.ConfigError(
+                    f"[optimizer] {self.name} has created state '{min(more)}' in update {steps[tensor]}; expected the "
+                    f"fields of its first update, {self.fields}: under ZeRO others are not kept"
+                )
+            for position, field in enumerate(self.fields):
+                if kept[field] is not state[position][tensor]:
+                    state[position][tensor].copy_(kept[field])
 
-    def _new_optimizer(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> Any:
-        """Returns an optimizer of the program's class without state, for `parameters`."""
+    def _new_optimizer(self, group: dict[str, Any]) -> Any:
+        """Returns an optimizer of the program's class, with its attributes as they are now, without state.
+
+        Each update has one of its own: those of several buckets may run at the same time.
+        """
         optimizer = object.__new__(self._class)
-        vars(optimizer).update(self._attributes)
-        optimizer.param_groups = [{**group, "params": parameters}]
+        attributes = {name: value for name, value in vars(self._optimizer).items() if name != "step"}
+        vars(optimizer).update(attributes)
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):  # The wrapper calls them.
+            setattr(optimizer, hooks, OrderedDict())
+        optimizer.param_groups = [dict(group)]
         optimizer.state = defaultdict(dict)
         return optimizer
 
@@ -120,46 +160,69 @@ class ElementwiseUpdate:
         return type(self._step_form)(updates)
 
     # --- the trial
-    def _try(self, index: int) -> list[str]:
-        """Returns the fields of the state of one group. Throws _NotElementwise."""
-        group = self._optimizer.param_groups[index]
-        device = group["params"][0].device if group["params"] else torch.device("cpu")
+    def _try(self, index: int) -> None:
+        """Updates a tensor as a whole by one optimizer, and in slices as under ZeRO. Throws _NotElementwise."""
+        group = {name: _copied(value) for name, value in self._optimizer.param_groups[index].items()}
+        parameters = group.pop("params")
+        device = parameters[0].device if parameters else torch.device("cpu")
+        if "lr" in group:
+            group["lr"] = torch.full_like(group["lr"], _RATE) if isinstance(group["lr"], torch.Tensor) else _RATE
         generator = torch.Generator().manual_seed(1)
         whole = torch.randn(_SHAPE, generator=generator).to(device)
         slices = [part.clone() for part in (whole.flatten()[:_CUT], whole.flatten()[_CUT:])]
-        of_whole, of_slices = self._new_optimizer(group, [whole]), self._new_optimizer(group, slices)
-        fields: list[str] = []
-        with torch.random.fork_rng(devices=[]):
-            for update in range(1, _UPDATES + 1):
-                gradient = torch.randn(_SHAPE, generator=generator).to(device) * _SCALES[update - 1]
+        before = whole.clone()
+        of_whole = self._trial_optimizer(group)
+        of_whole.param_groups[0]["params"] = [whole]
+        state: list[list[torch.Tensor]] = []
+        self._step_form = None
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for update, scale in enumerate(_SCALES, 1):
+                gradient = torch.randn(_SHAPE, generator=generator).to(device) * scale
                 whole.grad = gradient.clone()
-                slices[0].grad, slices[1].grad = gradient.flatten()[:_CUT].clone(), gradient.flatten()[_CUT:].clone()
-                for optimizer in (of_whole, of_slices):
-                    self._run(optimizer, group)
-                found = self._fields_of(of_whole.state[whole], whole, update)
-                if update > 1 and found != fields:
-                    raise _NotElementwise(f"its state has {fields} after the first update, and {found} after another")
-                fields = found
-                self._compare(whole, slices, of_whole, of_slices, fields)
-        return fields
+                self._run(of_whole, group, lambda: self._class.step(of_whole))
+                self._find_state(of_whole, whole, update)
+                if update == 1:
+                    state = [[torch.zeros_like(part) for part in slices] for _ in self.fields]
+                of_slices = self._trial_optimizer(group)
+                parts = [gradient.flatten()[:_CUT].clone(), gradient.flatten()[_CUT:].clone()]
+                arguments = (slices, parts, state, [update] * len(slices), update == 1)
+                self._run(of_slices, group, lambda: self._update(of_slices, *arguments))
+                self._compare(whole, slices, before)
+                for position, field in enumerate(self.fields):
+                    self._compare(of_whole.state[whole][field], state[position], torch.zeros_like(whole))
+        if torch.equal(whole, before):
+            raise _NotElementwise("its step() changed nothing of a plain tensor with a gradient")
 
-    def _run(self, optimizer: Any, group: dict[str, Any]) -> None:
+    def _trial_optimizer(self, group: dict[str, Any]) -> Any:
+        optimizer = self._new_optimizer({name: _copied(value) for name, value in group.items()})
+        for name, value in list(vars(optimizer).items()):
+            if name not in ("state", "param_groups"):
+                setattr(optimizer, name, _copied(value))
+        return optimizer
+
+    def _run(self, optimizer: Any, group: dict[str, Any], step: Callable[[], Any]) -> None:
         attributes = _simple_attributes(vars(optimizer))
         try:
-            self._class.step(optimizer)
+            step()
+        except _core.ConfigError as error:
+            raise _NotElementwise(str(error).split("] ", 1)[-1]) from None
         except Exception as error:  # Whatever a program's class throws for the trial's tensors.
             raise _NotElementwise(f"its step() failed for a slice of a parameter: {error}") from error
         after = optimizer.param_groups[0]
         for name, value in group.items():
-            if name != "params" and after.get(name) is not value and after.get(name) != value:
+            if not _is_equal(after.get(name), value):
                 raise _NotElementwise(f"its step() changes the option '{name}' of its parameter group")
         for name, value in _simple_attributes(vars(optimizer)).items():
             if not name.startswith("_opt_called") and attributes.get(name) != value:
                 raise _NotElementwise(f"its step() changes its attribute '{name}', which is kept in no checkpoint")
 
-    def _fields_of(self, state: dict[Any, Any], parameter: torch.Tensor, update: int) -> list[str]:
+    def _find_state(self, optimizer: Any, parameter: torch.Tensor, update: int) -> None:
+        """Sets the fields of the state in the first update. Throws _NotElementwise for state that cannot be cut."""
+        for key in optimizer.state:
+            if key is not parameter:
+                raise _NotElementwise(f"its state has the key {key!r}, which is no parameter")
         fields = []
-        for name, value in state.items():
+        for name, value in optimizer.state[parameter].items():
             if value is None:
                 continue
             if name == "step":
@@ -175,17 +238,16 @@ class ElementwiseUpdate:
                 )
             else:
                 fields.append(name)
+        if update > 1 and sorted(fields) != self.fields:
+            raise _NotElementwise(f"its state has {self.fields} after the first update, and {fields} after another")
+        self.fields = sorted(fields)
         if self._step_form is not None and not fields:
             raise _NotElementwise("its state has nothing but a step")
-        return sorted(fields)
 
     @staticmethod
-    def _compare(
-        whole: torch.Tensor, slices: list[torch.Tensor], of_whole: Any, of_slices: Any, fields: list[str]
-    ) -> None:
-        pairs = [(whole, slices)]
-        pairs += [(of_whole.state[whole][name], [of_slices.state[one].get(name) for one in slices]) for name in fields]
-        for full, parts in pairs:
-            # Vectors and the elements after the last full vector may be rounded differently.
-            if not torch.allclose(full.flatten(), torch.cat(parts), rtol=1e-4, atol=1e-6, equal_nan=True):
-                raise _NotElementwise("its update of an element depends on other elements, or on random numbers")
+    def _compare(whole: torch.Tensor, slices: list[torch.Tensor], before: torch.Tensor) -> None:
+        """Compares changes. Vectors and the elements after the last full vector may be rounded differently."""
+        difference = (whole.flatten() - torch.cat(slices)).abs().max()
+        largest = torch.maximum((whole - before).abs().max(), 1e-3 * before.abs().max())
+        if not bool(difference <= 1e-4 * largest):
+            raise _NotElementwise("its update of an element depends on other elements, or on random numbers")

@@ -21,7 +21,7 @@ from ._weak import weak_method
 from .logging import get_logger
 
 if TYPE_CHECKING:
-    from .accelerator import Accelerator
+    from .accelerator.base import AcceleratorBase
 
 logger = get_logger(__name__)
 
@@ -54,7 +54,7 @@ def scheduling(scheduler: Any, saved: Part) -> Callable[[], None]:
 class PythonState:
     """Adds Python's part to the checkpoints of an Accelerator, and loads it."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: AcceleratorBase) -> None:
         self._accelerator = accelerator
         accelerator._core.register_save_state_pre_hook(weak_method(self.save))
         accelerator._core.register_load_state_pre_hook(weak_method(self.load))
@@ -81,8 +81,8 @@ class PythonState:
     def save(self, state: Any) -> None:
         """Runs within save_state, before anything is written."""
         accelerator = self._accelerator
-        add_part(state, OF_RANK.format(accelerator.process_index), {"random": random_states()})
-        if accelerator.is_main_process:
+        add_part(state, OF_RANK.format(accelerator.state.process_index), {"random": random_states()})
+        if accelerator.state.is_main_process:
             shared = {
                 "schedulers": [scheduler.state_dict() for scheduler in accelerator._schedulers],
                 "loaders": [loader._saved_state() for loader in accelerator._dataloaders],
@@ -113,7 +113,7 @@ class PythonState:
                 if path.is_file() and path.stat().st_size > 0
             }
         if files:
-            state.add_tensors(_HOOK_FILES.format(accelerator.process_index), files)
+            state.add_tensors(_HOOK_FILES.format(accelerator.state.process_index), files)
 
     def load(self, state: Any) -> None:
         """Runs within load_state, before anything is changed: reads and checks all of Python's files."""
@@ -124,7 +124,7 @@ class PythonState:
             self._check_shared(shared)
         elif accelerator._schedulers:
             logger.warning("the checkpoint has no Python schedulers; the prepared ones keep their state")
-        own = read_part(state, OF_RANK.format(accelerator.process_index), "load_state")
+        own = read_part(state, OF_RANK.format(accelerator.state.process_index), "load_state")
         if own is not None:
             check_random_states(own.item("random"))
             self._pending.append(partial(set_random_states, own.value["random"]))  # Last: others may draw numbers.
@@ -147,7 +147,7 @@ class PythonState:
 
     def _check_objects(self, state: Any) -> None:
         """Decodes the states that the C++ library hands to Python when the models are loaded already."""
-        rank = self._accelerator.process_index
+        rank = self._accelerator.state.process_index
         for index in range(len(self._accelerator._custom_objects)):
             stem = f"custom_checkpoint_{index}"
             check_object(state, [stem, f"{stem}_of_rank_{rank}"], "load_state")
@@ -162,7 +162,7 @@ class PythonState:
         models = list(self._accelerator._models)
         known = list(models)
         with tempfile.TemporaryDirectory(prefix="lockstep-hooks-") as folder:
-            for rank in range(self._accelerator.num_processes):
+            for rank in range(self._accelerator.state.num_processes):
                 name = _HOOK_FILES.format(rank)
                 for path, data in (state.tensors(name) if state.has_file(name) else {}).items():
                     _write_hook_file(Path(folder), path, Part(data, name, "load_state", f"[{path!r}]"))

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from ._core import ConfigError, Error
-from .state import wants_cpu
+from ._environment import wants_cpu
+from .state import AcceleratorState, GradientState, PartialState
 from .utils.environment import get_current_device_type
 from .utils.other import get_free_port
 
 __all__ = ["debug_launcher", "notebook_launcher"]
 
-_SETTLE_SECONDS = 0.1  # After the first failure; processes that fail as well end by themselves.
+_SECONDS_BEFORE_SIGTERM = 0.1  # After the first failure: others that fail for the same reason end by themselves.
 _GRACE_SECONDS = 5.0  # Between SIGTERM and SIGKILL.
 _PR_SET_PDEATHSIG = 1
 
@@ -149,8 +150,6 @@ def _rendezvous_variables(where: str, conf: dict[str, Any] | None, run_id: str) 
 
 
 def _refuse_existing_accelerator(where: str) -> None:
-    from .state import AcceleratorState
-
     if AcceleratorState._shared_state:
         raise ConfigError(
             f"[{where}] an Accelerator exists in this process, and its forks cannot use it; create the Accelerator "
@@ -268,7 +267,7 @@ class _RankSet:
 
     def _end(self) -> None:
         """Ends the running processes: by SIGTERM, and by SIGKILL after a few seconds."""
-        for process in self._running_after(_SETTLE_SECONDS):
+        for process in self._running_after(_SECONDS_BEFORE_SIGTERM):
             process.terminate()
         for process in self._running_after(_GRACE_SECONDS):
             process.kill()
@@ -309,7 +308,5 @@ class _RankSet:
     @staticmethod
     def _forget_state() -> None:
         """Drops a state of one process that the notebook created."""
-        from .state import GradientState, PartialState
-
         PartialState._reset_state()
         GradientState._reset_state()

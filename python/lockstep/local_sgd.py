@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _core
+from ._own_module import own_module
 
 if TYPE_CHECKING:
     from .accelerator import Accelerator
@@ -47,7 +48,7 @@ class LocalSGD:
         if self.enabled:
             self._scope = _core.LocalSgd(
                 self.accelerator._core,
-                self.accelerator._own_module(self.model),
+                own_module(self.model),
                 self.local_sgd_steps,
                 True,
                 self.warmup_steps,

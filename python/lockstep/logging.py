@@ -9,6 +9,8 @@ import os
 from collections.abc import MutableMapping
 from typing import Any
 
+from .state import PartialState
+
 __all__ = ["MultiProcessAdapter", "get_logger"]
 
 
@@ -22,21 +24,15 @@ class MultiProcessAdapter(logging.LoggerAdapter):
 
     @staticmethod
     def _should_log(main_process_only: bool) -> bool:
-        from .state import PartialState
-
         return not main_process_only or PartialState().is_main_process
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        from .state import PartialState
-
         msg, kwargs = super().process(msg, kwargs)
         kwargs.setdefault("stacklevel", 2)  # The caller of log().
         return f"[RANK {PartialState().process_index}] {msg}", kwargs
 
     def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Logs a message on process 0, on all processes, or on all in order."""
-        from .state import PartialState
-
         if not PartialState._shared_state:
             raise RuntimeError(
                 f"logger {self.logger.name!r} is used before an Accelerator or a PartialState exists; create one first"

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import _core
+from ._codec import flatten, unflatten
 from ._elementwise import ElementwiseUpdate
 
 
@@ -60,10 +61,15 @@ def _settings(inner: _core.InnerOptimizer, known: list[str], groups: list[dict[s
 
 
 def _as_before(value: Any, old: Any) -> Any:
-    """Returns an option that a checkpoint has restored, in the type that it had: JSON has no tuples, C++ no int."""
+    """Returns an option that a checkpoint has restored, in the type that it had.
+
+    JSON has no tuples and writes infinity as a text; C++ has no int.
+    """
     if isinstance(value, list):
         return tuple(value)
-    return int(value) if type(old) is int and float(value).is_integer() else value
+    if isinstance(value, str):
+        return float(value)
+    return int(value) if type(old) is int and value is not None and float(value).is_integer() else value
 
 
 def _named_state(state_dict: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -106,8 +112,6 @@ def _state_functions(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., An
 
     The C++ optimizer owns the functions, so they must not refer to the wrapper, which owns the C++ optimizer.
     """
-    from ._codec import flatten, unflatten
-
     def read() -> tuple[Any, dict[str, torch.Tensor]]:
         return flatten(optimizer.state_dict())
 
@@ -145,8 +149,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         has_sparse = any(id(one) in (sparse or set()) for group in optimizer.param_groups for one in group["params"])
         self._name = None if has_sparse else _core_class(optimizer)
         self._known = (_core.optimizer_options(self._name) or []) if self._name else []
-        is_own = sharded and not has_sparse and self._name is None
-        self._inner: Any = self._make_elementwise() if is_own else self._make_inner()
+        is_elementwise = sharded and not has_sparse and self._name is None
+        self._inner: Any = self._make_elementwise() if is_elementwise else self._make_inner()
         self._refuse_direct_steps()
 
     def _make_elementwise(self) -> Any:

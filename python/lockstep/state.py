@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from . import _core
+from ._enums import DistributedType
+from ._environment import is_cuda_available, is_true, variable_is_true, wants_cpu
 
 if TYPE_CHECKING:
-    from .utils.dataclasses import DistributedType, GradientAccumulationPlugin
-
-_FALSE = ("0", "false", "no", "off", "n", "f", "")
+    from .utils.dataclasses import GradientAccumulationPlugin
 
 
 def is_initialized() -> bool:
@@ -29,21 +29,6 @@ def is_initialized() -> bool:
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
     """Takes the place of a function on processes that do not run it."""
-
-
-def wants_cpu(cpu: bool | None) -> bool:
-    """Returns whether training is limited to the CPU: by the argument, LOCKSTEP_USE_CPU, or else ACCELERATE_USE_CPU."""
-    return bool(cpu) or _either_boolean("USE_CPU")
-
-
-def _either_boolean(name: str) -> bool:
-    """Returns whether LOCKSTEP_<name> is true, or if it is not set ACCELERATE_<name>, as the C++ library does."""
-    return (os.environ.get(f"LOCKSTEP_{name}") or os.environ.get(f"ACCELERATE_{name}", "")).lower() not in _FALSE
-
-
-def resume_is_requested() -> bool:
-    """Returns whether `lockstep launch --resume` has started this process."""
-    return os.environ.get("LOCKSTEP_RESUME", "").lower() not in _FALSE
 
 
 class PartialState:
@@ -88,8 +73,8 @@ class PartialState:
         self.device = self._find_device()
         self.distributed_type = self._find_type()
         self.backend = None if world.size == 1 else ("gloo" if self.device.type == "cpu" else "nccl")
-        self.fork_launched = os.environ.get("FORK_LAUNCHED", "").lower() not in _FALSE
-        self.debug = _either_boolean("DEBUG_MODE")
+        self.fork_launched = is_true(os.environ.get("FORK_LAUNCHED", ""))
+        self.debug = variable_is_true("DEBUG_MODE")
 
     def _find_device(self) -> torch.device:
         chosen = os.environ.get("ACCELERATE_TORCH_DEVICE")
@@ -102,8 +87,6 @@ class PartialState:
         return device
 
     def _find_type(self) -> DistributedType:
-        from .utils.dataclasses import DistributedType
-
         if self.num_processes == 1:
             return DistributedType.NO
         return DistributedType.MULTI_CPU if self.device.type == "cpu" else DistributedType.MULTI_GPU
@@ -145,8 +128,6 @@ class PartialState:
 
     @property
     def default_device(self) -> torch.device:
-        from .utils.imports import is_cuda_available
-
         return torch.device("cuda" if is_cuda_available() and not wants_cpu(None) else "cpu")
 
     def wait_for_everyone(self) -> None:
@@ -306,8 +287,6 @@ class AcceleratorState:
         self.use_ipex = False
 
     def _find_type(self, partial: PartialState) -> DistributedType:
-        from .utils.dataclasses import DistributedType
-
         if self.deepspeed_plugins:
             return DistributedType.DEEPSPEED
         if self.fsdp_plugin is not None and partial.use_distributed:

@@ -21,6 +21,7 @@ import torch
 
 from . import _core
 from ._core import ConfigError
+from .state import PartialState
 from .utils.dataclasses import LoggerType
 from .utils.operations import listify
 
@@ -51,11 +52,8 @@ def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, "main_process_only", False):
-            from .state import PartialState
-
-            if not PartialState().is_main_process:
-                return None
+        if getattr(self, "main_process_only", False) and not PartialState().is_main_process:
+            return None
         return function(self, *args, **kwargs)
 
     return wrapper

@@ -281,6 +281,7 @@ def test_a_ds_config_becomes_options_of_the_accelerator():
     )
     assert scaled._accelerator_options() == {
         "gradient_accumulation_steps": 1,
+        "deepspeed_plugin": {"zero_stage": 0},
         "grad_scaler": {"init_scale": 16.0, "growth_interval": 5},
     }
     assert dc.DeepSpeedPlugin(zero_stage=1)._accelerator_options()["deepspeed_plugin"]["zero_stage"] == 1

@@ -106,8 +106,9 @@ for kind in (IntAdam, Signum, TensorStep):
     for stage in (1, 2, 3):
         difference = (run(kind, stage) - expected).abs().max().item()
         assert difference < 1e-6, (kind, stage, difference)
-    offloaded = run(kind, 2, zero={"offload_optimizer": {"device": "cpu"}})
-    assert (offloaded - expected).abs().max() < 1e-6, kind
+    for offload in ({"device": "cpu"}, {"device": "cpu", "super_offload": True}):
+        offloaded = run(kind, 2, zero={"offload_optimizer": offload})
+        assert (offloaded - expected).abs().max() < 1e-6, kind
     half = run(kind, 1, bf16={"enabled": True}) - run(kind, 3, bf16={"enabled": True})
     assert half.abs().max() < 1e-6, kind
 """,
@@ -202,7 +203,7 @@ class _Sgd(torch.optim.Optimizer):
 
 class _Normed(_Sgd):
     def change(self, parameter):
-        return 0.1 * parameter.grad / parameter.grad.norm()
+        return self.param_groups[0]["lr"] * parameter.grad / parameter.grad.norm()
 
 
 class _Clipped(_Sgd):
@@ -242,6 +243,39 @@ class _Rows(_Sgd):
         return 0.1 * parameter.grad * parameter.size(1)
 
 
+class _OwnDict(_Sgd):
+    """Has momentum in an attribute, by the parameter."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.sums = {}
+
+    def change(self, parameter):
+        self.sums[id(parameter)] = 0.9 * self.sums.get(id(parameter), 0) + parameter.grad
+        return 0.1 * self.sums[id(parameter)]
+
+
+class _OwnKey(_Sgd):
+    def change(self, parameter):
+        self.state["calls"] = {"count": self.state["calls"].get("count", 0) + 1}
+        return super().change(parameter)
+
+
+class _TensorOption(_Sgd):
+    def __init__(self, params):
+        super().__init__(params)
+        self.param_groups[0]["seen"] = torch.zeros(())
+
+    def change(self, parameter):
+        self.param_groups[0]["seen"] += 1
+        return super().change(parameter)
+
+
+class _Nothing(_Sgd):
+    def change(self, parameter):
+        return super().change(parameter) if parameter.requires_grad else torch.zeros_like(parameter)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -252,6 +286,10 @@ class _Rows(_Sgd):
         (_Remembering, "changes its attribute 'calls'"),
         (_Scalar, r"'norm' is torch.float32 of \[\] for a parameter of \[4, 6\]"),
         (_Rows, "failed for a slice of a parameter: Dimension out of range"),
+        (_OwnDict, "depends on other elements"),
+        (_OwnKey, "has the key 'calls'"),
+        (_TensorOption, "changes the option 'seen'"),
+        (_Nothing, "changed nothing"),
         (torch.optim.LBFGS, "failed for a slice.*closure"),
         (torch.optim.Adafactor, "state"),
     ],
@@ -268,3 +306,19 @@ def test_the_trial_leaves_the_optimizer_as_it_was():
     optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(0.1))
     ElementwiseUpdate(optimizer)
     assert torch.equal(parameter, torch.ones(3)) and parameter.grad is None and not optimizer.state
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-6, 10.0])
+def test_the_trial_does_not_depend_on_the_rate_at_prepare(rate):
+    optimizer = _Normed([torch.nn.Parameter(torch.ones(3))])
+    optimizer.param_groups[0]["lr"] = rate
+    with pytest.raises(ConfigError, match="depends on other elements"):
+        ElementwiseUpdate(optimizer)
+
+
+def test_the_trial_changes_no_option_nor_attribute_of_the_program():
+    for kind in (_TensorOption, _OwnDict):
+        optimizer = kind([torch.nn.Parameter(torch.ones(3))])
+        with pytest.raises(ConfigError):
+            ElementwiseUpdate(optimizer)
+        assert optimizer.param_groups[0].get("seen", 0) == 0 and not getattr(optimizer, "sums", None)

@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-#include "lockstep/base/words.h"
+#include "lockstep/base/enum_words.h"
 
 namespace lockstep {
 

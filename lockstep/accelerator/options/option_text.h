@@ -13,7 +13,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "lockstep/base/words.h"
+#include "lockstep/base/enum_words.h"
 
 namespace lockstep {
 

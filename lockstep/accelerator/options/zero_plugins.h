@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/base/words.h"
+#include "lockstep/base/enum_words.h"
 #include "lockstep/offload/options.h"
 
 namespace lockstep {

@@ -5,15 +5,20 @@
 
 namespace lockstep {
 
-/// Whether processes may have different values of an option.
+/// Says whether processes may have different values of an option.
 enum class AmongRanks {
   kEqual,    ///< No: their numbers or messages depend on it.
   kAnyValue  ///< Yes: it is about the process's own memory or disk.
 };
 
-/// Calls `visit(name, value, AmongRanks)` for each option of ZeRO, one row each. What reads options
-/// by name (Python's, what ranks compare) and what shows them are such visitors, so that a new
-/// option needs a row here and no other list. `Plugin` is a ZeroPlugin, const or not.
+/// Calls `visit(name, value, AmongRanks)` for each option of ZeRO, one row each.
+///
+/// Python's options and the comparison among ranks are visitors: an option without a row is unknown
+/// to both. A value is a bool, a number, a text or path, a list of texts, a dtype, an enum that has
+/// words (base/enum_words.h), or an optional of these. `Plugin` is a ZeroPlugin, const or not.
+///
+/// Counts of buffers and elements in memory may differ among ranks, since no message depends on
+/// them.
 template <typename Plugin, typename Visit>
 void visit_zero_options(Plugin& plugin, const Visit& visit) {
   constexpr AmongRanks kEqual = AmongRanks::kEqual;

@@ -8,7 +8,8 @@
 
 namespace lockstep::comm {
 
-/// Where a rank accepts connections; port 0 if that is not known. Its bytes are sent.
+/// Holds the address at which a rank accepts connections; port 0 if it is not known. Ranks exchange
+/// its bytes.
 struct ListenAddress {
   std::array<char, 60> host{};
   int32_t port = 0;
@@ -24,12 +25,13 @@ std::vector<int32_t> ports_to(const std::vector<ListenAddress>& listeners);
 /// Finds the rank that an error message of Gloo's speaks of.
 ///
 /// A message has the address of the peer's socket: where the peer listens if this rank has
-/// connected to it, else the port from which the peer has connected. Thread-safe.
+/// connected to it, else the port from which the peer has connected, at the same host. Ranks are
+/// those of the group. Thread-safe.
 class PeerAddresses {
  public:
   PeerAddresses() = default;
-  /// `listeners`: [rank]. `ports`: [rank] the port from which it has connected to this rank; 0 if
-  /// it has not.
+  /// `listeners`: [rank]. `ports`: [rank] the port from which it has connected to this rank, its
+  /// ports_to() of this one; 0 if it has not.
   PeerAddresses(const std::vector<ListenAddress>& listeners, const std::vector<int32_t>& ports);
 
   /// Returns the rank whose address is in `text`; -1 if there is none.

@@ -52,9 +52,13 @@ std::string plain_reason(const std::string& text, int rank) {
   for (const Meaning& meaning : kMeanings) {
     if (text.find(meaning.phrase) != std::string::npos) {
       const std::string address = address_in(text);
-      const std::string peer = rank < 0 ? address : fmt::format("rank {} at {}", rank, address);
-      return (peer.empty() ? "a connection " : "the connection to " + peer + " ") +
-             std::string(meaning.means);
+      if (address.empty() && rank < 0) {
+        return fmt::format("a connection {}", meaning.means);
+      }
+      const std::string peer = rank < 0          ? address
+                               : address.empty() ? fmt::format("rank {}", rank)
+                                                 : fmt::format("rank {} at {}", rank, address);
+      return fmt::format("the connection to {} {}", peer, meaning.means);
     }
   }
   return first_sentence(text);

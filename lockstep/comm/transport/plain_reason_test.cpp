@@ -34,6 +34,9 @@ TEST(PlainReason, NamesTheRankIfItIsKnown) {
   EXPECT_EQ(
       plain_reason("[pair.cc:547] Connection closed by peer [10.0.0.2]:52100", 3),
       "the connection to rank 3 at 10.0.0.2 was closed");
+  EXPECT_EQ(
+      plain_reason("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv", 3),
+      "the connection to rank 3 delivered no data in time");
 }
 
 }  // namespace

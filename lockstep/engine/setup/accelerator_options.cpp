@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -184,6 +185,12 @@ std::shared_ptr<DynamicLossScale> make_dynamic_loss_scale(const ds_config::DsCon
   if (config.precision.value != ds_config::Dtype::kFloat16 ||
       (fp16.enabled.value && fp16.loss_scale.value > 0)) {
     return nullptr;
+  }
+  if (!fp16.enabled.value) {  // torch_autocast: as torch's GradScaler, in every stage.
+    return std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
+        .loss_scale_window = 2000,
+        .min_loss_scale = std::numeric_limits<double>::min(),
+        .plain = true});
   }
   return std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
       .init_scale = std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power.value)),

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/engine/engine.h"
+#include "lockstep/engine/setup/accelerator_options.h"
 #include "lockstep/engine/test_engine.h"
 
 namespace lockstep {
@@ -168,6 +169,24 @@ TEST(TorchAutocast, ComputesOperationsInItsDtypeAndKeepsParametersInFp32) {
   expect(R"("enabled": true, "dtype": "bfloat16")", at::kBFloat16, 1);
   expect(R"("enabled": true, "dtype": "fp16")", at::kHalf, 65536);
   expect(R"("enabled": false, "dtype": "bfloat16")", at::kFloat, 1);
+}
+
+TEST(TorchAutocast, HasTheLossScaleOfTorchInEveryStage) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const std::string config =
+        half_rate_sgd_config(R"("torch_autocast": {"enabled": true, "dtype": "fp16"})", stage);
+    const auto scale = make_dynamic_loss_scale(ds_config::resolve_ds_config(
+        config::parse_document("ds.json", config, config::Format::kCommentedJson), 1));
+    EXPECT_EQ(scale->update(/*overflowed=*/true), 32768) << "DeepSpeed's fp16 waits for a second";
+    for (int update = 1; update < 2000; ++update) {
+      ASSERT_EQ(scale->update(/*overflowed=*/false), 32768);
+    }
+    EXPECT_EQ(scale->update(/*overflowed=*/false), 65536);
+    for (int overflow = 0; overflow < 20; ++overflow) {
+      scale->update(/*overflowed=*/true);
+    }
+    EXPECT_EQ(scale->scale(), 65536 / std::exp2(20)) << "has no minimum";
+  }
 }
 
 }  // namespace

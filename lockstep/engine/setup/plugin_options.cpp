@@ -7,10 +7,14 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <variant>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/ds_config/keys/key_table.h"
 #include "lockstep/ds_config/keys/scalar_values.h"
@@ -47,7 +51,7 @@ constexpr std::array<EngineKey, 9> kEngineKeys = {{
     {"bf16.check_grad_overflow", "false"},
 }};
 
-/// What to do instead of a key, by the beginning of its path.
+/// Lists what to do instead of a key, by the beginning of its path.
 constexpr std::array<EngineKey, 5> kInstead = {{
     {"optimizer", "create the optimizer in the program"},
     {"scheduler", "create the scheduler in the program"},
@@ -57,15 +61,37 @@ constexpr std::array<EngineKey, 5> kInstead = {{
     {"train_micro_batch_size_per_gpu", "the loaders have the batch size; write 'auto'"},
 }};
 
-bool is_default(std::string_view value, const config::Node& node) {
+bool is_value(std::string_view value, const config::Node& node) {
   const auto number = ds_config::number_of(node);
-  return node.text == value || (number && value == fmt::format("{}", *number));
+  return lower(node.text) == value || (number && value == fmt::format("{}", *number));
 }
 
-/// Checks the keys of one section, which its reader has accepted.
+/// Returns whether a value is the default of a key that is a boolean.
+bool is_default_of_boolean(const ds_config::KeySpec& spec, const config::Node& node) {
+  ds_config::DsConfig unset;
+  return std::visit(
+      [&](auto field) {
+        if constexpr (std::is_same_v<
+                          decltype(field),
+                          ds_config::Resolved<bool>& (*)(ds_config::DsConfig&)>) {
+          return ds_config::truth_of(node) == field(unset).value;
+        } else {
+          return false;
+        }
+      },
+      spec.field);
+}
+
+bool is_on(const config::Node& root, const std::string& precision) {
+  const config::Node* const section = root.find(precision);
+  const config::Node* const enabled = section == nullptr ? nullptr : section->find("enabled");
+  return enabled != nullptr && ds_config::truth_of(*enabled).value_or(false);
+}
+
+/// Checks that an Accelerator honours the keys of a file.
 class HonouredKeys {
  public:
-  explicit HonouredKeys(const ds_config::DsConfig& config) : config_(config) {}
+  explicit HonouredKeys(const config::Node& root) : root_(root) {}
 
   void check(const config::Node& section, const std::string& prefix) const {
     for (const config::Entry& entry : section.entries) {
@@ -89,8 +115,7 @@ class HonouredKeys {
 
  private:
   bool is_unused_precision(const std::string& section) const {
-    return (section == "fp16" && !config_.fp16.enabled.value) ||
-           (section == "bf16" && !config_.bf16.enabled.value);
+    return (section == "fp16" || section == "bf16") && !is_on(root_, section);
   }
 
   static bool is_honoured(const std::string& path) {
@@ -108,7 +133,11 @@ class HonouredKeys {
 
   static bool has_no_effect(const std::string& path, const config::Node& node) {
     const auto found = std::ranges::find(kEngineKeys, path, &EngineKey::path);
-    return found != kEngineKeys.end() && is_default(found->value, node);
+    if (found != kEngineKeys.end()) {
+      return is_value(found->value, node);
+    }
+    const ds_config::KeySpec* const spec = ds_config::find_key(path);
+    return spec != nullptr && is_default_of_boolean(*spec, node);
   }
 
   static std::string_view instead_of(const std::string& path) {
@@ -117,31 +146,49 @@ class HonouredKeys {
     return found == kInstead.end() ? "remove it" : found->value;
   }
 
-  const ds_config::DsConfig& config_;
+  const config::Node& root_;
 };
 
 bool is_given(const ds_config::Origin& origin) {
   return origin.kind == ds_config::Origin::Kind::kFile;
 }
 
+/// Throws the errors of a reading. Their places are not the program's: it has a dict, or a file
+/// that was completed.
+void refuse_errors(const ds_config::Reading& reading) {
+  std::string what;
+  for (const ds_config::Diagnostic& error : reading.errors) {
+    what += (what.empty() ? "" : "; ") + error.what;
+  }
+  if (!what.empty()) {
+    throw ConfigError(kWhere, what);
+  }
+}
+
 }  // namespace
 
 AcceleratorOptions plugin_options(const config::Document& document) {
+  // First, since a reader's error might ask for more of a section that has to go.
+  HonouredKeys(document.root).check(document.root, "");
   const ds_config::Reading reading = ds_config::read_ds_config(document, std::nullopt);
-  ds_config::expect_no_errors(reading);
+  refuse_errors(reading);
+  for (const ds_config::Diagnostic& note : reading.notes) {
+    if (!note.what.starts_with("gradient_clipping ")) {  // The program clips, or does not.
+      log_info(fmt::format("[{}] {}", kWhere, note.what));
+    }
+  }
   const ds_config::DsConfig& config = reading.config;
-  HonouredKeys(config).check(document.root, "");
   AcceleratorOptions options;
   set_zero_options(config, TrainedModel{}, options);
   if (const config::Node* const steps = document.root.find("gradient_accumulation_steps")) {
     options.gradient_accumulation_steps =
         ds_config::integer_of(*steps).value_or(options.gradient_accumulation_steps);
   }
-  if (is_given(config.fp16.initial_scale_power.origin)) {
+  if (config.fp16.enabled.value && is_given(config.fp16.initial_scale_power.origin)) {
     options.grad_scaler.init_scale =
         std::ldexp(1.0, static_cast<int>(config.fp16.initial_scale_power.value));
   }
-  if (is_given(config.fp16.loss_scale_window.origin)) {
+  if (config.fp16.enabled.value && is_given(config.fp16.loss_scale_window.origin)) {
     options.grad_scaler.growth_interval = config.fp16.loss_scale_window.value;
   }
   return options;

@@ -54,6 +54,8 @@ struct RuleTraits {
   bool elementwise = true;   ///< Elements are independent: parameters may be joined.
   bool counts_steps = true;  ///< "step" is state; only equal ones may be joined.
   bool eager_state = false;  ///< State exists before the first step.
+  /// The update calls the program, for instance Python, so it runs in `step` only, on its thread.
+  bool calls_program = false;
   /// The `fields` with values for rows and columns. Each rank with a slice of a parameter has all
   /// values.
   std::vector<const char*> factors = {};

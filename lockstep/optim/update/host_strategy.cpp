@@ -125,7 +125,8 @@ HostStrategy::HostStrategy(
       sharding_group_(ranks),
       host_update_(
           offload, offload_state(layout, offload, ranks), has_parameters_in_files(layout)) {
-  if (offload.super_offload) {
+  // Early updates run on a thread of their own, which a program that waits for it would block.
+  if (offload.super_offload && !layout.rule()->traits().calls_program) {
     speculative_ = std::make_shared<SpeculativeUpdates>(layout, offload.pin_memory);
   }
 }

@@ -11,12 +11,12 @@ import torch
 
 from .. import _core
 from .._buffers import share_transient_buffers
-from ..checkpointing import PythonState
+from .._own_module import own_module
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
 from ..optimizer import AcceleratedOptimizer, sparse_weights
 from ..scheduler import AcceleratedScheduler
-from ..state import AcceleratorState, GradientState, resume_is_requested
+from ..state import AcceleratorState, GradientState
 from ..tracking import GeneralTracker, filter_trackers
 from ..utils.dataclasses import (
     AutocastKwargs,
@@ -31,10 +31,11 @@ from ..utils.dataclasses import (
     ProfileKwargs,
     ProjectConfiguration,
 )
+from ..utils.memory import release_memory
 from .backward import BackwardCalls
 from .checkpoints import CheckpointCalls
 from .forward import AutocastForward, move_inputs
-from .logs import LogCalls
+from .logs import Trackers, native_names
 from .processes import ProcessCalls
 from .values import ValueCalls
 
@@ -47,7 +48,7 @@ _HANDLERS: dict[type, str] = {
 }
 
 
-class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointCalls):
+class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, CheckpointCalls):
     """Runs a single-process training loop on many processes.
 
     The calls are Accelerate's; docs/python.md lists the differences. The work is done by the C++ library: sharding of
@@ -103,12 +104,12 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         )
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
             raise _core.ConfigError("[Accelerator] deepspeed_plugin and deepspeed_plugins are both given; pass one")
-        self.project_configuration = project_config or ProjectConfiguration(project_dir=project_dir)
-        if project_dir is not None and self.project_configuration.project_dir is None:
-            self.project_configuration.set_directories(str(project_dir))
+        project = project_config or ProjectConfiguration(project_dir=project_dir)
+        if project_dir is not None and project.project_dir is None:
+            project.set_directories(str(project_dir))
         self.dataloader_config = self._loader_config(dataloader_config, split_batches, dispatch_batches, even_batches)
         self._take_handlers(kwargs_handlers or [])
-        self.state = AcceleratorState(
+        state = AcceleratorState(
             mixed_precision,
             cpu,
             deepspeed_plugin=deepspeed_plugin or deepspeed_plugins or self._plugin_of_environment(DeepSpeedPlugin),
@@ -123,27 +124,21 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = ["generator"] if rng_types is None else rng_types
-        self.log_with = filter_trackers(log_with, self.logging_dir)
-        self.trackers: list[GeneralTracker] = []
-        self._models: list[torch.nn.Module] = []
         self._sparse_weights: set[int] = set()
-        self._optimizers: list[AcceleratedOptimizer] = []
-        self._schedulers: list[AcceleratedScheduler] = []
-        self._dataloaders: list[Any] = []
-        self._custom_objects: list[Any] = []
-        self._local_forwards = {}
-        self._extra = {
+        self._deepspeed_plugin = state.deepspeed_plugin
+        trackers = filter_trackers(log_with, project.logging_dir)
+        options = {
             "shared_parameters": shared_parameters,
             "non_finite": non_finite,
             "expect_prepared_loader": expect_prepared_loader,
             "expect_equal_passes": expect_equal_passes,
+            "log_with": native_names(trackers),
         }
         if zero is not None:
-            self._extra["zero"] = zero
-        self._deepspeed_plugin = self.state.deepspeed_plugin
-        self._core = self._make_core()
-        self._python_state = PythonState(self)
-        self._resumes = resume_is_requested() and self.project_dir is not None
+            options["zero"] = zero
+        core = self._make_core(state, project, options)
+        super().__init__(state, core, project)
+        self._trackers = Trackers(state, core, project, trackers)
 
     # --- construction
     @staticmethod
@@ -208,10 +203,10 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             num_steps=int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps))
         )
 
-    def _make_core(self) -> Any:
-        state, project, config = self.state, self.project_configuration, self.dataloader_config
+    def _make_core(self, state: AcceleratorState, project: ProjectConfiguration, given: dict[str, Any]) -> Any:
+        config = self.dataloader_config
         options: dict[str, Any] = {
-            "cpu": self.device.type == "cpu",
+            "cpu": state.device.type == "cpu",
             "device_placement": self.device_placement,
             "mixed_precision": state.mixed_precision,
             "gradient_accumulation_plugin": self.gradient_state.plugin._core_options(),
@@ -221,8 +216,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             "even_batches": config.even_batches,
             "project_config": project._core_options(),
             "save_when_preempted": False,
-            "log_with": self._native_trackers(),
-            **self._extra,
+            **given,
         }
         if project.project_dir is not None:
             options["project_dir"] = str(project.project_dir)
@@ -287,6 +281,26 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
         return self.project_configuration.project_dir
 
     @property
+    def logging_dir(self) -> str | os.PathLike[str] | None:
+        return self.project_configuration.logging_dir
+
+    @property
+    def log_with(self) -> list[str | GeneralTracker]:
+        return self._trackers.log_with
+
+    @log_with.setter
+    def log_with(self, log_with: list[str | GeneralTracker]) -> None:
+        self._trackers.log_with = log_with
+
+    @property
+    def trackers(self) -> list[GeneralTracker]:
+        return self._trackers.opened
+
+    @trackers.setter
+    def trackers(self, trackers: list[GeneralTracker]) -> None:
+        self._trackers.opened = trackers
+
+    @property
     def save_iteration(self) -> int:
         return self.project_configuration.iteration
 
@@ -342,11 +356,11 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
             )
         new_models = [model for model in models if not any(model is known for known in self._models)]
         handles = self._core.prepare(
-            [self._own_module(model) for model in models],
+            [own_module(model) for model in models],
             [loader._core for loader in loaders],
             [optimizer._inner for optimizer in optimizers],
         )
-        share_transient_buffers([self._own_module(model) for model in new_models], self.state.group, "prepare")
+        share_transient_buffers([own_module(model) for model in new_models], self.state.group, "prepare")
         new_loaders = [loader for loader in loaders if not any(loader is known for known in self._dataloaders)]
         share_seed(new_loaders, len(self._dataloaders))
         for optimizer, handle in zip(optimizers, handles):
@@ -373,11 +387,6 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
     def _wrap_forward(self, model: torch.nn.Module) -> None:
         if not isinstance(model.__dict__.get("forward"), AutocastForward):
             model.forward = AutocastForward(model, self)
-
-    @staticmethod
-    def _own_module(model: Any) -> Any:
-        """Returns the module that has the parameters: torch.compile's wrapper shares those of its own."""
-        return getattr(model, "_orig_mod", model)
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -464,7 +473,7 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
     ) -> torch.nn.Module:
         """Returns the model itself: prepare wraps nothing around it. Options remove autocast and torch.compile."""
         if not keep_torch_compile:
-            model = self._own_module(model)
+            model = own_module(model)
         if not keep_fp32_wrapper and isinstance(model.__dict__.get("forward"), AutocastForward):
             original = model.forward.original
             del model.forward
@@ -472,13 +481,46 @@ class Accelerator(ProcessCalls, BackwardCalls, ValueCalls, LogCalls, CheckpointC
                 model.forward = original
         return model
 
+    @contextmanager
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
+        """Computes a block in mixed precision. Does nothing without it."""
+        handler = autocast_handler or self.autocast_handler or AutocastKwargs()
+        scope = self._core.autocast(bool(handler.enabled), bool(handler.cache_enabled))
+        try:
+            yield
+        finally:
+            scope.end()
+
+    # --- trackers
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Opens the trackers of `log_with`, and stores the run's configuration.
+
+        Files are in `<logging_dir>/<project_name>`, by default `<project_dir>/<project_name>`.
+        """
+        self._trackers.init(project_name, config, init_kwargs or {})
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Returns the tracker of this name; on processes that do not log, one that does nothing.
+
+        For "tensorboard" the tracker has a SummaryWriter of its own; its files are in the folder `media` beside those
+        with the values of log(). "csv", "jsonl" and "exec" are a NativeTracker.
+        """
+        return self._trackers.get(name, unwrap)
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Logs values to all trackers, on the main process. Texts go to the trackers that store text."""
+        self._trackers.log(values, step, log_kwargs or {})
+
+    def end_training(self) -> None:
+        """Closes the trackers, after every process has called it. Collective."""
+        self._trackers.end()
+
     # --- memory and profiles
     def free_memory(self, *objects: Any) -> list[Any]:
         """Forgets all prepared objects. Returns None for each of `objects`, to reassign them."""
-        from ..utils.memory import release_memory
-
-        for forwards in list(self._local_forwards.values()):
-            forwards.end()
+        self._no_sync.end()
         self._core.free_memory()
         for known in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             known.clear()

@@ -1,149 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accumulation, backward, clipping, mixed precision."""
+"""Accumulation, backward, clipping."""
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 
 from .. import _core
+from .._joined_block import joined_block
+from .._own_module import own_module
 from ..state import AcceleratorState
-from ..utils.dataclasses import AutocastKwargs, DistributedType
+from ..utils.dataclasses import DistributedType, ProjectConfiguration
+from .base import AcceleratorBase
+from .no_sync import NoSyncBlocks
 
 
-class _JoinedBlock:
-    """Runs a with-block as the body of a C++ function, which waits for its end on another thread."""
-
-    def __init__(self, run: Callable[[Callable[[], None]], None]) -> None:
-        self._run = run
-        self._entered = threading.Event()
-        self._left = threading.Event()
-        self._thrown: BaseException | None = None
-        self._block_error: BaseException | None = None
-        self._thread = threading.Thread(target=self._call, daemon=True)
-
-    def _call(self) -> None:
-        try:
-            self._run(self._body)
-        except BaseException as error:
-            self._thrown = error
-        finally:
-            self._entered.set()
-
-    def _body(self) -> None:
-        self._entered.set()
-        self._left.wait()
-        if self._block_error is not None:
-            raise RuntimeError("the block of join_uneven_inputs has failed")
-
-    def begin(self) -> None:
-        self._thread.start()
-        self._entered.wait()
-        if self._thrown is not None:
-            raise self._thrown
-
-    def end(self, error: BaseException | None) -> None:
-        self._block_error = error
-        self._left.set()
-        self._thread.join()
-        if error is None and self._thrown is not None:
-            raise self._thrown
-
-
-class _LocalForwards:
-    """The forwards of one model within no_sync, whose backwards may follow after the block.
-
-    As with torch's DistributedDataParallel, such a backward averages nothing, until a forward outside of no_sync, or
-    trigger_sync_in_backward. An update with gradients of such backwards is refused.
-    """
-
-    _blocks = 0
-    _pending = False  # Whether a forward within the block had no backward yet.
-    _held: Any = None  # The scope that keeps averaging off after the block.
-    _ran_local = False  # Whether a backward ran since.
-    _hook: Any = None
-
-    def __init__(self, model: torch.nn.Module, hold: Callable[[], Any], on_end: Callable[[], None]) -> None:
-        self._hold = hold
-        self._on_end = on_end
-        self._hook = model.register_forward_pre_hook(self._on_forward)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the model have a hook that does nothing."""
-        return object.__new__, (_LocalForwards,)
-
-    def _on_forward(self, *_: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
-        if self._blocks > 0:
-            self._pending = True
-        else:
-            self.end()
-
-    @property
-    def averages_nothing(self) -> bool:
-        """Whether a backward outside of the block would average nothing."""
-        return self._held is not None
-
-    def on_backward(self) -> None:
-        if self._blocks > 0:
-            self._pending = False
-        else:
-            self._ran_local = True
-
-    def on_step(self) -> None:
-        """Runs before an update: ends the wait, or refuses gradients that were not averaged."""
-        if self._held is None:
-            return
-        ran_local = self._ran_local
-        self.end()
-        if ran_local:
-            raise _core.ConfigError(
-                "[step] a backward after a no_sync block averaged nothing, since the model had a forward within the "
-                "block without a backward; call trigger_sync_in_backward before the last backward of an update, or run the "
-                "model's forward for it outside of no_sync"
-            )
-
-    def enter_block(self) -> None:
-        self._blocks += 1
-
-    def leave_block(self) -> None:
-        self._blocks -= 1
-        if self._pending:
-            self._held = self._held or self._hold()
-        elif self._blocks == 0:
-            self.end()
-
-    def end(self) -> None:
-        """Lets the next backward average."""
-        if self._hook is None:  # Of a copied model.
-            return
-        self._hook.remove()
-        if self._held is not None:
-            self._held.end()
-        self._on_end()
-
-
-class BackwardCalls:
+class BackwardCalls(AcceleratorBase):
     """The calls of an Accelerator from accumulation to the gradients of an update."""
 
-    _core: Any
-    _own_module: Callable[[Any], Any]
-    autocast_handler: AutocastKwargs | None
-    state: AcceleratorState
-    _dataloaders: list[Any]
-    _no_sync_scopes = 0
-    _local_forwards: dict[int, _LocalForwards]
+    def __init__(
+        self, state: AcceleratorState, core: _core.Accelerator, project_configuration: ProjectConfiguration
+    ) -> None:
+        super().__init__(state, core, project_configuration)
+        self._no_sync = NoSyncBlocks(core, state)
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
         """Runs one micro-step. Only the last of its accumulation group averages gradients and updates."""
-        scope = self._core.accumulate([self._own_module(model) for model in models])
+        scope = self._core.accumulate([own_module(model) for model in models])
         try:
             yield
         finally:
@@ -155,42 +42,14 @@ class BackwardCalls:
 
         The backward of a forward within the block averages nothing either, when it follows after the block.
         """
-        scope = self._core.no_sync([self._own_module(model)])
-        self._no_sync_scopes += 1
-        forwards = self._watch_forwards(model)
-        try:
+        with self._no_sync.block(model):
             yield
-        finally:
-            self._no_sync_scopes -= 1
-            if forwards is not None:
-                forwards.leave_block()
-            scope.end()
-
-    def _watch_forwards(self, model: Any) -> _LocalForwards | None:
-        if not self.state.use_distributed:
-            return None
-        known = self._local_forwards
-
-        def forget() -> None:
-            known.pop(id(model), None)
-
-        if id(model) not in known:
-            hold = partial(self._core.no_sync, [self._own_module(model)])
-            known[id(model)] = _LocalForwards(model, hold, forget)
-        known[id(model)].enter_block()
-        return known[id(model)]
 
     @contextmanager
     def trigger_sync_in_backward(self, model: Any) -> Iterator[None]:
         """Makes the following backward average, of a forward within no_sync. Other backwards average anyway."""
-        forwards = self._local_forwards.get(id(model))
-        if self._no_sync_scopes > 0 or forwards is not None:
-            self._core.trigger_sync_in_backward([self._own_module(model)])
-        try:
+        with self._no_sync.trigger_sync(model):
             yield
-        finally:
-            if forwards is not None and self._no_sync_scopes == 0:
-                forwards.end()
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Computes gradients and averages them over the processes.
@@ -205,13 +64,12 @@ class BackwardCalls:
                 f"[backward] {next(iter(kwargs))} is not supported; call loss.backward with it on "
                 "accelerator.scale_loss(loss)"
             )
-        if count is not None and any(forwards.averages_nothing for forwards in self._local_forwards.values()):
+        if count is not None and self._no_sync.next_backward_averages_nothing:
             raise _core.ConfigError(
                 "[backward] a model had a forward within no_sync, and its backward is still to come; a backward with "
                 "count cannot run before it, since both would be scaled; run that backward first, within no_sync"
             )
-        for forwards in self._local_forwards.values():
-            forwards.on_backward()
+        self._no_sync.on_backward()
         if count is not None:
             self._core.backward_sum(loss, float(count))
         else:
@@ -219,8 +77,7 @@ class BackwardCalls:
 
     def _begin_step(self) -> None:
         """Runs before each update of a prepared optimizer."""
-        for forwards in list(self._local_forwards.values()):
-            forwards.on_step()
+        self._no_sync.on_step()
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns the loss that backward(loss) differentiates, for a program that calls .backward() on it."""
@@ -272,21 +129,5 @@ class BackwardCalls:
                 "prepared loaders of iterable datasets keep theirs",
                 stacklevel=3,
             )
-        joined = _JoinedBlock(lambda body: self._core.join_uneven_inputs(body, even_batches))
-        joined.begin()
-        try:
+        with joined_block(lambda body: self._core.join_uneven_inputs(body, even_batches)):
             yield
-        except BaseException as error:
-            joined.end(error)
-            raise
-        joined.end(None)
-
-    @contextmanager
-    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
-        """Computes a block in mixed precision. Does nothing without it."""
-        handler = autocast_handler or self.autocast_handler or AutocastKwargs()
-        scope = self._core.autocast(bool(handler.enabled), bool(handler.cache_enabled))
-        try:
-            yield
-        finally:
-            scope.end()

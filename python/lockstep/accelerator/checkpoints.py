@@ -11,27 +11,29 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from .. import _core
+from .._environment import resume_is_requested
+from .._own_module import own_module
 from ..checkpointing import PythonState
 from ..data_loader import skip_first_batches
 from ..logging import get_logger
-from ..optimizer import AcceleratedOptimizer
+from ..state import AcceleratorState
 from ..utils.dataclasses import ProjectConfiguration
-
+from ..utils.other import save
+from .base import AcceleratorBase
 
 logger = get_logger(__name__)
 
 
-class CheckpointCalls:
+class CheckpointCalls(AcceleratorBase):
     """The calls of an Accelerator for checkpoints."""
 
-    _core: Any
-    _python_state: PythonState
-    _optimizers: list[AcceleratedOptimizer]
-    _custom_objects: list[Any]
-    _dataloaders: list[Any]
-    _resumes: bool  # Whether the launcher requested a resume, and nothing was loaded yet.
-    project_configuration: ProjectConfiguration
-    _own_module: Callable[[Any], Any]
+    def __init__(
+        self, state: AcceleratorState, core: _core.Accelerator, project_configuration: ProjectConfiguration
+    ) -> None:
+        super().__init__(state, core, project_configuration)
+        self._python_state = PythonState(self)
+        # Whether the launcher requested a resume, and nothing was loaded yet.
+        self._resumes = resume_is_requested() and project_configuration.project_dir is not None
 
     def save_state(
         self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **kwargs: Any
@@ -141,12 +143,10 @@ class CheckpointCalls:
         if not safe_serialization:
             raise _core.ConfigError("[save_model] Lockstep writes safetensors only; remove safe_serialization=False")
         size = f"{max_shard_size}B" if isinstance(max_shard_size, int) else max_shard_size
-        self._core.save_model(self._own_module(model), os.fspath(save_directory), size)
+        self._core.save_model(own_module(model), os.fspath(save_directory), size)
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Saves an object on the main process (of each host with save_on_each_node)."""
-        from ..utils.other import save
-
         save(
             obj,
             f,
@@ -156,7 +156,7 @@ class CheckpointCalls:
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
         """Returns the model's full state dict, on every process. Collective under ZeRO stage 3."""
-        model = self._own_module(model)
+        model = own_module(model)
         if not self._core.shards_parameters:
             return model.state_dict()
         result: dict[str, torch.Tensor] = {}

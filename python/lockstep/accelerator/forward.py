@@ -2,6 +2,7 @@
 """The forward of a model in mixed precision."""
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -47,8 +48,6 @@ class AutocastForward:
         return convert_to_fp32(outputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AutocastForward:
-        import copy
-
         result = AutocastForward.__new__(AutocastForward)
         memo[id(self)] = result
         result.accelerator = self.accelerator

@@ -16,47 +16,45 @@ from ..tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, NativeTracker, Wand
 from ..utils.dataclasses import ProjectConfiguration
 
 
-class LogCalls:
-    """The calls of an Accelerator for trackers."""
+def native_names(log_with: list[Any]) -> list[str]:
+    """Returns the names among the trackers of log_with that the C++ library serves."""
+    return [choice for choice in log_with if isinstance(choice, str) and is_native(choice)]
 
-    _core: Any
-    log_with: list[Any]
-    trackers: list[GeneralTracker]
-    state: AcceleratorState
-    project_configuration: ProjectConfiguration
-    _media: GeneralTracker | None = None
-    _project_name = "logs"  # That of a program which does not call init_trackers().
 
-    @property
-    def logging_dir(self) -> str | os.PathLike[str] | None:
-        return self.project_configuration.logging_dir
+class Trackers:
+    """The trackers of an Accelerator: those of the C++ library, and the objects of Python's."""
 
-    def _native_trackers(self) -> list[str]:
-        """Returns the names that the C++ library serves."""
-        return [choice for choice in self.log_with if isinstance(choice, str) and is_native(choice)]
-
-    def init_trackers(
-        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
+    def __init__(
+        self,
+        state: AcceleratorState,
+        core: _core.Accelerator,
+        project_configuration: ProjectConfiguration,
+        log_with: list[str | GeneralTracker],
     ) -> None:
-        """Opens the trackers of `log_with`, and stores the run's configuration.
+        self._state = state
+        self._core = core
+        self._project = project_configuration
+        self.log_with = log_with
+        self.opened: list[GeneralTracker] = []
+        self._media: GeneralTracker | None = None
+        self._project_name = "logs"  # That of a program which does not call init_trackers().
 
-        Files are in `<logging_dir>/<project_name>`, by default `<project_dir>/<project_name>`.
-        """
-        init_kwargs = init_kwargs or {}
+    def init(self, project_name: str, config: dict[str, Any] | None, init_kwargs: dict[str, Any]) -> None:
+        """Opens the trackers; see Accelerator.init_trackers."""
         self._project_name = project_name
-        self.trackers = [choice for choice in self.log_with if isinstance(choice, GeneralTracker)]
+        self.opened = [choice for choice in self.log_with if isinstance(choice, GeneralTracker)]
         for name in self.log_with:
             if isinstance(name, str) and not is_native(name):
-                self.trackers.append(self._make_tracker(name, project_name, init_kwargs.get(name, {})))
-        unknown = set(init_kwargs) - {tracker.name for tracker in self.trackers}
+                self.opened.append(self._make_tracker(name, project_name, init_kwargs.get(name, {})))
+        unknown = set(init_kwargs) - {tracker.name for tracker in self.opened}
         if unknown:
             raise _core.ConfigError(
                 f"[init_trackers] init_kwargs has options for {sorted(unknown)}, which take none here"
             )
-        if self._native_trackers():
+        if native_names(self.log_with):
             self._core.init_trackers(project_name, {} if config is None else config)
-        for tracker in self.trackers:
-            if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
+        for tracker in self.opened:
+            if not getattr(tracker, "main_process_only", True) or self._state.is_main_process:
                 tracker.start()
                 if config is not None:
                     tracker.store_init_configuration(config)
@@ -68,7 +66,7 @@ class LogCalls:
         if name == "mlflow":
             options = {"logging_dir": folder, **options}
         if kind.requires_logging_directory:
-            return build(run, self.logging_dir, **options)
+            return build(run, self._project.logging_dir, **options)
         tracker = build(run, **options)
         if isinstance(tracker, WandBTracker) and folder is not None:
             tracker.folder = folder
@@ -76,42 +74,39 @@ class LogCalls:
 
     def _folder_of(self, run: str) -> str | None:
         """Returns the folder of a run's files; None without a logging_dir."""
-        if self.logging_dir is None:
+        parent = self._project.logging_dir
+        if parent is None:
             return None
         if not run or os.path.isabs(run) or ".." in Path(run).parts:
             raise _core.ConfigError(
-                f"[init_trackers] project_name must name a folder in {os.fspath(self.logging_dir)}; got {run!r}, expected "
+                f"[init_trackers] project_name must name a folder in {os.fspath(parent)}; got {run!r}, expected "
                 "a relative path without '..'"
             )
-        return os.path.join(self.logging_dir, run)
+        return os.path.join(parent, run)
 
-    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Returns the tracker of this name; on processes that do not log, one that does nothing.
-
-        For "tensorboard" the tracker has a SummaryWriter of its own; its files are in the folder `media` beside those
-        with the values of log(). "csv", "jsonl" and "exec" are a NativeTracker.
-        """
-        for tracker in self.trackers:
+    def get(self, name: str, unwrap: bool) -> Any:
+        """Returns the tracker of this name; see Accelerator.get_tracker."""
+        for tracker in self.opened:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker
-        if not self.state.is_main_process:
+        if not self._state.is_main_process:
             return GeneralTracker(_blank=True)
-        if name == "tensorboard" and name in self._native_trackers():
+        if name == "tensorboard" and name in native_names(self.log_with):
             tracker = self._make_tracker(name, os.path.join(self._project_name, "media"), {})
             tracker.start()
             self._media = tracker
             return tracker.tracker if unwrap else tracker
-        if any(choice.split(":")[0] == name for choice in self._native_trackers()):
+        if any(choice.split(":")[0] == name for choice in native_names(self.log_with)):
             native = NativeTracker(self._core.get_tracker(name))
             return native.tracker if unwrap else native
         raise _core.ConfigError(
             f"[get_tracker] there is no tracker object named '{name}'; expected one of "
-            f"{[tracker.name for tracker in self.trackers] + self._native_trackers()}"
+            f"{[tracker.name for tracker in self.opened] + native_names(self.log_with)}"
         )
 
-    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Logs values to all trackers, on the main process. Texts go to the trackers that store text."""
-        if self._native_trackers():
+    def log(self, values: dict[str, Any], step: int | None, log_kwargs: dict[str, Any]) -> None:
+        """Logs values to all trackers; see Accelerator.log."""
+        if native_names(self.log_with):
             texts = {name: value for name, value in values.items() if isinstance(value, str)}
             numbers = {
                 name: float(value)
@@ -126,14 +121,14 @@ class LogCalls:
             self._core.log(numbers, step)
             if texts:
                 self._core.log_text(texts, step)
-        for tracker in self.trackers:
-            if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
-                tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
+        for tracker in self.opened:
+            if not getattr(tracker, "main_process_only", True) or self._state.is_main_process:
+                tracker.log(values, step=step, **log_kwargs.get(tracker.name, {}))
 
-    def end_training(self) -> None:
+    def end(self) -> None:
         """Closes the trackers, after every process has called it. Collective."""
-        for tracker in [*self.trackers, *([self._media] if self._media is not None else [])]:
-            if not getattr(tracker, "main_process_only", True) or self.state.is_main_process:
+        for tracker in [*self.opened, *([self._media] if self._media is not None else [])]:
+            if not getattr(tracker, "main_process_only", True) or self._state.is_main_process:
                 tracker.finish()
         self._media = None
         self._core.end_training()

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from ..state import AcceleratorState, PartialState
+from ..state import PartialState
 from ..utils.dataclasses import DistributedType
+from .base import AcceleratorBase
 
 
-class ProcessCalls:
+class ProcessCalls(AcceleratorBase):
     """The calls of an Accelerator about its process."""
-
-    state: AcceleratorState
-    _core: Any
 
     @property
     def use_distributed(self) -> bool:

@@ -9,14 +9,11 @@ import torch
 from .. import _core
 from .._codec import decode, encode
 from .._tree import first_rows, leaves_of, map_tensors
-from ..state import AcceleratorState
+from .base import AcceleratorBase
 
 
-class ValueCalls:
+class ValueCalls(AcceleratorBase):
     """The calls of an Accelerator that exchange values. All are collective, except set_trigger."""
-
-    state: AcceleratorState
-    _core: Any
 
     def gather(self, tensor: Any, *others: Any) -> Any:
         """Concatenates each tensor of a nested value along dimension 0, in the order of processes. Collective.

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from .. import _core
 from .._seeds import program_seed
 from ..state import GradientState, PartialState
+from ..utils.operations import send_to_device
 from .sample_random import SampleRandom, needs_reader, reader_of
 
 
@@ -173,8 +174,6 @@ class _LoopMixin:
     def _place(self, batch: Any) -> Any:
         if self.device is None:
             return batch
-        from ..utils.operations import send_to_device
-
         return send_to_device(batch, self.device, non_blocking=self._non_blocking)
 
     def _set_epoch_of(self, *objects: Any) -> None:

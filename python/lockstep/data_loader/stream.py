@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .. import _core
 from ..logging import get_logger
 from ..state import GradientState, PartialState
+from ..utils.operations import ignorant_find_batch_size
 from .arguments import _kept_arguments
 from .loop import _LoopMixin, _synchronize
 from .order_states import OrderStates
@@ -165,11 +166,12 @@ class DataLoaderStreamShard(_StreamLoader):
                 _give_generator(self._random)
             source = loader.batch_sampler
             if source is None:  # batch_size=None: each value of the sampler is the index of one batch.
-                source = loader.sampler if isinstance(loader.sampler, BatchSampler) else _Singles(loader.sampler)
+                own_batches = isinstance(loader.sampler, BatchSampler)
+                source = loader.sampler if own_batches else _SingleSampleBatches(loader.sampler)
             self._rounds = BatchSamplerShard(source, num_processes, process_index, split_batches, even_batches)
-            own: dict[str, Any] = {"batch_sampler": _Recorded(self)}
+            own: dict[str, Any] = {"batch_sampler": _RankBatchSampler(self)}
             if loader.batch_sampler is None:
-                own = {"sampler": _Recorded(self), "batch_size": None}
+                own = {"sampler": _RankBatchSampler(self), "batch_size": None}
             super().__init__(loader.dataset, **own, **_kept_arguments(loader))
         self._init_stream(batch_size, drop_last, device, non_blocking, process_index)
         is_stream = self._rounds is None
@@ -185,19 +187,17 @@ class DataLoaderStreamShard(_StreamLoader):
                 self._rounds.even_batches = self._core.even_batches  # join_uneven_inputs changes it.
             self._set_epoch_of(self.dataset, source, getattr(source, "sampler", None))
             self._queue: list[tuple[list[int], list[int]]] = []
-            return self._loop(self._begun_batches(self._recorded_batches))
+            return self._loop(self._begun_batches(self._sampled_batches))
         self._set_epoch_of(self.dataset)
         return self._loop(self._begun_batches(self._stream_batches))
 
-    def _recorded_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
+    def _sampled_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         del begin  # The sampler skips them.
         for batch, is_last in _one_ahead(self._read()):
             rows, new = self._queue.pop(0)
             yield batch, rows, new, is_last
 
     def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
-        from ..utils.operations import ignorant_find_batch_size
-
         world = self._spec["num_processes"]
         for batch, is_last in _one_ahead(itertools.islice(self._read(), begin, None)):
             rows = ignorant_find_batch_size(batch) or 0
@@ -228,7 +228,7 @@ class DataLoaderStreamShard(_StreamLoader):
         return self._batch_rows if self._spec["split_batches"] else self._batch_rows * world
 
 
-class _Recorded(BatchSampler):
+class _RankBatchSampler(BatchSampler):
     """Yields this process's batches of (index, visit) pairs, and remembers the rows of each."""
 
     def __init__(self, loader: DataLoaderStreamShard) -> None:
@@ -248,7 +248,7 @@ class _Recorded(BatchSampler):
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
-        single = isinstance(self.batch_sampler, _Singles)
+        single = isinstance(self.batch_sampler, _SingleSampleBatches)
         loader._states.begin(loader._random)
         rounds = loader._rounds.rounds(keyed_batches(self.batch_sampler), loader._used_batches())
         for own, rows, new in itertools.islice(rounds, loader._core.cursor.batches, None):
@@ -258,7 +258,7 @@ class _Recorded(BatchSampler):
         loader._states.end()
 
 
-class _Singles:
+class _SingleSampleBatches:
     """The values of a sampler, each in a batch of its own."""
 
     batch_size = 1

@@ -15,6 +15,7 @@ import torch
 
 from .. import _core
 from .._buffers import share_transient_buffers
+from .._own_module import own_module
 from ..state import PartialState
 from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, utils, zero
 from ._config import GivenConfig, given_config
@@ -22,8 +23,8 @@ from ._optimizer import DeepSpeedOptimizer, grouped_file_optimizer
 from ._unsupported import CLASSES as _UNSUPPORTED
 from .accelerator import get_accelerator
 from .comm import init_distributed
-from .engine import DeepSpeedEngine, own_module
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+from .runtime.engine import DeepSpeedEngine
 from .utils import OnDevice, log_dist, logger
 
 __all__ = [

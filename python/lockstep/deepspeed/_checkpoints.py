@@ -15,6 +15,7 @@ from ..state import PartialState
 from ._optimizer import DeepSpeedOptimizer
 from ._saved_state import SavedState
 from ._settings import DTYPES
+from .zero import GatheredParameters
 
 __all__ = ["EngineCheckpoints"]
 
@@ -165,8 +166,6 @@ class EngineCheckpoints:
 
     def _full_state_dict(self, dtype: torch.dtype, exclude_frozen: bool) -> dict[str, torch.Tensor]:
         """Returns the full model on rank 0, tensor by tensor; other ranks get nothing. Collective."""
-        from .zero import GatheredParameters
-
         frozen = {
             name
             for name, parameter in self._own_module.named_parameters(remove_duplicate=False)

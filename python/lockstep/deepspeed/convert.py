@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..state import PartialState
+from . import initialize
 from ._deepspeed_files import DeepSpeedReader, SavedRun, folders_of
 
 __all__ = ["Conversion", "convert"]
@@ -71,9 +73,6 @@ def _tag_of(folder: Path) -> str:
 # --- writing
 def _write(read: SavedRun, reader: DeepSpeedReader, output: Path, tag: str, optimizer: str | None) -> tuple[str, int]:
     """Builds an engine with this state, and saves it."""
-    from . import initialize
-    from ..state import PartialState
-
     state = PartialState(cpu=True)
     if state.num_processes != 1:
         raise _core.ConfigError("[convert] runs in one process; start it without a launcher")

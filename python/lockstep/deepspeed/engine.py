@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from .. import _core
-from ..accelerator.backward import _JoinedBlock
+from .._joined_block import joined_block
+from .._own_module import own_module
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
 from ..state import PartialState
@@ -172,14 +173,8 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints, torch.nn.Module):
     @contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
         """Runs a block whose backward passes send nothing; their sum is averaged at its end. Stages 1 to 3."""
-        joined = _JoinedBlock(self.core.coalesce_grad_reduction)
-        joined.begin()
-        try:
+        with joined_block(self.core.coalesce_grad_reduction):
             yield
-        except BaseException as error:
-            joined.end(error)
-            raise
-        joined.end(None)
 
     # --- accumulation and counters
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -344,11 +339,6 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints, torch.nn.Module):
 
     __deepcopy__ = _refuse_copy
     __reduce_ex__ = _refuse_copy
-
-
-def own_module(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module that has the parameters: torch.compile's wrapper shares those of its own."""
-    return getattr(model, "_orig_mod", model)
 
 
 def _word(value: Any) -> str:

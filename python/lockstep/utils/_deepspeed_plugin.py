@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -258,7 +259,7 @@ class DeepSpeedPlugin:
         return {"deepspeed_plugin": self._core_options()}
 
     def _options_of_config(self) -> dict[str, Any]:
-        return _core.plugin_options(json.dumps(_given(self.deepspeed_config), default=os.fspath))
+        return _core.plugin_options(json.dumps(_given(self.deepspeed_config), default=_refuse_value))
 
     def _core_options(self) -> dict[str, Any]:
         """Returns the value of the Accelerator's option deepspeed_plugin, for a plugin without a ds_config."""
@@ -286,8 +287,22 @@ def _given(config: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _given(value) if isinstance(value, dict) else value
         for key, value in config.items()
-        if value is not None and value != "auto"
+        if value is not None and value != "auto" and not _is_infinite(value)
     }
+
+
+def _is_infinite(value: Any) -> bool:
+    """Returns whether a value is the infinity that stands for "never", as in steps_per_print."""
+    return isinstance(value, float) and math.isinf(value)
+
+
+def _refuse_value(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise ConfigError(
+        f"[{_WHERE}] the ds_config has a value {value!r} of type {type(value).__name__}; expected what JSON has: numbers, "
+        "texts, true, false, null, lists and dicts"
+    )
 
 
 def _folder(path: Any) -> str:

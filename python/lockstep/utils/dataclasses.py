@@ -18,8 +18,7 @@ from typing import Any, cast
 import torch
 
 from .._core import ConfigError
-from ._deepspeed_plugin import DeepSpeedPlugin
-from ._enums import (
+from .._enums import (
     BaseEnum,
     ComputeEnvironment,
     CustomDtype,
@@ -33,6 +32,7 @@ from ._enums import (
     RNGType,
     SageMakerDistributedType,
 )
+from ._deepspeed_plugin import DeepSpeedPlugin
 from ._fsdp_plugin import FullyShardedDataParallelPlugin
 from .environment import str_to_bool
 

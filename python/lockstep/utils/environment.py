@@ -7,8 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from .._core import ConfigError
+from .._environment import clear_environment, is_cuda_available, patch_environment
 
 __all__ = [
     "CPUInformation",
@@ -91,33 +91,6 @@ def convert_dict_to_env_variables(current_env: dict[str, str]) -> list[str]:
     return lines
 
 
-@contextmanager
-def clear_environment() -> Iterator[None]:
-    """Removes all variables for the duration of a block."""
-    saved = os.environ.copy()
-    os.environ.clear()
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
-
-
-@contextmanager
-def patch_environment(**kwargs: Any) -> Iterator[None]:
-    """Sets variables for the duration of a block. Names are converted to upper case, values to text."""
-    saved = {key.upper(): os.environ.get(key.upper()) for key in kwargs}
-    os.environ.update({key.upper(): str(value) for key, value in kwargs.items()})
-    try:
-        yield
-    finally:
-        for key, value in saved.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
-
-
 def purge_accelerate_environment(func_or_cls: Any) -> Any:
     """Decorates a function, or the test methods of a class: changes of ACCELERATE_ variables end with the call."""
 
@@ -166,9 +139,7 @@ def are_libraries_initialized(*library_names: str) -> list[str]:
 
 def get_current_device_type() -> tuple[str, str]:
     """Returns ("cuda", "MULTI_GPU") if torch finds a GPU, else ("cpu", "MULTI_CPU"). Does not initialize CUDA."""
-    with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
-        has_cuda = torch.cuda.is_available()
-    return ("cuda", "MULTI_GPU") if has_cuda else ("cpu", "MULTI_CPU")
+    return ("cuda", "MULTI_GPU") if is_cuda_available() else ("cpu", "MULTI_CPU")
 
 
 def _query_gpus(field: str) -> list[str]:

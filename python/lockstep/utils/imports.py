@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 from .._core import ConfigError
-from .environment import check_cuda_fp8_capability, parse_flag_from_env, patch_environment
+from .._enums import DistributedType
+from .._environment import is_cuda_available
+from ..state import AcceleratorState
+from .environment import check_cuda_fp8_capability, parse_flag_from_env
 from .versions import compare_versions, is_torch_version
 
 
@@ -120,12 +123,6 @@ def is_torch_distributed_available() -> bool:
     return torch.distributed.is_available()
 
 
-def is_cuda_available() -> bool:
-    """Returns whether there is a CUDA device. Does not initialize CUDA."""
-    with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
-        return torch.cuda.is_available()
-
-
 def is_rocm_available() -> bool:
     """Returns whether torch was built for ROCm and finds a device."""
     return torch.version.hip is not None and torch.cuda.is_available()
@@ -193,9 +190,6 @@ def deepspeed_required(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        from ..state import AcceleratorState
-        from .dataclasses import DistributedType
-
         if AcceleratorState._shared_state and AcceleratorState().distributed_type != DistributedType.DEEPSPEED:
             raise ConfigError(f"[{func.__name__}] the Accelerator has no DeepSpeedPlugin; pass deepspeed_plugin=")
         return func(*args, **kwargs)

@@ -15,9 +15,10 @@ from torch import nn
 
 from .. import _core
 from .._core import ConfigError
+from .._enums import CustomDtype
 from .._torch_files import load_torch_file
-from ._enums import CustomDtype
 from .imports import is_peft_available
+from .other import extract_model_from_parallel
 
 __all__ = [
     "align_module_device",
@@ -50,8 +51,6 @@ def is_peft_model(model: nn.Module) -> bool:
     if not is_peft_available():
         return False
     from peft import PeftModel
-
-    from .other import extract_model_from_parallel
 
     return isinstance(extract_model_from_parallel(model), PeftModel)
 

@@ -20,6 +20,7 @@ from .. import _core
 from .._codec import decode, encode
 from .._core import ConfigError
 from .._tree import map_leaves, mapping_like, sequence_like
+from ..state import AcceleratorState, PartialState
 from .dataclasses import TensorInformation
 
 __all__ = [
@@ -212,12 +213,6 @@ def find_device(data: Any) -> torch.device | None:
     return None
 
 
-def _partial_state() -> Any:
-    from ..state import PartialState
-
-    return PartialState()
-
-
 def _tensors_of(data: Any, name: str) -> list[torch.Tensor]:
     """Returns all leaves of nested data. Throws TypeError for one that is not a tensor."""
     found: list[torch.Tensor] = []
@@ -232,7 +227,7 @@ def _tensors_of(data: Any, name: str) -> list[torch.Tensor]:
 
 def _all_gather_objects(value: Any, where: str) -> list[Any]:
     """Returns the values of all processes, in rank order. An invalid value is a ConfigError on all of them."""
-    state = _partial_state()
+    state = PartialState()
     gathered = _core.all_gather_bytes(state.group, _message_of(value, where))
     return [_value_of(message, rank, where) for rank, message in enumerate(gathered)]
 
@@ -257,7 +252,7 @@ def _checked(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            state = _partial_state()
+            state = PartialState()
             if state.num_processes > 1 and state.debug:
                 _check_same(tensor, state, name)
             return function(tensor, *args, **kwargs)
@@ -293,7 +288,7 @@ def _difference(name: str, shapes: list[Any], expected: str) -> str:
 @_checked("gather")
 def gather(tensor: Any) -> Any:
     """Returns nested data with each tensor concatenated over all processes along dim 0. One number counts as a row."""
-    state = _partial_state()
+    state = PartialState()
     if state.num_processes == 1:
         return tensor
     _tensors_of(tensor, "gather")
@@ -302,7 +297,7 @@ def gather(tensor: Any) -> Any:
 
 def gather_object(object: Any) -> Any:
     """Returns the items of all processes' lists in one list, in rank order. `lockstep._codec` lists the types."""
-    if _partial_state().num_processes == 1:
+    if PartialState().num_processes == 1:
         return object
     everyone = _all_gather_objects(object, "gather_object")
     return [item for one in everyone for item in (one if hasattr(one, "__iter__") else [one])]
@@ -311,7 +306,7 @@ def gather_object(object: Any) -> Any:
 @_checked("broadcast")
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Overwrites all tensors of nested data with those of one process, and returns the data."""
-    state = _partial_state()
+    state = PartialState()
     if state.num_processes == 1:
         return tensor
     _check_rank(from_process, state, "broadcast")
@@ -325,7 +320,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Overwrites the items of a list with those of one process, and returns it. The lists have the same length."""
-    state = _partial_state()
+    state = PartialState()
     if state.num_processes == 1:
         return object_list
     _check_rank(from_process, state, "broadcast_object_list")
@@ -351,7 +346,7 @@ def _check_rank(rank: int, state: Any, where: str) -> None:
 
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
     """Returns on every process the tensor of the one that has it. The others pass None."""
-    state = _partial_state()
+    state = PartialState()
     mine = None if tensor is None else [list(tensor.shape), tensor.dtype]
     everyone = _all_gather_objects(mine, "copy_tensor_to_devices")
     owners = [rank for rank, found in enumerate(everyone) if found is not None]
@@ -369,7 +364,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
     "none" returns copies. `scale` exists for TPUs and must be 1.
     """
-    state = _partial_state()
+    state = PartialState()
     ops = {"mean": _core.ReduceOp.SUM, "sum": _core.ReduceOp.SUM, "max": _core.ReduceOp.MAX, "none": None}
     if str(reduction) not in ops:
         raise ConfigError(f"[reduce] reduction is {reduction!r}; expected one of {', '.join(ops)}")
@@ -395,7 +390,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
     A tensor without that dimension stays as it is; so does a nested tensor, with a warning.
     """
-    state = _partial_state()
+    state = PartialState()
     tensors = _tensors_of(tensor, "pad_across_processes")
     if state.num_processes == 1:
         return tensor
@@ -484,10 +479,8 @@ def GatheredParameters(  # noqa: N802
 ) -> Iterator[None]:
     """Runs a block in which parameters are complete. Throws ConfigError under ZeRO stage 3, where they are sharded."""
     del params, modifier_rank, fwd_module
-    from ..state import AcceleratorState
-
     plugin = AcceleratorState().deepspeed_plugin if AcceleratorState._shared_state else None
-    if enabled and plugin is not None and plugin.zero_stage == 3 and _partial_state().num_processes > 1:
+    if enabled and plugin is not None and plugin.zero_stage == 3 and PartialState().num_processes > 1:
         raise ConfigError(
             "[GatheredParameters] parameters of ZeRO stage 3 cannot be gathered by a context manager; use "
             "accelerator.get_state_dict(model) to read them"

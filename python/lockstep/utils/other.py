@@ -22,8 +22,9 @@ import torch
 
 from .._binary import find_binary
 from .._core import ConfigError
+from .._environment import clear_environment, patch_environment
 from .._torch_files import load_torch_file
-from .environment import clear_environment, patch_environment
+from ..state import PartialState
 
 __all__ = [
     "check_os_kernel",
@@ -192,8 +193,6 @@ def _restore_forward(model: Any) -> None:
 
 def wait_for_everyone() -> None:
     """Blocks until every process has called it. Collective."""
-    from ..state import PartialState
-
     PartialState().wait_for_everyone()
 
 
@@ -235,8 +234,6 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
     `safe_serialization` writes a dict of tensors as safetensors; otherwise torch.save is used. Not collective: other
     processes do not wait.
     """
-    from ..state import PartialState
-
     state = PartialState()
     if not (state.is_local_main_process if save_on_each_node else state.is_main_process):
         return

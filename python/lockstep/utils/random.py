@@ -12,6 +12,7 @@ import torch
 from .. import _core
 from .._core import ConfigError
 from .._seeds import remember_seed
+from ..state import AcceleratorState, PartialState
 from .dataclasses import RNGType
 
 __all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
@@ -25,8 +26,6 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     """
     of_all = seed
     if device_specific:
-        from ..state import AcceleratorState
-
         seed += AcceleratorState().process_index
     random.seed(seed)
     numpy.random.seed(seed)
@@ -42,8 +41,6 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
     `rng_type` is "torch", "cuda" or "generator"; for the latter pass the generator. Throws ConfigError for another
     type.
     """
-    from ..state import PartialState
-
     name = str(rng_type)
     if name not in ("torch", "cuda", "generator"):
         raise ConfigError(f"[synchronize_rng_state] rng_type is {name!r}; expected torch, cuda or generator")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._core import ConfigError
+from ..state import PartialState
 
 __all__ = ["tqdm"]
 
@@ -23,7 +24,5 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
         raise ConfigError(f"[tqdm] the first argument is {args[0]}; expected an iterable; pass main_process_only=")
     disable = kwargs.pop("disable", False)
     if main_process_only and not disable:
-        from ..state import PartialState
-
         disable = not PartialState().is_local_main_process
     return bar(*args, disable=disable, **kwargs)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ...state import PartialState, wants_cpu
-from ...utils.imports import is_cuda_available
+from ..._environment import is_cuda_available, wants_cpu
+from ...state import PartialState
 
 __all__ = ["DeepSpeedAccelerator", "TorchDevice", "get_accelerator", "is_current_accelerator_supported"]
 

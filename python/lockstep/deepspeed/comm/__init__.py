@@ -19,8 +19,8 @@ import torch
 from ... import _core
 from ..._codec import decode, encode
 from ...state import PartialState
+from .._logging import logger
 from .._registry import live_engines
-from ..utils.logging import logger
 
 __all__ = [
     "ProcessGroup",

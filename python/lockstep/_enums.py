@@ -7,7 +7,7 @@ import copy
 import enum
 from typing import Any
 
-from .environment import clear_environment
+from ._environment import clear_environment
 
 
 class _ContainsValues(enum.EnumMeta):

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects that all groups of an Accelerator's calls use."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..optimizer import AcceleratedOptimizer
+from ..scheduler import AcceleratedScheduler
+from ..state import AcceleratorState
+from ..utils.dataclasses import ProjectConfiguration
+
+
+class AcceleratorBase:
+    """The process's state, the C++ Accelerator, the project's folders, and the prepared objects.
+
+    Each group of calls derives from it. Names of the lists are Accelerate's.
+    """
+
+    def __init__(
+        self, state: AcceleratorState, core: _core.Accelerator, project_configuration: ProjectConfiguration
+    ) -> None:
+        self.state = state
+        self.project_configuration = project_configuration
+        self._core = core
+        self._models: list[torch.nn.Module] = []
+        self._optimizers: list[AcceleratedOptimizer] = []
+        self._schedulers: list[AcceleratedScheduler] = []
+        self._dataloaders: list[Any] = []
+        self._custom_objects: list[Any] = []
