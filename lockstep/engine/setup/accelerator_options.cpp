@@ -190,7 +190,8 @@ std::shared_ptr<DynamicLossScale> make_dynamic_loss_scale(const ds_config::DsCon
     return std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
         .loss_scale_window = 2000,
         .min_loss_scale = std::numeric_limits<double>::min(),
-        .plain = true});
+        .plain = true,
+        .as_torch = true});
   }
   return std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
       .init_scale = std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power.value)),

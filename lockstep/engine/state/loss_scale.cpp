@@ -47,7 +47,7 @@ double DynamicLossScale::update(bool overflowed) {
     if (options_.consecutive_hysteresis) {
       overflows_left_ = options_.hysteresis;
     }
-    const int64_t clean = updates_ - last_overflow_ - 1;
+    const int64_t clean = updates_ - last_overflow_ - (options_.as_torch ? 0 : 1);
     if (clean > 0 && clean % options_.loss_scale_window == 0) {
       if (!options_.consecutive_hysteresis) {
         overflows_left_ = options_.hysteresis;

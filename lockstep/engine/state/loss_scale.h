@@ -19,6 +19,9 @@ struct DynamicLossScaleOptions {
   /// run continues. False: as with ZeRO, hysteresis counts, and an overflow at min_loss_scale ends
   /// the run.
   bool plain = false;
+  /// As torch's GradScaler: the scale doubles with the last update of a window, not with the next
+  /// one. With `plain`.
+  bool as_torch = false;
 };
 
 /// DeepSpeed's dynamic loss scale, exact to the step. Pure arithmetic; a value. Not thread-safe.
