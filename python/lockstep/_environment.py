@@ -19,7 +19,7 @@ def is_true(value: str) -> bool:
 
 
 def variable_is_true(name: str) -> bool:
-    """Returns whether LOCKSTEP_<name> is true, or if it is not set ACCELERATE_<name>, as the C++ library does."""
+    """Returns whether LOCKSTEP_<name> is true, or if it is not set ACCELERATE_<name>: the names that C++ reads, too."""
     return is_true(os.environ.get(f"LOCKSTEP_{name}") or os.environ.get(f"ACCELERATE_{name}", ""))
 
 

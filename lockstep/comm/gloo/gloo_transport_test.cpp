@@ -9,6 +9,7 @@
 #include <string>
 #include <sys/socket.h>
 #include <thread>
+#include <tuple>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -35,10 +36,10 @@ class Port {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ::bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-    ::listen(fd_, 1);
+    std::ignore = ::bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    std::ignore = ::listen(fd_, 1);
     socklen_t length = sizeof(address);
-    ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+    std::ignore = ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
     number_ = ntohs(address.sin_port);
   }
   ~Port() { close(); }
