@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,6 +59,16 @@ def _simple_attributes(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
 
 
+class _Slices(NamedTuple):
+    """Slices of parameters of one group, and what their update needs."""
+
+    parameters: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    state: list[list[torch.Tensor]]  # [field][slice]
+    steps: list[int]  # The number of updates of each slice, including this one.
+    first: bool  # The state was created for this update.
+
+
 class ElementwiseUpdate:
     """Updates slices of parameters by the rule of an optimizer of the program, whose state the C++ library keeps.
 
@@ -79,8 +89,8 @@ class ElementwiseUpdate:
                 raise _NotElementwise("its parameter groups have different state")
         except _NotElementwise as error:
             raise _core.ConfigError(
-                f"[prepare] under ZeRO each rank updates slices of the parameters, which {self._class.__name__} cannot: "
-                f"{error}; use an optimizer of torch.optim whose rule Lockstep has, such as AdamW or SGD, or train "
+                f"[prepare] under ZeRO each rank updates slices of the parameters, which {self._class.__name__} "
+                f"cannot: {error}; use an optimizer of torch.optim whose rule Lockstep has, such as AdamW or SGD, or train "
                 "without ZeRO"
             ) from error.__cause__
 
@@ -93,31 +103,15 @@ class ElementwiseUpdate:
         groups = [(group["params"], _kept_options(group)) for group in self._optimizer.param_groups]
         return _core.elementwise_optimizer(self.name, self.fields, self._step_form is not None, groups, self)
 
-    def __call__(
-        self,
-        index: int,
-        lr: float,
-        parameters: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        state: list[list[torch.Tensor]],
-        steps: list[int],
-        first: bool,
-    ) -> None:
-        """Updates `parameters` and `state`, [field][tensor], in place, with the options of parameter group `index`."""
+    def __call__(self, index: int, lr: float, *slices: Any) -> None:
+        """Updates slices (the fields of _Slices) in place, with the options of parameter group `index`."""
         group = dict(self._optimizer.param_groups[index])
         if "lr" in group and not isinstance(group["lr"], torch.Tensor):
             group["lr"] = lr
-        self._update(self._new_optimizer(group), parameters, gradients, state, steps, first)
+        self._update(self._new_optimizer(group), _Slices(*slices))
 
-    def _update(
-        self,
-        optimizer: Any,
-        parameters: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        state: list[list[torch.Tensor]],
-        steps: list[int],
-        first: bool,
-    ) -> None:
+    def _update(self, optimizer: Any, slices: _Slices) -> None:
+        parameters, gradients, state, steps, first = slices
         leaves = [parameter.detach() for parameter in parameters]
         optimizer.param_groups[0]["params"] = leaves
         for tensor, (leaf, gradient) in enumerate(zip(leaves, gradients)):
@@ -185,8 +179,8 @@ class ElementwiseUpdate:
                     state = [[torch.zeros_like(part) for part in slices] for _ in self.fields]
                 of_slices = self._trial_optimizer(group)
                 parts = [gradient.flatten()[:_CUT].clone(), gradient.flatten()[_CUT:].clone()]
-                arguments = (slices, parts, state, [update] * len(slices), update == 1)
-                self._run(of_slices, group, lambda: self._update(of_slices, *arguments))
+                cut = _Slices(slices, parts, state, [update] * len(slices), update == 1)
+                self._run(of_slices, group, lambda: self._update(of_slices, cut))
                 self._compare(whole, slices, before)
                 for position, field in enumerate(self.fields):
                     self._compare(of_whole.state[whole][field], state[position], torch.zeros_like(whole))

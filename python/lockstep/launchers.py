@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ._core import ConfigError, Error
-from ._environment import wants_cpu
+from ._environment import patch_environment, wants_cpu
 from .state import AcceleratorState, GradientState, PartialState
 from .utils.environment import get_current_device_type
 from .utils.other import get_free_port
@@ -159,16 +159,8 @@ def _refuse_existing_accelerator(where: str) -> None:
 
 def _run_here(function: Callable[..., Any], args: Sequence[Any], variables: dict[str, str]) -> None:
     print(f"Launching training on one {get_current_device_type()[0].upper()}.", flush=True)
-    saved = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
+    with patch_environment(**variables):
         function(*args)
-    finally:
-        for name, value in saved.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _failure(message: str, rank: int, local_rank: int, pid: int, code: int) -> Error:

@@ -112,6 +112,7 @@ def _state_functions(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., An
 
     The C++ optimizer owns the functions, so they must not refer to the wrapper, which owns the C++ optimizer.
     """
+
     def read() -> tuple[Any, dict[str, torch.Tensor]]:
         return flatten(optimizer.state_dict())
 

@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/keep_memory.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {
 namespace {
@@ -43,7 +44,7 @@ int64_t bucket_cap(const ZeroPlugin& plugin, const NamedTensors& parameters) {
   if (plugin.reduce_bucket_size) {
     constexpr int64_t kMostElements = int64_t{1} << 50;  // More than any model has.
     const bool in_16_bits = std::ranges::any_of(parameters, [](const NamedTensor& item) {
-      return item.tensor.requires_grad() && c10::isReducedFloatingType(item.tensor.scalar_type());
+      return zero::is_trained_in_16_bits(item.tensor);
     });
     return std::min(*plugin.reduce_bucket_size, kMostElements) * (in_16_bits ? 2 : 4);
   }

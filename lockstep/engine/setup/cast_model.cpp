@@ -6,6 +6,8 @@
 
 #include <c10/core/GradMode.h>
 
+#include "lockstep/zero/bucket/shard_store.h"
+
 namespace lockstep {
 namespace {
 
@@ -58,8 +60,7 @@ bool matches_part_of(const std::string& name, const std::string& pattern) {
 
 bool any_trained_in_16_bits(const NamedTensors& parameters) {
   return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& item) {
-    const at::ScalarType dtype = item.tensor.scalar_type();
-    return item.tensor.requires_grad() && (dtype == at::kHalf || dtype == at::kBFloat16);
+    return zero::is_trained_in_16_bits(item.tensor);
   });
 }
 

@@ -34,25 +34,26 @@ constexpr std::array<std::string_view, 6> kHonoured = {
     "fp16.loss_scale_window",
     "steps_per_print"};
 
-/// A key of the engine, and what an Accelerator does without it.
-struct EngineKey {
+/// A key, or the section of keys, with a text about it.
+struct KeyText {
   std::string_view path;
-  std::string_view value;
+  std::string_view text;
 };
-constexpr std::array<EngineKey, 9> kEngineKeys = {{
+
+/// Lists keys of the engine with the value that is what an Accelerator does without them. Other
+/// booleans of the engine have their default.
+constexpr std::array<KeyText, 7> kEngineKeys = {{
     {"fp16.loss_scale", "0"},
     {"fp16.hysteresis", "1"},
-    {"fp16.consecutive_hysteresis", "false"},
     {"gradient_clipping", "0"},
     {"gradient_allreduce_op", "mean"},
-    {"wall_clock_breakdown", "false"},
     {"zero_optimization.ignore_unused_parameters", "true"},
     {"zero_optimization.compute_grad_norm", "false"},
     {"bf16.check_grad_overflow", "false"},
 }};
 
 /// Lists what to do instead of a key, by the beginning of its path.
-constexpr std::array<EngineKey, 5> kInstead = {{
+constexpr std::array<KeyText, 5> kInstead = {{
     {"optimizer", "create the optimizer in the program"},
     {"scheduler", "create the scheduler in the program"},
     {"gradient_clipping",
@@ -128,13 +129,13 @@ class HonouredKeys {
   }
 
   static bool is_of_engine(const std::string& path) {
-    return std::ranges::find(kEngineKeys, path, &EngineKey::path) != kEngineKeys.end();
+    return std::ranges::find(kEngineKeys, path, &KeyText::path) != kEngineKeys.end();
   }
 
   static bool has_no_effect(const std::string& path, const config::Node& node) {
-    const auto found = std::ranges::find(kEngineKeys, path, &EngineKey::path);
+    const auto found = std::ranges::find(kEngineKeys, path, &KeyText::path);
     if (found != kEngineKeys.end()) {
-      return is_value(found->value, node);
+      return is_value(found->text, node);
     }
     const ds_config::KeySpec* const spec = ds_config::find_key(path);
     return spec != nullptr && is_default_of_boolean(*spec, node);
@@ -142,8 +143,8 @@ class HonouredKeys {
 
   static std::string_view instead_of(const std::string& path) {
     const std::string section = path.substr(0, path.find('.'));
-    const auto found = std::ranges::find(kInstead, section, &EngineKey::path);
-    return found == kInstead.end() ? "remove it" : found->value;
+    const auto found = std::ranges::find(kInstead, section, &KeyText::path);
+    return found == kInstead.end() ? "remove it" : found->text;
   }
 
   const config::Node& root_;

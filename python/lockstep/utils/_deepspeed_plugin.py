@@ -283,25 +283,24 @@ class DeepSpeedPlugin:
 
 
 def _given(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a ds_config without the keys that are "auto" or null, which mean the default."""
+    """Returns a ds_config without the keys that mean the default: "auto", null, and printing after infinite steps."""
     return {
-        key: _given(value) if isinstance(value, dict) else value
+        key: _given(value) if isinstance(value, dict) else _finite(value)
         for key, value in config.items()
-        if value is not None and value != "auto" and not _is_infinite(value)
+        if value is not None and value != "auto" and (key, value) != ("steps_per_print", math.inf)
     }
 
 
-def _is_infinite(value: Any) -> bool:
-    """Returns whether a value is the infinity that stands for "never", as in steps_per_print."""
-    return isinstance(value, float) and math.isinf(value)
+def _finite(value: Any) -> Any:
+    return _refuse_value(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _refuse_value(value: Any) -> str:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise ConfigError(
-        f"[{_WHERE}] the ds_config has a value {value!r} of type {type(value).__name__}; expected what JSON has: numbers, "
-        "texts, true, false, null, lists and dicts"
+        f"[{_WHERE}] the ds_config has a value {value!r} of type {type(value).__name__}; expected what JSON has: "
+        "finite numbers, texts, true, false, null, lists and dicts"
     )
 
 

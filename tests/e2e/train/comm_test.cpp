@@ -84,7 +84,8 @@ TEST(CommMismatch, OfGatheredShapesIsAnErrorOnAllRanks) {
   }
 }
 
-// Of two ranks one has connected, and the other has accepted.
+// Gloo's messages differ by side: the rank that has connected sees where its peer listens, the rank
+// that has accepted sees the port from which its peer has connected.
 TEST(CommLost, ARankThatIsLostIsNamedOnBothSidesOfItsConnections) {
   for (const std::string rank : {"0", "1", "2"}) {
     const Outcome outcome =
