@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/diagnostics/progress_values.h"
 #include "lockstep/accelerator/executable_batch_size.h"
-#include "lockstep/accelerator/loop/progress_values.h"
 #include "lockstep/accelerator/prepare/gathered_parameters.h"
 #include "lockstep/accelerator/setup/one_process.h"
 #include "lockstep/base/error.h"
@@ -34,7 +34,7 @@ Accelerator::State::~State() {
   // Loaders may outlive this.
   active->set_before_pass(nullptr);
   active->set_between_batches(nullptr);
-  active->set_recorder(nullptr);
+  step->remove_observers();  // Optimizers may outlive this, too.
   const bool is_last = --living == 0;
   if (is_last && std::uncaught_exceptions() == 0) {
     // Otherwise it has failed, and the other ranks must not take it for a rank that has left.
@@ -100,54 +100,57 @@ Preparer& Accelerator::preparer() {
 void Accelerator::end_prepare() {
   state_->start_recording();
   state_->backward.watch_prepared();
+  state_->step->notify(&StepObserver::objects_prepared);
 }
 
 void Accelerator::forget_prepared() {
   State& state = *state_;
   state.offloader.forget();
-  state.backward.forget();
+  state.backward.remove_hooks();
+  state.gradients.forget_norms();
+  state.accumulation.forget();
+  state.step->forget_objects();
   state.preparer.clear();
   state.objects.clear();
   state.active->forget();
   state.local_sgds.abandon();
-  state.loop->forget_prepared(state.context.group);
   release_cached_memory();
 }
 
 // --- accumulation and backward
 
 GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& models) {
-  return state_->backward.accumulation.begin_micro_step(models);
+  return state_->accumulation.begin_micro_step(models);
 }
 
 GradientScope Accelerator::begin_no_sync(const std::vector<const void*>& models) {
-  return state_->backward.accumulation.begin_no_sync(models);
+  return state_->accumulation.begin_no_sync(models);
 }
 
 void Accelerator::trigger_sync(const std::vector<const void*>& models) {
-  state_->backward.accumulation.trigger_sync(models);
+  state_->accumulation.trigger_sync(models);
 }
 
 bool Accelerator::sync_gradients() const {
-  return state_->loop->accumulation.sync_gradients;
+  return state_->step->sync_gradients();
 }
 
 int64_t Accelerator::gradient_accumulation_steps() const {
-  return state_->loop->accumulation.plugin.num_steps;
+  return state_->step->accumulation().num_steps;
 }
 
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
   const comm::CallScope call("backward");
-  state_->backward.runner.backward(loss, options);
+  state_->backward.backward(loss, options);
 }
 
 void Accelerator::backward(const at::Tensor& loss_sum, double count) {
   const comm::CallScope call("backward");
-  state_->backward.runner.backward(loss_sum, count);
+  state_->backward.backward(loss_sum, count);
 }
 
 at::Tensor Accelerator::scale_loss(const at::Tensor& loss) {
-  return state_->backward.runner.scale_loss(loss);
+  return state_->backward.scale_loss(loss);
 }
 
 // --- precision and gradients
@@ -157,13 +160,12 @@ Precision Accelerator::mixed_precision() const {
 }
 
 Autocast Accelerator::autocast(std::optional<AutocastOptions> options) const {
-  return state_->backward.precision.autocast(options);
+  return state_->precision.autocast(options);
 }
 
 GradScaler* Accelerator::scaler() {
-  LossScaling& scaling = state_->loop->scaling;
-  scaling.update_if_due();
-  return scaling.scaler ? &*scaling.scaler : nullptr;
+  state_->step->scaling().update_if_due();
+  return state_->step->scaler();
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {
@@ -171,35 +173,35 @@ bool Accelerator::optimizer_step_was_skipped() const {
 }
 
 void Accelerator::unscale_gradients() {
-  state_->backward.gradients.unscale();
+  state_->gradients.unscale();
 }
 
 void Accelerator::unscale_gradients(const Optimizer& optimizer) {
-  state_->backward.gradients.unscale(optimizer);
+  state_->gradients.unscale(optimizer);
 }
 
 at::Tensor Accelerator::clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   const comm::CallScope call("clip_grad_norm_");
-  const StepPartScope scope(state_->loop->recorder, tracking::StepPart::kOptimizer);
-  return state_->backward.gradients.clip_norm(parameters, max_norm, norm_type);
+  const StepPartScope scope(*state_->step, tracking::StepPart::kOptimizer);
+  return state_->gradients.clip_norm(parameters, max_norm, norm_type);
 }
 
 void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
-  state_->backward.gradients.clip_value(parameters, clip_value);
+  state_->gradients.clip_value(parameters, clip_value);
 }
 
 const GradientNorms& Accelerator::gradient_norms() const {
-  return state_->backward.gradients.norms();
+  return state_->gradients.norms();
 }
 
 void Accelerator::average_gradients() {
   const comm::CallScope call("average_gradients");
-  state_->backward.runner.average_gradients();
+  state_->backward.average_gradients();
 }
 
 std::vector<std::string> Accelerator::parameters_without_gradient() const {
-  return state_->backward.gradients.parameters_without_gradient();
+  return state_->gradients.parameters_without_gradient();
 }
 
 // --- one process at a time
@@ -282,8 +284,7 @@ EpochRange Accelerator::epochs(int64_t count) {
 }
 
 EpochCounter::Work Accelerator::State::work() const {
-  EpochCounter::Work work{
-      .backward_passes = loop->backward_passes, .updates = loop->prepared_steps};
+  EpochCounter::Work work{.backward_passes = step->backward_passes(), .updates = step->updates()};
   for (const auto& loader : objects.loaders) {
     work.positions.push_back(active->position_to_save(*loader));
   }
@@ -291,23 +292,24 @@ EpochCounter::Work Accelerator::State::work() const {
 }
 
 std::function<ProgressValues()> Accelerator::live_progress() const {
-  return [loop = std::weak_ptr<const LoopState>(state_->loop), device = state_->context.device] {
-    const std::shared_ptr<const LoopState> held = loop.lock();
-    return held ? progress_values(*held, device) : ProgressValues();
-  };
+  return
+      [losses = std::weak_ptr<const LossWatch>(state_->losses), device = state_->context.device] {
+        const std::shared_ptr<const LossWatch> held = losses.lock();
+        return held ? progress_values(*held, device) : ProgressValues();
+      };
 }
 
 void Accelerator::init_trackers(const nlohmann::json& config) {
   state_->trackers.init(config);
   state_->start_recording();
-  if (state_->loop->recorder) {
-    state_->loop->recorder->write_config(config);
+  if (state_->recording.recorder()) {
+    state_->recording.recorder()->write_config(config);
   }
 }
 
-int64_t Accelerator::State::step_or_updates(std::optional<int64_t> step) const {
+int64_t Accelerator::State::step_or_updates(std::optional<int64_t> given) const {
   const auto& optimizers = objects.optimizers;
-  return step ? *step : optimizers.empty() ? 0 : optimizers.front().steps();
+  return given ? *given : optimizers.empty() ? 0 : optimizers.front().steps();
 }
 
 void Accelerator::log(const std::map<std::string, double>& values, std::optional<int64_t> step) {
@@ -347,11 +349,11 @@ void Accelerator::State::end_training() {
   checkpointer.saver().wait();
   context.group.barrier();
   expect_finished_loop();
-  backward.replicas.compare_now("end_training");
-  loop->losses.warn_at_end(context.group);
+  replicas.compare_now("end_training");
+  losses->warn_at_end();
   trackers.finish();
-  if (loop->recorder) {
-    loop->recorder->finish();
+  if (recording.recorder()) {
+    recording.recorder()->finish();
   }
 }
 
@@ -362,11 +364,11 @@ void Accelerator::State::expect_finished_loop() const {
         "a LocalSgd has not ended, so every process has its own parameters; call its finish() "
         "after the loop");
   }
-  if (loop->backward_passes > 0 && loop->prepared_steps == 0 && loop->optimizers > 0) {
+  if (step->backward_passes() > 0 && step->updates() == 0 && !objects.optimizers.empty()) {
     log_warning(fmt::format(
         "the training ends after {} backward passes without an update; call step() of the "
         "optimizer that prepare returned",
-        loop->backward_passes));
+        step->backward_passes()));
   }
 }
 
@@ -407,7 +409,7 @@ void Accelerator::with_gathered_parameters(
     std::optional<int> modifier_rank) {
   lockstep::with_gathered_parameters(state_->objects, parameters, body, modifier_rank);
   if (modifier_rank) {
-    state_->backward.update_check.forget();
+    state_->step->notify(&StepObserver::parameters_written);
   }
 }
 
@@ -440,7 +442,7 @@ void Accelerator::save_model_tensors(
   const comm::CallScope call("save_model");
   checkpoint::SaveModelOptions rest = options;
   rest.exclude_frozen_parameters = false;  // `tensors` has none.
-  const StepPartScope scope(state_->loop->recorder, tracking::StepPart::kCheckpoint);
+  const StepPartScope scope(*state_->step, tracking::StepPart::kCheckpoint);
   state_->checkpointer.saver().save_model(tensors, folder, rest);
 }
 

@@ -16,9 +16,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/backward/gradient_norms.h"
 #include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/accelerator/loop/epoch_range.h"
-#include "lockstep/accelerator/loop/optimizer.h"
 #include "lockstep/accelerator/loop/progress_range.h"
 #include "lockstep/accelerator/loop/scheduler.h"
 #include "lockstep/accelerator/options/backward_options.h"
@@ -28,6 +28,7 @@
 #include "lockstep/accelerator/prepare/prepare.h"
 #include "lockstep/accelerator/prepare/preparer.h"
 #include "lockstep/accelerator/profile/profile.h"
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/training_state/state_hooks.h"
 #include "lockstep/accelerator/values/collectives.h"

@@ -4,23 +4,33 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/backward/backward_pass.h"
+#include "lockstep/accelerator/backward/backward_runner.h"
+#include "lockstep/accelerator/backward/gradient_accumulation.h"
+#include "lockstep/accelerator/backward/gradients.h"
+#include "lockstep/accelerator/backward/mixed_precision.h"
 #include "lockstep/accelerator/checkpointing/checkpointer.h"
+#include "lockstep/accelerator/diagnostics/finite_guard.h"
+#include "lockstep/accelerator/diagnostics/flight_step.h"
+#include "lockstep/accelerator/diagnostics/loss_watch.h"
+#include "lockstep/accelerator/diagnostics/missing_gradient_check.h"
+#include "lockstep/accelerator/diagnostics/replica_check.h"
+#include "lockstep/accelerator/diagnostics/step_recorder.h"
+#include "lockstep/accelerator/diagnostics/unprepared_model_check.h"
+#include "lockstep/accelerator/diagnostics/unprepared_update_check.h"
 #include "lockstep/accelerator/join/uneven_inputs.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
-#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/accelerator/offload_states/state_offloader.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/setup/run_context.h"
-#include "lockstep/accelerator/step_recording.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/accelerator/trackers.h"
 #include "lockstep/accelerator/zero_setup/zero_init.h"
 
@@ -30,27 +40,54 @@ namespace lockstep {
 struct Accelerator::State {
   explicit State(RunContext run_context)
       : context(std::move(run_context)),
-        loop(new_loop_state(context.options, context.precision == Precision::kFP16, context.group)),
-        active(std::make_shared<ActiveLoaders>(context.group, context.options.rng_types)),
+        step(std::make_shared<TrainingStep>(
+            context.options, context.precision == Precision::kFP16, context.group)),
+        active(std::make_shared<ActiveLoaders>(context.group, context.options.rng_types, step)),
         objects(context),
         zero_init(context.group, context.device),
-        preparer(objects, loop, active, zero_init),
-        offloader(objects, *loop),
-        backward(objects, *loop, *active, offloader, local_sgds),
-        uneven_inputs(objects, *loop, *active, backward.gradients, local_sgds),
+        preparer(objects, step, active, zero_init),
+        offloader(objects, *step),
+        finite(context.options.non_finite, step->scaler() != nullptr, context.group),
+        losses(std::make_shared<LossWatch>(
+            context.options.non_finite == NonFinitePolicy::kIgnore, context.group)),
+        model_check(objects, *step, local_sgds),
+        missing_gradients(objects),
+        update_check(objects, *step),
+        replicas(objects, *step, *losses, *active, local_sgds),
+        precision(context),
+        gradients(objects, *step),
+        accumulation(objects, *step, *active, gradients),
+        backward(objects, *step, gradients, local_sgds),
+        uneven_inputs(objects, *step, *active, gradients, local_sgds),
         collectives(context.group, context.debug, *active),
         trackers(context),
         epochs(std::make_shared<EpochCounter>([this] { return work(); })),
         checkpointer(
             objects,
-            *loop,
+            *step,
+            finite,
             *active,
             *epochs,
             local_sgds,
-            backward.gradients,
-            backward.replicas,
+            gradients,
+            replicas,
             [this] { end_training(); }),
         recording(context) {
+    // Those that refuse come first.
+    const std::initializer_list<StepObserver*> observers{
+        &offloader,
+        &model_check,
+        &missing_gradients,
+        &finite,
+        losses.get(),
+        active.get(),
+        &update_check,
+        &replicas,
+        &precision,
+        &flight_step};
+    for (StepObserver* observer : observers) {
+      step->add_observer(*observer);
+    }
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
     ++living;
@@ -59,8 +96,8 @@ struct Accelerator::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  /// Returns `step`, or the updates of the first prepared optimizer.
-  int64_t step_or_updates(std::optional<int64_t> step) const;
+  /// Returns `given`, or the updates of the first prepared optimizer.
+  int64_t step_or_updates(std::optional<int64_t> given) const;
 
   /// Returns the work of the program so far, for EpochCounter.
   EpochCounter::Work work() const;
@@ -71,20 +108,30 @@ struct Accelerator::State {
   void expect_finished_loop() const;
 
   void start_recording() {
-    recording.start();
-    loop->recorder = recording.recorder();
-    active->set_recorder(loop->recorder);
+    if (recording.start()) {
+      step->add_observer(*recording.recorder());
+    }
   }
 
   RunContext context;
-  std::shared_ptr<LoopState> loop;
+  std::shared_ptr<TrainingStep> step;
   std::shared_ptr<ActiveLoaders> active;
   LocalSgdScopes local_sgds;
   PreparedObjects objects;
   ZeroInit zero_init;
   Preparer preparer;
   StateOffloader offloader;
-  BackwardPass backward;
+  FiniteGuard finite;
+  std::shared_ptr<LossWatch> losses;
+  UnpreparedModelCheck model_check;
+  MissingGradientCheck missing_gradients;
+  UnpreparedUpdateCheck update_check;
+  ReplicaCheck replicas;
+  MixedPrecision precision;
+  FlightStep flight_step;
+  Gradients gradients;
+  GradientAccumulation accumulation;
+  BackwardRunner backward;
   UnevenInputs uneven_inputs;
   Collectives collectives;
   Trackers trackers;

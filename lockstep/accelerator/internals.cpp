@@ -15,20 +15,20 @@ PreparedObjects& AcceleratorInternals::objects(Accelerator& accelerator) {
   return accelerator.state_->objects;
 }
 
-LoopState& AcceleratorInternals::loop(Accelerator& accelerator) {
-  return *accelerator.state_->loop;
+TrainingStep& AcceleratorInternals::step(Accelerator& accelerator) {
+  return *accelerator.state_->step;
+}
+
+FiniteGuard& AcceleratorInternals::finite_guard(Accelerator& accelerator) {
+  return accelerator.state_->finite;
 }
 
 BackwardRunner& AcceleratorInternals::backward_runner(Accelerator& accelerator) {
-  return accelerator.state_->backward.runner;
+  return accelerator.state_->backward;
 }
 
 LocalSgdScopes& AcceleratorInternals::local_sgds(Accelerator& accelerator) {
   return accelerator.state_->local_sgds;
-}
-
-UnpreparedUpdateCheck& AcceleratorInternals::update_check(Accelerator& accelerator) {
-  return accelerator.state_->backward.update_check;
 }
 
 ActiveLoaders& AcceleratorInternals::active_loaders(Accelerator& accelerator) {

@@ -9,8 +9,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/accelerator/backward/gradient_scope.h"
-#include "lockstep/accelerator/loop/optimizer.h"
 #include "lockstep/accelerator/prepare/preparer.h"
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/checkpoint/weights/save_model.h"
 #include "lockstep/comm/tensor/named_tensor.h"
@@ -20,11 +20,11 @@ namespace lockstep {
 class Accelerator;
 class ActiveLoaders;
 class BackwardRunner;
+class FiniteGuard;
 class LocalSgd;
 class LocalSgdScopes;
-class UnpreparedUpdateCheck;
+class TrainingStep;
 struct LocalSgdScopeOptions;
-struct LoopState;
 struct PreparedObjects;
 struct RunContext;
 
@@ -35,12 +35,11 @@ class AcceleratorInternals {
   static const RunContext& context(Accelerator& accelerator);
   static PreparedObjects& objects(Accelerator& accelerator);
   /// State of the training loop between updates.
-  static LoopState& loop(Accelerator& accelerator);
+  static TrainingStep& step(Accelerator& accelerator);
+  static FiniteGuard& finite_guard(Accelerator& accelerator);
   static BackwardRunner& backward_runner(Accelerator& accelerator);
   /// The running scopes of LocalSgd.
   static LocalSgdScopes& local_sgds(Accelerator& accelerator);
-  /// The check for updates by an optimizer that prepare() did not return.
-  static UnpreparedUpdateCheck& update_check(Accelerator& accelerator);
   static ActiveLoaders& active_loaders(Accelerator& accelerator);
 
   // --- functions of Accelerator and LocalSgd for models that are no C++ objects, by address

@@ -6,9 +6,9 @@
 
 #include <c10/core/GradMode.h>
 
-#include "lockstep/accelerator/backward/unprepared_update_check.h"
 #include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/zero/coordinator/flat_param_buffer.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/sharding.h"
@@ -54,7 +54,7 @@ class GatheredScope {
     gathered_.reset();
     exact_.reset();
     if (modifier_rank && accelerator_ != nullptr) {
-      AcceleratorInternals::update_check(*accelerator_).forget();
+      AcceleratorInternals::step(*accelerator_).notify(&StepObserver::parameters_written);
     }
   }
 

@@ -18,7 +18,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rule_optimizer.h"

@@ -9,18 +9,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 
-#include "lockstep/accelerator/backward/gradient_accumulation.h"
 #include "lockstep/accelerator/backward/gradients.h"
-#include "lockstep/accelerator/backward/mixed_precision.h"
-#include "lockstep/accelerator/backward/unprepared_model_check.h"
-#include "lockstep/accelerator/backward/unprepared_update_check.h"
-#include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
-#include "lockstep/accelerator/loop/step_recorder.h"
-#include "lockstep/accelerator/offload_states/state_offloader.h"
 #include "lockstep/accelerator/prepare/equal_optimizers.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
 #include "lockstep/sync/unfrozen.h"
@@ -45,77 +38,27 @@ void require_one_number(const at::Tensor& loss) {
           what));
 }
 
-/// Checks a count of backward(loss_sum, count), and counts it in the micro-step.
-void note_count(LoopState& loop, double count) {
-  if (!(count >= 0)) {
-    throw ConfigError("backward", fmt::format("a count must be 0 or more; got {}", count));
-  }
-  if (loop.joining) {
-    throw ConfigError(
-        "backward",
-        "backward(loss_sum, count) cannot be combined with join_uneven_inputs: a process without "
-        "data has no count to add; divide each loss yourself and use backward(loss)");
-  }
-  AccumulationState& accumulation = loop.accumulation;
-  const bool grouped = accumulation.in_micro_step && accumulation.plugin.num_steps > 1;
-  if (grouped && ++accumulation.counts_in_micro_step > 1) {
-    throw ConfigError(
-        "backward",
-        "a second backward(loss_sum, count) was called in one micro-step; add the sums and the "
-        "counts, or divide each loss yourself and use backward(loss)");
-  }
-}
-
 }  // namespace
 
 // --- backward passes that this class runs
 
-/// Returns the factor of a loss in the current micro-step.
-double BackwardRunner::accumulation_factor() const {
-  const AccumulationState& accumulation = parts_.loop.accumulation;
-  if (accumulation.counted) {
-    throw ConfigError(
-        "backward",
-        "this accumulation group has a backward(loss_sum, count) already; give every loss of the "
-        "group a count, or none");
-  }
-  // Outside accumulate() it is not known which backward is the last of a group, so the division is
-  // always the same there.
-  const bool short_group = accumulation.in_micro_step && accumulation.sync_gradients;
-  const int64_t parts = short_group ? accumulation.in_group : accumulation.plugin.num_steps;
-  return 1.0 / static_cast<double>(parts);
-}
-
-void BackwardRunner::note_loss(const at::Tensor& loss, double factor) {
-  if (parts_.loop.recorder) {
-    parts_.loop.recorder->note_loss(loss, factor);
-  }
-}
-
 void BackwardRunner::backward(const at::Tensor& loss, const BackwardOptions& options) {
-  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
+  const StepPartScope scope(step_, tracking::StepPart::kBackward);
   require_one_number(loss);
-  note_loss(loss);
-  run(loss, accumulation_factor(), options);
+  run({loss}, step_.loss_factor(), options);
 }
 
 void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
-  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
+  const StepPartScope scope(step_, tracking::StepPart::kBackward);
   require_one_number(loss_sum);
-  note_count(parts_.loop, count);
-  if (count > 0) {
-    note_loss(loss_sum, 1 / count);
-  }
-  AccumulationState& accumulation = parts_.loop.accumulation;
-  const bool is_first_count = !accumulation.counted;
-  accumulation.counted = accumulation.counted.value_or(0) + count;
-  if (!accumulation.averages()) {
-    run(loss_sum, 1);
+  const bool is_first = step_.add_count(count);
+  const GivenLoss given{loss_sum, count};
+  if (!step_.position().averages()) {
+    run(given, 1);
     return;
   }
-  double total = *accumulation.counted;
-  accumulation.counted.reset();
-  const RunContext& context = parts_.objects.context;
+  double total = step_.take_count();
+  const RunContext& context = objects_.context;
   if (context.is_distributed()) {
     Group group = context.group;
     total = group.all_reduce(at::full({1}, total, at::kDouble)).wait().item<double>();
@@ -128,53 +71,34 @@ void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
   }
   // Averaging over processes divides by their number, which the total contains already.
   const double factor = context.size() / total;
-  if (!is_first_count) {
-    parts_.gradients.scale(factor);
+  if (!is_first) {
+    gradients_.scale(factor);
   }
-  run(loss_sum, factor);
+  run(given, factor);
 }
 
-at::Tensor BackwardRunner::scaled(const at::Tensor& loss, double factor) {
-  parts_.offloader.refuse_backward();
-  parts_.model_check.expect_model();
-  LoopState& loop = parts_.loop;
+/// Reports a loss. Returns the tensor to differentiate, which is the loss itself if nothing is
+/// multiplied.
+at::Tensor BackwardRunner::begin(const GivenLoss& given, double factor) {
   abandon_program_backward();
-  parts_.active.mark_trained();
-  ++loop.backward_passes;
-  loop.gradients_expected = loop.gradients_expected || loss.requires_grad();
-  if (parts_.local_sgds.take_different_optimizers()) {
-    make_optimizers_equal(parts_.objects, "load_state");
+  if (local_sgds_.take_different_optimizers()) {
+    make_optimizers_equal(objects_, "load_state");
   }
-  if (!loop.accumulation.in_micro_step) {
-    parts_.update_check.refuse_unprepared_update();
-    loop.scaling.update_if_due();
-  }
-  loop.clipped.clear();
-  loop.finite->check_loss(loss);
-  if (loop.finite->policy() == NonFinitePolicy::kIgnore) {
-    loop.losses.note(loss);
-    if (loop.losses.has_report() && !parts_.objects.context.is_distributed()) {
-      loop.losses.exchange_reports(parts_.objects.context.group);
-    }
-  }
-  parts_.precision.warn_if_unused();
-  const at::Tensor part = factor == 1 ? loss : at::mul(loss, factor);
-  auto& scaler = loop.scaling.scaler;
-  return scaler ? scaler->scale(part) : part;
+  step_.give_loss(given);
+  return step_.scale(factor == 1 ? given.loss : at::mul(given.loss, factor));
 }
 
-void BackwardRunner::run(const at::Tensor& loss, double factor, const BackwardOptions& options) {
-  at::Tensor root = scaled(loss, factor);
-  const bool must_compare = parts_.model_check.read_graph(root, parts_.accumulation.has_held());
+void BackwardRunner::run(const GivenLoss& given, double factor, const BackwardOptions& options) {
+  at::Tensor root = begin(given, factor);
   if (options.computed && root.requires_grad()) {
-    if (root.is_same(loss)) {
-      root = at::mul(loss, 1.0);  // The program's own tensor must not keep the hook.
+    if (root.is_same(given.loss)) {
+      root = at::mul(given.loss, 1.0);  // The program's own tensor must not keep the hook.
     }
     root.register_hook([computed = options.computed](const at::Tensor&) {
       BackwardHooks::at_end_of_backward(computed);  // Before the averaging registers its callback.
     });
   }
-  const std::vector<PreparedModel>& models = parts_.objects.models;
+  const std::vector<PreparedModel>& models = objects_.models;
   caller_ = Caller::kRunner;
   try {
     if (models.size() == 1) {
@@ -184,29 +108,26 @@ void BackwardRunner::run(const at::Tensor& loss, double factor, const BackwardOp
     // for it.
     if (root.requires_grad()) {
       root.backward({}, options.retain_graph);
-    } else if (!parts_.objects.context.is_distributed() || models.size() != 1) {
+    } else if (!objects_.context.is_distributed() || models.size() != 1) {
       refuse_loss_without_gradient("the loss does not depend");
     }
     for (const PreparedModel& model : models) {
       model.sync->finish_backward();
     }
-    if (!root.requires_grad() && parts_.loop.accumulation.averages() && !parts_.loop.joining &&
+    if (!root.requires_grad() && step_.position().averages() && !step_.is_joining() &&
         !models.front().sync->has_gradients()) {
       refuse_loss_without_gradient("no process's loss depends");
     }
-    if (must_compare) {
-      parts_.model_check.compare();
-    }
+    step_.notify(&StepObserver::backward_ended);
   } catch (...) {
     abandon();
     throw;
   }
   caller_ = Caller::kNone;
-  parts_.update_check.note_backward();
 }
 
 void BackwardRunner::abandon() noexcept {
-  for (const PreparedModel& model : parts_.objects.models) {
+  for (const PreparedModel& model : objects_.models) {
     model.sync->abandon_backward();
   }
   caller_ = Caller::kNone;
@@ -221,23 +142,21 @@ void BackwardRunner::abandon_program_backward() noexcept {
 }
 
 void BackwardRunner::leave_program_backward() noexcept {
-  if (parts_.loop.recorder) {
-    parts_.loop.recorder->leave();
-  }
+  step_.notify(&StepObserver::part_ended);
 }
 
 void BackwardRunner::average_gradients() {
-  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
-  if (parts_.loop.accumulation.no_sync_depth > 0) {
+  const StepPartScope scope(step_, tracking::StepPart::kBackward);
+  if (step_.position().no_sync_depth > 0) {
     throw ConfigError(
         "average_gradients",
         "average_gradients() was called within no_sync(), which averages nothing; call it after "
         "that scope ends");
   }
   abandon_program_backward();
-  parts_.loop.clipped.clear();
+  step_.gradients_changed();
   try {
-    for (const PreparedModel& model : parts_.objects.models) {
+    for (const PreparedModel& model : objects_.models) {
       model.sync->begin_backward();
       model.sync->finish_backward();
     }
@@ -257,9 +176,11 @@ at::Tensor BackwardRunner::scale_loss(const at::Tensor& loss, BackwardCallbacks 
         "the loss depends on no tensor that requires a gradient, so .backward() cannot be called "
         "on it; call backward(loss), which averages zeros for this process");
   }
-  note_loss(loss);
-  // A separate tensor, since it keeps the hook.
-  const at::Tensor root = scaled(at::mul(loss, accumulation_factor()), 1);
+  const double factor = step_.loss_factor();
+  at::Tensor root = begin({.loss = loss, .by_program = true}, factor);
+  if (root.is_same(loss)) {
+    root = at::mul(loss, 1.0);  // The program's own tensor must not keep the hook.
+  }
   root.register_hook([this,
                       alive = std::weak_ptr<const void>(alive_),
                       callbacks = std::move(callbacks)](const at::Tensor&) {
@@ -291,11 +212,9 @@ void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callback
   }
   caller_ = Caller::kProgram;
   program_backward_ = backward;
-  if (parts_.loop.recorder) {
-    parts_.loop.recorder->enter(tracking::StepPart::kBackward);
-  }
-  if (parts_.objects.models.size() == 1) {
-    parts_.objects.models[0].sync->begin_backward();
+  step_.notify(&StepObserver::part_began, tracking::StepPart::kBackward);
+  if (objects_.models.size() == 1) {
+    objects_.models[0].sync->begin_backward();
   }
   BackwardHooks::at_end_of_backward([this, alive = std::weak_ptr<const void>(alive_), callbacks] {
     if (!alive.expired()) {
@@ -306,14 +225,15 @@ void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callback
 
 void BackwardRunner::on_program_backward_end(const BackwardCallbacks& callbacks) {
   leave_program_backward();
-  const StepPartScope scope(parts_.loop.recorder, tracking::StepPart::kBackward);
+  const StepPartScope scope(step_, tracking::StepPart::kBackward);
   try {
     if (callbacks.computed) {
       callbacks.computed();
     }
-    for (const PreparedModel& model : parts_.objects.models) {
+    for (const PreparedModel& model : objects_.models) {
       model.sync->finish_backward();
     }
+    step_.notify(&StepObserver::backward_ended);
   } catch (...) {
     abandon();
     if (callbacks.ends) {
@@ -322,7 +242,6 @@ void BackwardRunner::on_program_backward_end(const BackwardCallbacks& callbacks)
     throw;
   }
   caller_ = Caller::kNone;
-  parts_.update_check.note_backward();
   if (callbacks.ends) {
     callbacks.ends();
   }
@@ -335,14 +254,9 @@ void BackwardRunner::watch_unscaled_backward(std::function<void()> check) {
   watch_.set_by_engine = true;
 }
 
-void BackwardRunner::set_ends_update(std::function<bool()> ends_update) {
-  parts_.loop.accumulation.ends_update = std::move(ends_update);
-}
-
 void BackwardRunner::watch_prepared() {
-  const size_t models = parts_.objects.models.size();
-  if (parts_.loop.accumulation.plugin.num_steps > 1 && !watch_.set_by_engine &&
-      watch_.models != models) {
+  const size_t models = objects_.models.size();
+  if (step_.accumulation().num_steps > 1 && !watch_.set_by_engine && watch_.models != models) {
     set_hooks([this] { refuse_unscaled_backward(); });
     watch_.models = models;
   }
@@ -350,7 +264,7 @@ void BackwardRunner::watch_prepared() {
 
 void BackwardRunner::set_hooks(std::function<void()> check) {
   std::vector<at::Tensor> watched;
-  for (const PreparedModel& model : parts_.objects.models) {
+  for (const PreparedModel& model : objects_.models) {
     for (const NamedTensor& item : trainable(model.parameters())) {
       watched.push_back(item.tensor);
     }
@@ -373,21 +287,19 @@ void BackwardRunner::on_gradient(const std::function<void()>& check) {
     throw;
   }
   watch_.accepted = backward;
-  parts_.active.mark_trained();
-  ++parts_.loop.backward_passes;
-  parts_.loop.clipped.clear();
+  step_.count_backward();
 }
 
 void BackwardRunner::refuse_unscaled_backward() const {
-  const AccumulationState& accumulation = parts_.loop.accumulation;
-  if (accumulation.in_micro_step && accumulation.plugin.num_steps > 1) {
+  const int64_t micro_steps = step_.accumulation().num_steps;
+  if (step_.position().in_micro_step && micro_steps > 1) {
     throw ConfigError(
         "backward",
         fmt::format(
             "loss.backward() was called within accumulate(), so its gradients are not divided by "
             "the {} micro-steps of an update; expected accelerator.backward(loss), or "
             "accelerator.scale_loss(loss).backward(), which divide the loss",
-            accumulation.plugin.num_steps));
+            micro_steps));
   }
 }
 

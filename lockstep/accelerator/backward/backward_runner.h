@@ -12,15 +12,10 @@
 
 namespace lockstep {
 
-class ActiveLoaders;
-class GradientAccumulation;
 class Gradients;
 class LocalSgdScopes;
-class MixedPrecision;
-class StateOffloader;
-class UnpreparedModelCheck;
-class UnpreparedUpdateCheck;
-struct LoopState;
+class TrainingStep;
+struct GivenLoss;
 struct PreparedObjects;
 
 /// Callbacks of a backward that the program calls itself. Each is called on an autograd thread,
@@ -32,26 +27,16 @@ struct BackwardCallbacks {
   std::function<void()> ends = nullptr;  ///< After averaging, or its failure.
 };
 
-/// The objects that take part in a backward.
-struct BackwardParts {
-  PreparedObjects& objects;
-  LoopState& loop;
-  ActiveLoaders& active;
-  GradientAccumulation& accumulation;
-  Gradients& gradients;
-  MixedPrecision& precision;
-  StateOffloader& offloader;
-  LocalSgdScopes& local_sgds;
-  UnpreparedModelCheck& model_check;
-  UnpreparedUpdateCheck& update_check;
-};
-
-/// Runs backward passes, and completes those that the program starts itself: scales the loss,
-/// averages the gradients, and checks conditions before and after. Not thread-safe, except for the
-/// callbacks of autograd.
+/// Runs backward passes, and completes those that the program starts itself: scales the loss, and
+/// averages the gradients. Not thread-safe, except for the callbacks of autograd.
 class BackwardRunner {
  public:
-  explicit BackwardRunner(const BackwardParts& parts) : parts_(parts) {}
+  BackwardRunner(
+      PreparedObjects& objects,
+      TrainingStep& step,
+      Gradients& gradients,
+      LocalSgdScopes& local_sgds)
+      : objects_(objects), step_(step), gradients_(gradients), local_sgds_(local_sgds) {}
 
   /// See Accelerator::backward.
   void backward(const at::Tensor& loss, const BackwardOptions& options);
@@ -64,9 +49,6 @@ class BackwardRunner {
   /// Calls `check` at the first gradient that a loss not returned by scale_loss() produces in a
   /// prepared model. `check` throws if that gradient would be wrong. For the engine.
   void watch_unscaled_backward(std::function<void()> check);
-  /// Lets `ends_update` decide whether a backward is the last of an update. For the engine, which
-  /// counts micro-steps itself.
-  void set_ends_update(std::function<bool()> ends_update);
 
   /// Installs hooks on the models that were prepared since the last call.
   void watch_prepared();
@@ -84,20 +66,21 @@ class BackwardRunner {
     int accepted = -1;  ///< Autograd's number of the last unscaled backward that passed the check.
   };
 
-  double accumulation_factor() const;
-  at::Tensor scaled(const at::Tensor& loss, double factor);
-  void run(const at::Tensor& loss, double factor, const BackwardOptions& options = {});
+  at::Tensor begin(const GivenLoss& given, double factor);
+  void run(const GivenLoss& given, double factor, const BackwardOptions& options = {});
   void abandon() noexcept;
   void abandon_program_backward() noexcept;
   void leave_program_backward() noexcept;
-  void note_loss(const at::Tensor& loss, double factor = 1);
   void on_program_backward_begin(const BackwardCallbacks& callbacks);
   void on_program_backward_end(const BackwardCallbacks& callbacks);
   void set_hooks(std::function<void()> check);
   void on_gradient(const std::function<void()>& check);
   void refuse_unscaled_backward() const;
 
-  BackwardParts parts_;
+  PreparedObjects& objects_;
+  TrainingStep& step_;
+  Gradients& gradients_;
+  LocalSgdScopes& local_sgds_;
   Caller caller_ = Caller::kNone;
   int program_backward_ = -1;  ///< Autograd's number of the program's backward.
   Watch watch_;

@@ -6,10 +6,9 @@
 
 #include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/accelerator/backward/gradients.h"
-#include "lockstep/accelerator/backward/unprepared_update_check.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 
 namespace lockstep {
 
@@ -20,15 +19,10 @@ class GradientAccumulation {
  public:
   GradientAccumulation(
       const PreparedObjects& objects,
-      LoopState& loop,
+      TrainingStep& step,
       const ActiveLoaders& active,
-      Gradients& gradients,
-      UnpreparedUpdateCheck& update_check)
-      : objects_(objects),
-        loop_(loop),
-        active_(active),
-        gradients_(gradients),
-        update_check_(update_check) {}
+      Gradients& gradients)
+      : objects_(objects), step_(step), active_(active), gradients_(gradients) {}
 
   /// See Accelerator::accumulate.
   GradientScope begin_micro_step(const std::vector<const void*>& models);
@@ -36,9 +30,7 @@ class GradientAccumulation {
   GradientScope begin_no_sync(const std::vector<const void*>& models);
   /// See Accelerator::trigger_sync_in_backward.
   void trigger_sync(const std::vector<const void*>& models);
-  /// Returns whether any scope has so far kept gradients on their process, not averaged.
-  bool has_held() const { return !holds_.empty(); }
-  void forget() { holds_.clear(); }
+  void forget() { no_sync_counts_.clear(); }
 
  private:
   GradientSyncs syncs_of(const std::vector<const void*>& models) const;
@@ -46,12 +38,11 @@ class GradientAccumulation {
   void release(const GradientSyncs& held);
 
   const PreparedObjects& objects_;
-  LoopState& loop_;
+  TrainingStep& step_;
   const ActiveLoaders& active_;
   Gradients& gradients_;
-  UnpreparedUpdateCheck& update_check_;
   /// The number of running scopes that hold a model's gradients back.
-  std::map<const GradientSync*, int> holds_;
+  std::map<const GradientSync*, int> no_sync_counts_;
 };
 
 }  // namespace lockstep

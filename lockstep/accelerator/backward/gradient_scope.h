@@ -4,16 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include <ATen/core/Tensor.h>
-
 namespace lockstep {
-
-/// The norms of the last clip_grad_norm_, before and after; tensors, so that no call waits for a
-/// device.
-struct GradientNorms {
-  at::Tensor before;
-  at::Tensor after;
-};
 
 /// RAII scope of one micro-step (accumulate), or of backward passes that do not communicate
 /// (no_sync). Its destructor ends the scope without communicating.

@@ -53,8 +53,8 @@ void Gradients::clear() {
   if (objects_.sharding) {
     objects_.sharding->drop_gradients();  // Those of the shards.
   }
-  update_check_.forget();
-  loop_.clipped.clear();
+  step_.notify(&StepObserver::parameters_written);
+  step_.gradients_changed();
   forget_norms();
 }
 
@@ -65,14 +65,14 @@ void Gradients::unscale() {
 }
 
 void Gradients::unscale(const Optimizer& optimizer) {
-  auto& scaler = loop_.scaling.scaler;
-  if (scaler && loop_.accumulation.sync_gradients) {
+  GradScaler* const scaler = step_.scaler();
+  if (scaler != nullptr && step_.sync_gradients()) {
     scaler->unscale_(&optimizer.inner(), optimizer.parameters());
   }
 }
 
 void Gradients::unscale_optimizers_of(const std::vector<at::Tensor>& parameters) {
-  if (!loop_.scaling.scaler) {
+  if (step_.scaler() == nullptr) {
     return;
   }
   if (objects_.sharding) {
@@ -96,18 +96,12 @@ void Gradients::unscale_optimizers_of(const std::vector<at::Tensor>& parameters)
 
 at::Tensor Gradients::clip_norm(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
-  if (!loop_.accumulation.sync_gradients) {
+  if (!step_.sync_gradients()) {
     return norms_.before.defined() ? norms_.before : at::zeros({});
   }
-  ++loop_.calls.clippings;
-  std::vector<const void*> same;
-  for (const at::Tensor& parameter : parameters) {
-    same.push_back(parameter.unsafeGetTensorImpl());
-  }
-  for (const LoopState::Clipped& done : loop_.clipped) {
-    if (done.max_norm == max_norm && done.norm_type == norm_type && done.parameters == same) {
-      return done.norm;
-    }
+  step_.count_clipping();
+  if (const at::Tensor* const done = step_.clipped_norm(parameters, max_norm, norm_type)) {
+    return *done;
   }
   unscale_optimizers_of(parameters);
   at::Tensor norm;
@@ -125,15 +119,15 @@ at::Tensor Gradients::clip_norm(
   norms_.before = norm;
   norms_.after =
       at::mul(norm, at::clamp_max(at::mul(at::reciprocal(at::add(norm, 1e-6)), max_norm), 1));
-  loop_.clipped.push_back({max_norm, norm_type, std::move(same), norm});
+  step_.note_clipped(parameters, max_norm, norm_type, norm);
   return norm;
 }
 
 void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double clip_value) {
-  if (!loop_.accumulation.sync_gradients) {
+  if (!step_.sync_gradients()) {
     return;
   }
-  ++loop_.calls.clippings;
+  step_.count_clipping();
   unscale_optimizers_of(parameters);
   if (objects_.sharding) {
     objects_.sharding->apply_drops();

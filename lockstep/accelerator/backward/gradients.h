@@ -6,10 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/backward/gradient_scope.h"
-#include "lockstep/accelerator/backward/unprepared_update_check.h"
-#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/backward/gradient_norms.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 
 namespace lockstep {
 
@@ -17,8 +16,7 @@ namespace lockstep {
 /// Not thread-safe.
 class Gradients {
  public:
-  Gradients(PreparedObjects& objects, LoopState& loop, UnpreparedUpdateCheck& update_check)
-      : objects_(objects), loop_(loop), update_check_(update_check) {}
+  Gradients(PreparedObjects& objects, TrainingStep& step) : objects_(objects), step_(step) {}
 
   /// Multiplies all gradients of this process.
   void scale(double factor);
@@ -41,8 +39,7 @@ class Gradients {
   void unscale_optimizers_of(const std::vector<at::Tensor>& parameters);
 
   PreparedObjects& objects_;
-  LoopState& loop_;
-  UnpreparedUpdateCheck& update_check_;
+  TrainingStep& step_;
   GradientNorms norms_;
 };
 

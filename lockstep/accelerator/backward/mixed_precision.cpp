@@ -18,7 +18,7 @@ Autocast MixedPrecision::autocast(const std::optional<AutocastOptions>& options)
       chosen.cache_enabled);
 }
 
-void MixedPrecision::warn_if_unused() {
+void MixedPrecision::loss_given(const GivenLoss& /*given*/) {
   if (!used_ && context_.precision != Precision::kNo && !warned_) {
     warned_ = true;
     log_warning(fmt::format(

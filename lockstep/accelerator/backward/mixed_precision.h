@@ -5,19 +5,20 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/accelerator/step/step_observer.h"
 #include "lockstep/precision/autocast.h"
 
 namespace lockstep {
 
 /// Begins autocast scopes, and warns of a program that trains without them. Not thread-safe.
-class MixedPrecision {
+class MixedPrecision final : public StepObserver {
  public:
   explicit MixedPrecision(const RunContext& context) : context_(context) {}
 
   /// See Accelerator::autocast.
   Autocast autocast(const std::optional<AutocastOptions>& options);
-  /// Warns once, at a backward, if mixed precision is on and no scope has begun.
-  void warn_if_unused();
+  /// Warns once if mixed precision is on and no scope has begun.
+  void loss_given(const GivenLoss& given) override;
 
  private:
   const RunContext& context_;

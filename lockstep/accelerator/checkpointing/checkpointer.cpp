@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/loop/step_recorder.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/background_save.h"
@@ -22,7 +21,8 @@ namespace fs = std::filesystem;
 
 Checkpointer::Checkpointer(
     PreparedObjects& objects,
-    LoopState& loop,
+    TrainingStep& step,
+    FiniteGuard& finite,
     const ActiveLoaders& active,
     EpochCounter& epochs,
     LocalSgdScopes& local_sgds,
@@ -30,26 +30,27 @@ Checkpointer::Checkpointer(
     ReplicaCheck& replicas,
     std::function<void()> end_training)
     : objects_(objects),
-      loop_(loop),
+      step_(step),
       end_training_(std::move(end_training)),
       project_(objects.context),
       preemption_(objects.context),
-      collector_(objects, loop, active, epochs, local_sgds, registered_, project_),
+      collector_(objects, step, finite, active, epochs, local_sgds, registered_, project_),
       loader_(
           {.objects = objects,
-           .loop = loop,
+           .step = step,
+           .finite = finite,
            .epochs = epochs,
            .local_sgds = local_sgds,
            .registered = registered_,
            .writers_per_rank = project_.writers_per_rank()},
           gradients,
           project_),
-      saver_(objects, loop, local_sgds, replicas, project_, collector_),
+      saver_(objects, step, local_sgds, replicas, project_, collector_),
       resume_pending_(objects.context.resume) {}
 
 void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options) {
   const comm::CallScope call("save_state");
-  const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
+  const StepPartScope scope(step_, tracking::StepPart::kCheckpoint);
   checkpoint::save_despite_failure(
       [this] { saver_.wait(); },
       [&] {
@@ -59,7 +60,7 @@ void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options)
 }
 
 fs::path Checkpointer::save(const SaveStateOptions& options) {
-  const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
+  const StepPartScope scope(step_, tracking::StepPart::kCheckpoint);
   project_.checkpoints();  // Throws without a project_dir.
   if (!objects_.context.options.project_config.automatic_checkpoint_naming) {
     throw ConfigError(
@@ -81,8 +82,8 @@ fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
 
 void Checkpointer::load(const fs::path& folder, const LoadStateOptions& options) {
   const comm::CallScope call("load_state");
-  const StepPartScope scope(loop_.recorder, tracking::StepPart::kCheckpoint);
-  loop_.refuse_offloaded("load_state");
+  const StepPartScope scope(step_, tracking::StepPart::kCheckpoint);
+  step_.refuse_offloaded("load_state");
   saver_.wait();
   if (resume_pending_) {
     log_warning(fmt::format(
@@ -161,7 +162,7 @@ void Checkpointer::resume_if_requested(bool in_epochs) {
 }
 
 void Checkpointer::between_batches() {
-  if (loop_.joining || !loop_.accumulation.sync_gradients) {
+  if (step_.is_joining() || !step_.sync_gradients()) {
     return;  // Some processes may have no more batches; or within a group, which ends soon.
   }
   save_if_due();

@@ -7,18 +7,19 @@
 #include <optional>
 
 #include "lockstep/accelerator/backward/gradients.h"
-#include "lockstep/accelerator/backward/replica_check.h"
 #include "lockstep/accelerator/checkpointing/preemption.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
 #include "lockstep/accelerator/checkpointing/registered_objects.h"
 #include "lockstep/accelerator/checkpointing/state_collector.h"
 #include "lockstep/accelerator/checkpointing/state_loader.h"
 #include "lockstep/accelerator/checkpointing/state_saver.h"
+#include "lockstep/accelerator/diagnostics/finite_guard.h"
+#include "lockstep/accelerator/diagnostics/replica_check.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 
 namespace lockstep {
 
@@ -30,7 +31,8 @@ class Checkpointer {
   /// an exit for preemption. Collective.
   Checkpointer(
       PreparedObjects& objects,
-      LoopState& loop,
+      TrainingStep& step,
+      FiniteGuard& finite,
       const ActiveLoaders& active,
       EpochCounter& epochs,
       LocalSgdScopes& local_sgds,
@@ -62,7 +64,7 @@ class Checkpointer {
   [[noreturn]] void exit_preempted();
 
   PreparedObjects& objects_;
-  LoopState& loop_;
+  TrainingStep& step_;
   std::function<void()> end_training_;
   ProjectFolder project_;
   Preemption preemption_;

@@ -62,53 +62,52 @@ void check_unused_gradients(Loading& loading, bool counted) {
 }
 
 void check_accumulation(Loading& loading) {
-  LoopState& loop = loading.targets.loop;
+  const TrainingStep& step = loading.targets.step;
   const SavedAccumulation saved = accumulation_of_rank(loading, loading.source());
-  if (saved.within && saved.num_steps != loop.accumulation.plugin.num_steps) {
+  if (saved.within && saved.num_steps != step.accumulation().num_steps) {
     throw CheckpointError(
         loading.path(files::of_rank("accumulation", loading.source(), ".json")),
         fmt::format(
             "was saved within a group of {} accumulation steps; this program has {}",
             saved.num_steps,
-            loop.accumulation.plugin.num_steps));
+            step.accumulation().num_steps));
   }
   const std::optional<double> counted = counted_share(loading, saved);
-  loading.apply.emplace_back([&loop, &objects = loading.targets.objects, saved, counted] {
-    loop.accumulation.step = saved.step;
-    loop.accumulation.in_group = saved.in_group;
-    loop.accumulation.sync_gradients = !saved.within;
-    loop.accumulation.counted = counted;
-    loop.finite->load_state(saved.non_finite);
-    for (size_t i = 0; i < objects.optimizers.size(); ++i) {
-      objects.optimizers[i].set_gradients_due(saved.due[i]);
+  loading.apply.emplace_back([&targets = loading.targets, saved, counted] {
+    targets.step.load_position(
+        {.sync_gradients = !saved.within,
+         .step = saved.step,
+         .in_group = saved.in_group,
+         .counted = counted});
+    targets.finite.load_state(saved.non_finite);
+    for (size_t i = 0; i < targets.objects.optimizers.size(); ++i) {
+      targets.objects.optimizers[i].set_gradients_due(saved.due[i]);
     }
   });
   check_unused_gradients(loading, counted.has_value());
 }
 
 void check_scaler(Loading& loading) {
-  LossScaling& scaling = loading.targets.loop.scaling;
+  LossScaling& scaling = loading.targets.step.scaling();
+  const GradScaler* const scaler = scaling.scaler();
   const storage::SavedMeta& saved = loading.saved;
-  if (scaling.scaler.has_value() != saved.scaler.has_value()) {
+  if ((scaler != nullptr) != saved.scaler.has_value()) {
     throw CheckpointError(
         loading.reader.path().string(),
-        scaling.scaler ? "was saved without fp16's loss scaler; this program uses fp16"
-                       : "was saved with fp16's loss scaler; this program does not use fp16");
+        scaler != nullptr ? "was saved without fp16's loss scaler; this program uses fp16"
+                          : "was saved with fp16's loss scaler; this program does not use fp16");
   }
-  if (!scaling.scaler) {
+  if (scaler == nullptr) {
     return;
   }
   try {
-    scaling.scaler->check_state(*saved.scaler);
+    scaler->check_state(*saved.scaler);
   } catch (const ConfigError& error) {
     throw CheckpointError(
         loading.path(storage::kManifestName),
         "holds no loss scale in meta.scaler; " + without_rank_suffix(error.what()));
   }
-  loading.apply.emplace_back([&scaling, scaler = *saved.scaler] {
-    scaling.update_due = false;
-    scaling.scaler->load_state(scaler);
-  });
+  loading.apply.emplace_back([&scaling, state = *saved.scaler] { scaling.load(state); });
 }
 
 void check_schedulers(Loading& loading) {

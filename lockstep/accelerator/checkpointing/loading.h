@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "lockstep/accelerator/checkpointing/registered_objects.h"
+#include "lockstep/accelerator/diagnostics/finite_guard.h"
 #include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/project_configuration.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/storage/saved_meta.h"
@@ -21,7 +22,8 @@ namespace lockstep {
 /// The objects that a checkpoint is loaded into.
 struct LoadTargets {
   PreparedObjects& objects;
-  LoopState& loop;
+  TrainingStep& step;
+  FiniteGuard& finite;
   EpochCounter& epochs;
   LocalSgdScopes& local_sgds;
   RegisteredObjects& registered;

@@ -52,7 +52,7 @@ CollectedState StateCollector::collect(const SaveStateOptions& options) {
   CollectedState state;
   StateBeingSaved being_saved{.contents = state.contents, .models = objects_.models.size()};
   state.meta = {{"processes", objects_.context.size()}, {"loaders", objects_.loaders.size()}};
-  loop_.scaling.update_if_due();  // Collective, so before anything may throw on one process.
+  step_.scaling().update_if_due();  // Collective, so before anything may throw on one process.
   try {
     // Thrown on one process, the others would wait in the commit.
     registered_.save_hooks().run(being_saved);
@@ -77,8 +77,8 @@ CollectedState StateCollector::collect(const SaveStateOptions& options) {
     state.meta["epoch_ranges"].push_back(level.ranges);
     state.meta["epochs_done"].push_back(level.done);
   }
-  if (loop_.scaling.scaler) {
-    state.meta["scaler"] = loop_.scaling.scaler->state();
+  if (const GradScaler* const scaler = step_.scaler()) {
+    state.meta["scaler"] = scaler->state();
   }
   return state;
 }
@@ -216,16 +216,16 @@ void StateCollector::collect_loaders(checkpoint::Contents& contents) {
 
 /// Collects the position in an accumulation group, and the gradients that no update has used yet.
 void StateCollector::collect_accumulation(checkpoint::Contents& contents) {
-  const AccumulationState& position = loop_.accumulation;
+  const AccumulationPosition& position = step_.position();
   const int rank = objects_.context.rank();
   std::set<const void*> due;
   nlohmann::json accumulation{
       {"step", position.step},
       {"in_group", position.in_group},
       {"within", !position.sync_gradients},
-      {"num_steps", position.plugin.num_steps},
+      {"num_steps", step_.accumulation().num_steps},
       {"counted", position.counted ? nlohmann::json(*position.counted) : nlohmann::json(nullptr)},
-      {"non_finite", loop_.finite->state()},
+      {"non_finite", finite_.state()},
       {"due", nlohmann::json::array()}};
   for (const Optimizer& optimizer : objects_.optimizers) {
     accumulation["due"].push_back(optimizer.gradients_are_due());

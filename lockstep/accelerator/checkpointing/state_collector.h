@@ -8,12 +8,13 @@
 
 #include "lockstep/accelerator/checkpointing/project_folder.h"
 #include "lockstep/accelerator/checkpointing/registered_objects.h"
+#include "lockstep/accelerator/diagnostics/finite_guard.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/epoch_counter.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/project_configuration.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/accelerator/training_state/sharded_state.h"
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/even_shares.h"
@@ -34,14 +35,16 @@ class StateCollector {
  public:
   StateCollector(
       const PreparedObjects& objects,
-      LoopState& loop,
+      TrainingStep& step,
+      const FiniteGuard& finite,
       const ActiveLoaders& active,
       const EpochCounter& epochs,
       const LocalSgdScopes& local_sgds,
       RegisteredObjects& registered,
       const ProjectFolder& project)
       : objects_(objects),
-        loop_(loop),
+        step_(step),
+        finite_(finite),
         active_(active),
         epochs_(epochs),
         local_sgds_(local_sgds),
@@ -70,7 +73,8 @@ class StateCollector {
   void collect_accumulation(checkpoint::Contents& contents);
 
   const PreparedObjects& objects_;
-  LoopState& loop_;
+  TrainingStep& step_;
+  const FiniteGuard& finite_;
   const ActiveLoaders& active_;
   const EpochCounter& epochs_;
   const LocalSgdScopes& local_sgds_;

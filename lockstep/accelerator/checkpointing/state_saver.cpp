@@ -207,7 +207,7 @@ void StateSaver::finish_contents(CollectedState& state, bool async, SaveTimings&
 
 void StateSaver::save(
     const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
-  loop_.refuse_offloaded("save_state");
+  step_.refuse_offloaded("save_state");
   const auto began = Clock::now();
   SaveTimings timings;
   wait();
@@ -280,7 +280,7 @@ void StateSaver::save_model(
     const NamedTensors& tensors,
     const fs::path& folder,
     const checkpoint::SaveModelOptions& options) {
-  loop_.refuse_offloaded("save_model");
+  step_.refuse_offloaded("save_model");
   replicas_.compare_now("save_model");
   const watch::Saving saving;
   const SavingGroups groups = project_.groups().patient();

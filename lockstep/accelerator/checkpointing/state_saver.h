@@ -7,13 +7,13 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/accelerator/backward/replica_check.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
 #include "lockstep/accelerator/checkpointing/state_collector.h"
+#include "lockstep/accelerator/diagnostics/replica_check.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/project_configuration.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/weights/save_model.h"
@@ -29,13 +29,13 @@ class StateSaver {
 
   StateSaver(
       const PreparedObjects& objects,
-      const LoopState& loop,
+      const TrainingStep& step,
       LocalSgdScopes& local_sgds,
       ReplicaCheck& replicas,
       const ProjectFolder& project,
       StateCollector& collector)
       : objects_(objects),
-        loop_(loop),
+        step_(step),
         local_sgds_(local_sgds),
         replicas_(replicas),
         project_(project),
@@ -63,7 +63,7 @@ class StateSaver {
   const SavingGroups& background_groups();
 
   const PreparedObjects& objects_;
-  const LoopState& loop_;
+  const TrainingStep& step_;
   LocalSgdScopes& local_sgds_;
   ReplicaCheck& replicas_;
   const ProjectFolder& project_;

@@ -59,26 +59,15 @@ class EvenBatches {
 void UnevenInputs::run(const JoinUnevenInputs& options, const std::function<void()>& body) {
   check_mode();
   const EvenBatches even(objects_.loaders, options.even_batches);
-  loop_.scaling.update_if_due();
-  // Averaged gradients overflow on all processes or on none, and processes without data cannot
-  // agree on it.
-  const auto agree_among = [this](Group group) {
-    if (loop_.scaling.scaler) {
-      loop_.scaling.scaler->set_group(std::move(group));
-    }
-  };
-  loop_.joining = true;
-  agree_among(Group());
-  const GradientScope after([this, &agree_among] {
-    loop_.joining = false;
-    agree_among(objects_.context.group);
-  });
+  step_.scaling().update_if_due();
+  step_.set_joining(true);
+  const GradientScope after([this] { step_.set_joining(false); });
   std::vector<std::shared_ptr<DataParallel>> parallels;
   for (const PreparedModel& model : objects_.models) {
     parallels.push_back(model.parallel);
   }
   run_joined(parallels, body, options.join);
-  loop_.scaling.update_if_due();
+  step_.scaling().update_if_due();
   if (objects_.context.is_distributed()) {
     make_equal();
   }
@@ -86,18 +75,20 @@ void UnevenInputs::run(const JoinUnevenInputs& options, const std::function<void
 
 void UnevenInputs::check_mode() const {
   constexpr const char* kWhere = "join_uneven_inputs";
-  if (loop_.joining || !local_sgds_.empty()) {
+  if (step_.is_joining() || !local_sgds_.empty()) {
     throw ConfigError(
         kWhere,
-        loop_.joining ? "join_uneven_inputs() was called inside another join_uneven_inputs(); use "
-                        "one for the loop"
-                      : "join_uneven_inputs() cannot be combined with LocalSgd; call its finish() "
-                        "first");
+        step_.is_joining()
+            ? "join_uneven_inputs() was called inside another join_uneven_inputs(); use "
+              "one for the loop"
+            : "join_uneven_inputs() cannot be combined with LocalSgd; call its finish() "
+              "first");
   }
   constexpr const char* kBecause = "a process without data does not update its share";
   objects_.refuse_shared_parameters(kWhere, kBecause);
   objects_.refuse_zero(kWhere, kBecause);
-  if (loop_.finite->policy() != NonFinitePolicy::kIgnore && objects_.context.is_distributed()) {
+  if (objects_.context.options.non_finite != NonFinitePolicy::kIgnore &&
+      objects_.context.is_distributed()) {
     throw ConfigError(
         kWhere,
         "join_uneven_inputs() cannot be combined with a NonFinitePolicy: all processes must agree "
@@ -109,7 +100,7 @@ void UnevenInputs::check_mode() const {
 /// Gives all processes the state of one that has done the most updates.
 void UnevenInputs::make_equal() {
   // Processes have seen different numbers of micro-steps: all begin a new group.
-  loop_.reset_accumulation();
+  step_.reset_accumulation();
   active_.forget_training_loops();
   for (const auto& loader : objects_.loaders) {
     loader->forget_read_passes();
@@ -128,17 +119,17 @@ void UnevenInputs::make_equal() {
 }
 
 void UnevenInputs::make_scalers_equal() {
-  LossScaling& scaling = loop_.scaling;
-  if (!scaling.scaler) {
+  LossScaling& scaling = step_.scaling();
+  if (scaling.scaler() == nullptr) {
     return;
   }
   // Skipped updates count here, and not in the optimizers' steps.
   Group group = objects_.context.group;
-  const std::vector<nlohmann::json> updates = gather_object(group, scaling.updates);
+  const std::vector<nlohmann::json> updates = gather_object(group, scaling.updates());
   const auto most = std::max_element(updates.begin(), updates.end());
-  scaling.scaler->load_state(
-      broadcast_object(group, scaling.scaler->state(), static_cast<int>(most - updates.begin())));
-  scaling.updates = most->get<int64_t>();
+  scaling.scaler()->load_state(
+      broadcast_object(group, scaling.scaler()->state(), static_cast<int>(most - updates.begin())));
+  scaling.set_updates(most->get<int64_t>());
 }
 
 }  // namespace lockstep

@@ -6,9 +6,9 @@
 #include "lockstep/accelerator/backward/gradients.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/join_uneven_inputs.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 
 namespace lockstep {
 
@@ -18,12 +18,12 @@ class UnevenInputs {
  public:
   UnevenInputs(
       PreparedObjects& objects,
-      LoopState& loop,
+      TrainingStep& step,
       ActiveLoaders& active,
       Gradients& gradients,
       const LocalSgdScopes& local_sgds)
       : objects_(objects),
-        loop_(loop),
+        step_(step),
         active_(active),
         gradients_(gradients),
         local_sgds_(local_sgds) {}
@@ -38,7 +38,7 @@ class UnevenInputs {
   void make_scalers_equal();
 
   PreparedObjects& objects_;
-  LoopState& loop_;
+  TrainingStep& step_;
   ActiveLoaders& active_;
   Gradients& gradients_;
   const LocalSgdScopes& local_sgds_;

@@ -10,12 +10,11 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/backward/unprepared_update_check.h"
 #include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/equal_optimizers.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/call_scope.h"
@@ -48,14 +47,14 @@ NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTen
 }
 
 /// Throws ConfigError for a mode of training in which processes cannot train separately.
-void check_mode(const LoopState& loop, const PreparedObjects& objects, bool enabled) {
-  if (loop.joining) {
+void check_mode(const TrainingStep& step, const PreparedObjects& objects, bool enabled) {
+  if (step.is_joining()) {
     throw ConfigError(
         "local_sgd",
         "LocalSgd cannot be combined with join_uneven_inputs: all processes must do the same "
         "number of updates; use even_batches");
   }
-  if (loop.accumulation.plugin.sync_each_batch) {
+  if (step.accumulation().sync_each_batch) {
     throw ConfigError(
         "local_sgd",
         "LocalSgd cannot be combined with sync_each_batch, which averages gradients that must stay "
@@ -92,10 +91,9 @@ std::function<NamedTensors()> also_averaged(
 }  // namespace
 
 LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
-    : loop_(AcceleratorInternals::loop(accelerator)),
+    : step_(AcceleratorInternals::step(accelerator)),
       objects_(AcceleratorInternals::objects(accelerator)),
       scopes_(AcceleratorInternals::local_sgds(accelerator)),
-      update_check_(AcceleratorInternals::update_check(accelerator)),
       exceptions_at_start_(std::uncaught_exceptions()) {
   const PreparedModel* const prepared = objects_.find_model(model);
   if (prepared == nullptr) {
@@ -104,7 +102,7 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
   if (scopes_.has(model)) {
     throw ConfigError("local_sgd", "this model already has a LocalSgd; call its finish() first");
   }
-  check_mode(loop_, objects_, options.enabled);
+  check_mode(step_, objects_, options.enabled);
   auto core = std::make_shared<LocalSgdCore>(
       prepared->parallel,
       prepared->parameters(),
@@ -137,8 +135,7 @@ LocalSgd::~LocalSgd() {
 
 bool LocalSgd::step() {
   const comm::CallScope call("LocalSgd::step");
-  return core_ && loop_.accumulation.sync_gradients && !objects_.any_step_was_skipped() &&
-         core_->step();
+  return core_ && step_.sync_gradients() && !objects_.any_step_was_skipped() && core_->step();
 }
 
 void LocalSgd::finish() {
@@ -149,7 +146,7 @@ void LocalSgd::finish() {
     core_.reset();
     // With different momenta the models of data parallel would diverge.
     make_optimizers_equal(objects_, "local_sgd");
-    update_check_.forget();
+    step_.notify(&StepObserver::parameters_written);
   }
 }
 

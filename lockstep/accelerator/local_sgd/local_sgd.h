@@ -10,8 +10,7 @@
 namespace lockstep {
 
 class LocalSgdScopes;
-class UnpreparedUpdateCheck;
-struct LoopState;
+class TrainingStep;
 struct PreparedObjects;
 
 /// The treatment of the optimizer's momenta when parameters are averaged.
@@ -79,10 +78,9 @@ class LocalSgd {
   LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options);
   void unregister();
 
-  const LoopState& loop_;
+  TrainingStep& step_;
   PreparedObjects& objects_;
   LocalSgdScopes& scopes_;
-  UnpreparedUpdateCheck& update_check_;
   std::shared_ptr<LocalSgdCore> core_;  ///< Null if disabled.
   int exceptions_at_start_;
 };

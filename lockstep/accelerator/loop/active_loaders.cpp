@@ -6,20 +6,17 @@
 
 #include <c10/core/GradMode.h>
 
-#include "lockstep/accelerator/loop/step_recorder.h"
-
 namespace lockstep {
 
-ActiveLoaders::ActiveLoaders(Group group, std::vector<data::RngType> rng_types)
-    : group_(std::move(group)), rng_types_(std::move(rng_types)) {}
+ActiveLoaders::ActiveLoaders(
+    Group group, std::vector<data::RngType> rng_types, std::shared_ptr<TrainingStep> step)
+    : group_(std::move(group)), rng_types_(std::move(rng_types)), step_(std::move(step)) {}
 
 void ActiveLoaders::pass_requested(const void* /*loader*/) {
   if (before_pass_) {
     before_pass_();
   }
-  if (recorder_) {
-    recorder_->begin_data();
-  }
+  step_->notify(&StepObserver::batch_requested);
 }
 
 void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
@@ -28,9 +25,7 @@ void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
     data::synchronize_rng_states(group_, rng_types_);
   }
   stack_.push_back({.loader = loader});
-  if (recorder_) {
-    stack_.back().times_at_begin = recorder_->begin_pass(stack_.size() == 1);
-  }
+  step_->notify(&StepObserver::pass_began, loader, stack_.size() == 1);
 }
 
 void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& info) {
@@ -47,10 +42,7 @@ void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& inf
     }
   }
   stepped_ = false;
-  if (recorder_) {
-    recorder_->end_data();
-    recorder_->add_samples(is_outermost(loader) ? info.rows : 0);
-  }
+  step_->notify(&StepObserver::batch_began, is_outermost(loader) ? info.rows : 0);
 }
 
 void ActiveLoaders::batch_ended(const void* loader) {
@@ -58,12 +50,10 @@ void ActiveLoaders::batch_ended(const void* loader) {
     pass.has_batch = pass.has_batch && pass.loader != loader;
   }
   call_between_batches(loader);
-  if (recorder_) {
-    if (is_outermost(loader)) {
-      recorder_->end_body();
-    }
-    recorder_->begin_data();
+  if (is_outermost(loader)) {
+    step_->notify(&StepObserver::body_ended);
   }
+  step_->notify(&StepObserver::batch_requested);
 }
 
 bool ActiveLoaders::is_outermost(const void* loader) const {
@@ -86,7 +76,7 @@ void ActiveLoaders::call_between_batches(const void* loader) {
   }
 }
 
-void ActiveLoaders::mark_trained() {
+void ActiveLoaders::backward_began() {
   std::vector<Pass*> used;
   for (Pass& pass : stack_) {
     pass.trains = true;
@@ -134,8 +124,8 @@ void ActiveLoaders::pass_ended(const void* loader) {
     ++loops.ended;
     loops.last_batches = ended->used_batches;
   }
-  if (recorder_ && ended != stack_.end()) {
-    recorder_->end_pass(ended == stack_.begin(), ended->trains, ended->times_at_begin);
+  if (ended != stack_.end()) {
+    step_->notify(&StepObserver::pass_ended, loader, ended == stack_.begin(), ended->trains);
   }
   stack_.erase(
       std::remove_if(

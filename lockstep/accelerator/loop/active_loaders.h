@@ -10,14 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/sample/random.h"
-#include "lockstep/tracking/steps/step_times.h"
 
 namespace lockstep {
-
-class StepRecorder;
 
 /// The loops over one loader whose batches a backward has used.
 struct TrainingLoops {
@@ -27,10 +25,12 @@ struct TrainingLoops {
 
 /// Tracks the running loops over prepared loaders, oldest first, and the current batch of each.
 /// gather_for_metrics uses it to tell real samples from repeated ones. Not thread-safe.
-class ActiveLoaders final : public data::LoaderObserver {
+class ActiveLoaders final : public data::LoaderObserver, public StepObserver {
  public:
-  /// `rng_types` get the same state on all ranks of `group` at the start of each pass.
-  ActiveLoaders(Group group, std::vector<data::RngType> rng_types);
+  /// `rng_types` get the same state on all ranks of `group` at the start of each pass. `step`
+  /// learns of passes and batches.
+  ActiveLoaders(
+      Group group, std::vector<data::RngType> rng_types, std::shared_ptr<TrainingStep> step);
   void pass_requested(const void* loader) override;
   void pass_started(const void* loader, bool from_its_beginning) override;
   void batch_started(const void* loader, const data::BatchInfo& info) override;
@@ -42,10 +42,8 @@ class ActiveLoaders final : public data::LoaderObserver {
   /// Sets a function to call when the outermost training loop over a prepared loader has finished a
   /// batch that every rank had: a saved state is complete at that moment.
   void set_between_batches(std::function<void()> call) { between_batches_ = std::move(call); }
-  /// Sets the recorder of waits for batches; null: none.
-  void set_recorder(std::shared_ptr<StepRecorder> recorder) { recorder_ = std::move(recorder); }
   /// Marks the running loops as training loops: a backward belongs to them.
-  void mark_trained();
+  void backward_began() override;
   /// Returns whether a loop over this loader was ever marked as training.
   bool has_trained(const void* loader) const { return trained_.contains(loader); }
 
@@ -75,6 +73,7 @@ class ActiveLoaders final : public data::LoaderObserver {
 
   Group group_;
   std::vector<data::RngType> rng_types_;
+  std::shared_ptr<TrainingStep> step_;
   std::function<void()> before_pass_;
   std::function<void()> between_batches_;
   struct Pass {
@@ -88,7 +87,6 @@ class ActiveLoaders final : public data::LoaderObserver {
     int64_t unused_batches = 0;  ///< Batches since that backward.
     int64_t used_batches = 0;    ///< Batches that a backward has used.
     int64_t started = 0;         ///< Value of batches_started_ when `batch` began.
-    tracking::PartTimes times_at_begin = {};  ///< With a recorder.
   };
   /// Returns whether the next micro-step trains on the batch of `pass`.
   bool is_used(const Pass& pass) const;
@@ -99,7 +97,6 @@ class ActiveLoaders final : public data::LoaderObserver {
   bool stepped_ = false;  ///< A backward has run since the last batch began.
   std::set<const void*> trained_;
   std::map<const void*, TrainingLoops> loops_;
-  std::shared_ptr<StepRecorder> recorder_;
 };
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 #include <ATen/ops/full.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/loop/progress_values.h"
+#include "lockstep/accelerator/diagnostics/progress_values.h"
 #include "lockstep/accelerator/test_loops.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
@@ -108,13 +108,13 @@ TEST_F(ProgressLines, AShortLoopLogsNothing) {
 }
 
 TEST(ProgressValues, AreTheLastLossAndTheMemoryOfTheProcess) {
-  LoopState loop;
-  ASSERT_EQ(progress_values(loop, at::kCPU).size(), 1U);
-  EXPECT_EQ(progress_values(loop, at::kCPU)[0].first, "memory");
-  EXPECT_THAT(progress_values(loop, at::kCPU)[0].second, ContainsRegex("^[0-9.]+ [MG]B$"));
-  loop.losses.note(at::full({}, 0.3125));
+  LossWatch losses(/*enabled=*/true);
+  ASSERT_EQ(progress_values(losses, at::kCPU).size(), 1U);
+  EXPECT_EQ(progress_values(losses, at::kCPU)[0].first, "memory");
+  EXPECT_THAT(progress_values(losses, at::kCPU)[0].second, ContainsRegex("^[0-9.]+ [MG]B$"));
+  losses.loss_given({at::full({}, 0.3125)});
   EXPECT_THAT(
-      progress_values(loop, at::kCPU)[0],
+      progress_values(losses, at::kCPU)[0],
       testing::Pair(std::string("loss"), std::string("0.3125")));
 }
 

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
@@ -21,7 +21,7 @@ namespace lockstep {
 struct Scheduler::State {
   AnySchedule schedule;
   SchedulerPolicy policy;
-  std::shared_ptr<LoopState> loop;
+  std::shared_ptr<const TrainingStep> step;
   std::vector<Optimizer> optimizers = {};
   std::vector<std::vector<double>> base_rates = {};  ///< [optimizer][group]
   std::vector<bool> cycles_momentum = {};            ///< [optimizer]
@@ -51,8 +51,9 @@ std::vector<std::vector<double>> base_rates_of(const storage::SavedValues& value
 
 }  // namespace
 
-Scheduler::Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<LoopState> loop)
-    : state_(std::make_shared<State>(State{std::move(schedule), policy, std::move(loop)})) {
+Scheduler::Scheduler(
+    AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<const TrainingStep> step)
+    : state_(std::make_shared<State>(State{std::move(schedule), policy, std::move(step)})) {
   const schedule::Schedule* of_steps = state_->of_steps();
   if (of_steps != nullptr) {
     state_->ends_at = of_steps->total_steps();
@@ -115,7 +116,7 @@ bool Scheduler::skips_step() const {
   if (!state.policy.with_optimizer) {
     return false;
   }
-  if (!state.loop->accumulation.sync_gradients) {
+  if (!state.step->sync_gradients()) {
     if (state.policy.count_micro_steps) {
       ++state.counted;
     }

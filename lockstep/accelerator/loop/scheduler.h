@@ -11,11 +11,13 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/schedule/reduce_on_plateau.h"
 #include "lockstep/schedule/schedule.h"
 
 namespace lockstep {
+
+class TrainingStep;
 
 using AnySchedule = std::variant<schedule::Schedule, schedule::ReduceOnPlateauOptions>;
 
@@ -40,7 +42,7 @@ struct SchedulerPolicy {
 class [[nodiscard]] Scheduler {
  public:
   Scheduler() = default;  ///< Empty; only for later assignment.
-  Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<LoopState> loop);
+  Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<const TrainingStep> step);
 
   /// Takes control of the optimizers' rates, once. Throws ConfigError without an optimizer, or for
   /// a schedule with values for another number of parameter groups.

@@ -91,7 +91,7 @@ void StateOffloader::offload(const OffloadStatesOptions& options) {
           type, offload::OffloadedStorage(memory[type], options.pin_memory, options.non_blocking));
     }
   }
-  loop_.offloaded = !offloaded_.empty();
+  step_.set_offloaded(!offloaded_.empty());
 }
 
 std::map<OffloadStateType, std::vector<at::Tensor>> StateOffloader::memory_of_states(
@@ -125,14 +125,14 @@ void StateOffloader::reload(bool non_blocking) {
     first->second.reload(non_blocking);
     offloaded_.erase(first);
   }
-  loop_.offloaded = false;
+  step_.set_offloaded(false);
 }
 
-void StateOffloader::refuse_backward() const {
+void StateOffloader::loss_given(const GivenLoss& /*given*/) {
   if (offloaded_.contains(OffloadStateType::kLpParams) ||
       offloaded_.contains(OffloadStateType::kHpParams) ||
       offloaded_.contains(OffloadStateType::kLpGrads)) {
-    loop_.refuse_offloaded("backward");
+    step_.refuse_offloaded("backward");
   }
 }
 
@@ -142,7 +142,7 @@ void StateOffloader::forget() {
     parameters->second.reload(/*non_blocking=*/false);
   }
   offloaded_.clear();
-  loop_.offloaded = false;
+  step_.set_offloaded(false);
 }
 
 }  // namespace lockstep

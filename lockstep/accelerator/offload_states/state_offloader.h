@@ -6,25 +6,25 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/options/offload_states.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/offload/offloaded_storage.h"
 
 namespace lockstep {
 
 /// Moves training states from the device to host memory and back; see Accelerator::offload_states.
 /// Not thread-safe.
-class StateOffloader {
+class StateOffloader final : public StepObserver {
  public:
-  StateOffloader(const PreparedObjects& objects, LoopState& loop)
-      : objects_(objects), loop_(loop) {}
+  StateOffloader(const PreparedObjects& objects, TrainingStep& step)
+      : objects_(objects), step_(step) {}
 
   /// Throws ConfigError for a state that cannot be moved.
   void offload(const OffloadStatesOptions& options);
   void reload(bool non_blocking);
   /// Throws ConfigError while a state that backward needs is offloaded.
-  void refuse_backward() const;
+  void loss_given(const GivenLoss& given) override;
   /// Restores the models, which the program may still use, and drops the other states.
   void forget();
 
@@ -33,7 +33,7 @@ class StateOffloader {
   std::map<OffloadStateType, std::vector<at::Tensor>> memory_of_states(bool with_optimizers) const;
 
   const PreparedObjects& objects_;
-  LoopState& loop_;
+  TrainingStep& step_;
   std::map<OffloadStateType, offload::OffloadedStorage> offloaded_;
 };
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/accelerator/loop/optimizer.h"
 #include "lockstep/accelerator/loop/scheduler.h"
 #include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/tensor/named_tensor.h"

@@ -9,9 +9,9 @@
 
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/loader_facts.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/prepare/shard.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
@@ -46,23 +46,15 @@ void refuse_common_parameters(
   }
 }
 
-/// Lets the guard look for NaN and infinities in a model's gradients.
-void watch_gradients(FiniteGuard& guard, NamedTensors parameters, const std::string& prefix) {
-  for (NamedTensor& item : parameters) {
-    item.name = prefix + item.name;
-  }
-  guard.watch(parameters);
-}
-
 }  // namespace
 
 Preparer::Preparer(
     PreparedObjects& objects,
-    std::shared_ptr<LoopState> loop,
+    std::shared_ptr<TrainingStep> step,
     std::shared_ptr<ActiveLoaders> active,
     ZeroInit& zero_init)
     : objects_(objects),
-      loop_(std::move(loop)),
+      step_(std::move(step)),
       active_(std::move(active)),
       zero_init_(zero_init) {}
 
@@ -97,9 +89,11 @@ void Preparer::add_model(GivenModel model) {
   }
   const size_t index = objects_.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
-  if (!loop_->scaling.scaler) {
-    watch_gradients(*loop_->finite, model.parameters(), prefix);
+  NamedTensors named = model.parameters();
+  for (NamedTensor& item : named) {
+    item.name = prefix + item.name;
   }
+  step_->notify(&StepObserver::model_given, named);
   for (const NamedTensor& item : trainable(model.parameters())) {
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
@@ -158,7 +152,7 @@ Optimizer Preparer::add_optimizer(GivenOptimizer given) {
     } else if (!objects_.context.options.project_dir.empty()) {
       expect_readable_state(*given.optimizer, "prepare", "this run has a project_dir to save to");
     }
-    optimizers.emplace_back(std::move(given.optimizer), loop_);
+    optimizers.emplace_back(std::move(given.optimizer), step_);
     known = optimizers.end() - 1;
   }
   optimizers_in_call_.push_back(*known);
@@ -172,8 +166,8 @@ Scheduler Preparer::add_schedule(AnySchedule schedule) {
       .with_optimizer = options.step_scheduler_with_optimizer,
       .inner_steps = accelerate && !options.split_batches ? objects_.context.size() : 1,
       .accelerate = accelerate,
-      .count_micro_steps = loop_->accumulation.plugin.adjust_scheduler.value_or(accelerate)};
-  return unbound_.emplace_back(std::move(schedule), policy, loop_);
+      .count_micro_steps = step_->accumulation().adjust_scheduler.value_or(accelerate)};
+  return unbound_.emplace_back(std::move(schedule), policy, step_);
 }
 
 void Preparer::end() {

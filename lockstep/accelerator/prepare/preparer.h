@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/accelerator/loop/optimizer.h"
 #include "lockstep/accelerator/loop/scheduler.h"
 #include "lockstep/accelerator/prepare/prepare.h"
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
@@ -39,11 +39,11 @@ struct GivenObjects {
 /// Prepares objects for one Accelerator, and registers them. Not thread-safe.
 class Preparer {
  public:
-  /// Registers objects in `objects`. Optimizers and schedulers share `loop`; `active` observes the
+  /// Registers objects in `objects`. Optimizers and schedulers share `step`; `active` observes the
   /// loaders; the sharding takes over the shards of `zero_init`.
   Preparer(
       PreparedObjects& objects,
-      std::shared_ptr<LoopState> loop,
+      std::shared_ptr<TrainingStep> step,
       std::shared_ptr<ActiveLoaders> active,
       ZeroInit& zero_init);
 
@@ -111,7 +111,7 @@ class Preparer {
   void end();
 
   PreparedObjects& objects_;
-  std::shared_ptr<LoopState> loop_;
+  std::shared_ptr<TrainingStep> step_;
   std::shared_ptr<ActiveLoaders> active_;
   ZeroInit& zero_init_;
   std::vector<Optimizer> optimizers_in_call_;  ///< Of the last prepare().

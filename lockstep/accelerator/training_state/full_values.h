@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep {

@@ -23,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kWhere = "DeepSpeedPlugin";
+constexpr const char* kPluginWhere = "DeepSpeedPlugin";
 
 /// The keys beside zero_optimization that an Accelerator honours, or that only report.
 constexpr std::array<std::string_view, 6> kHonoured = {
@@ -103,7 +103,7 @@ class HonouredKeys {
         }
       } else if (!is_honoured(path) && !has_no_effect(path, entry.value)) {
         throw ConfigError(
-            kWhere,
+            kPluginWhere,
             fmt::format(
                 "the Accelerator does not honour {} of the ds_config; got {}; {}",
                 path,
@@ -162,7 +162,7 @@ void refuse_errors(const ds_config::Reading& reading) {
     what += (what.empty() ? "" : "; ") + error.what;
   }
   if (!what.empty()) {
-    throw ConfigError(kWhere, what);
+    throw ConfigError(kPluginWhere, what);
   }
 }
 
@@ -175,7 +175,7 @@ AcceleratorOptions plugin_options(const config::Document& document) {
   refuse_errors(reading);
   for (const ds_config::Diagnostic& note : reading.notes) {
     if (!note.what.starts_with("gradient_clipping ")) {  // The program clips, or does not.
-      log_info(fmt::format("[{}] {}", kWhere, note.what));
+      log_info(fmt::format("[{}] {}", kPluginWhere, note.what));
     }
   }
   const ds_config::DsConfig& config = reading.config;

@@ -11,6 +11,7 @@
 
 #include "lockstep/accelerator/backward/backward_runner.h"
 #include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -19,13 +20,13 @@ namespace lockstep {
 
 /// Callbacks may outlive the engine in a loss's graph and in the program's optimizer.
 void EngineBackward::register_callbacks() {
-  BackwardRunner& runner = AcceleratorInternals::backward_runner(*context_.accelerator);
-  runner.watch_unscaled_backward([weak = weak_from_this()] {
-    if (const auto self = weak.lock()) {
-      self->check_unscaled_backward();
-    }
-  });
-  runner.set_ends_update([weak = weak_from_this()] {
+  AcceleratorInternals::backward_runner(*context_.accelerator)
+      .watch_unscaled_backward([weak = weak_from_this()] {
+        if (const auto self = weak.lock()) {
+          self->check_unscaled_backward();
+        }
+      });
+  AcceleratorInternals::step(*context_.accelerator).set_ends_update([weak = weak_from_this()] {
     const auto self = weak.lock();
     return self && self->context_.counter.is_boundary();
   });

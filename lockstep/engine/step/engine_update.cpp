@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "lockstep/accelerator/diagnostics/finite_guard.h"
 #include "lockstep/accelerator/internals.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -111,8 +111,8 @@ void EngineUpdate::clip_gradients() {
       context_.optimizer.is_sharded() ? context_.parameters() : context_.optimizer.parameters(),
       clips ? config.gradient_clipping.value : std::numeric_limits<double>::infinity());
   // The program may have changed gradients since backward, which examines them as they arrive.
-  AcceleratorInternals::loop(*context_.accelerator)
-      .finite->check_gradient(norm_, "a parameter, as step() uses it,");
+  AcceleratorInternals::finite_guard(*context_.accelerator)
+      .check_gradient(norm_, "a parameter, as step() uses it,");
 }
 
 void EngineUpdate::drop_gradients() {

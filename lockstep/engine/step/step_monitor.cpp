@@ -12,8 +12,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/accelerator/internals.h"
-#include "lockstep/accelerator/loop/loop_state.h"
-#include "lockstep/accelerator/loop/step_recorder.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/base/log.h"
 #include "lockstep/engine/profiler/memory_report.h"
 
@@ -103,9 +102,7 @@ void StepMonitor::add_gradient_averaging(Time began) {
 }
 
 void StepMonitor::add_loss(const at::Tensor& part) {
-  if (const auto& recorder = AcceleratorInternals::loop(*context_.accelerator).recorder) {
-    recorder->note_loss_part(part);
-  }
+  AcceleratorInternals::step(*context_.accelerator).notify(&StepObserver::loss_part_given, part);
   if (report_.needs_loss()) {
     const c10::AutoGradMode no_grad(false);
     loss_sum_ = loss_sum_.defined() ? at::add(loss_sum_, part) : part;

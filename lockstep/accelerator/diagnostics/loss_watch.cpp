@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/loop/loss_watch.h"
+#include "lockstep/accelerator/diagnostics/loss_watch.h"
 
 #include <cmath>
 #include <string>
@@ -23,6 +23,16 @@ const char* const kLossRemedy =
 
 }  // namespace
 
+void LossWatch::loss_given(const GivenLoss& given) {
+  if (!enabled_) {
+    return;
+  }
+  note(given.loss);
+  if (has_report() && group_.size() == 1) {
+    exchange_reports();
+  }
+}
+
 void LossWatch::note(const at::Tensor& loss) {
   ++noted_;
   if (!loss.is_cpu()) {
@@ -44,13 +54,13 @@ std::string LossWatch::report() const {
              : fmt::format("the loss of backward {} is {}", first_not_finite_, first_value_);
 }
 
-void LossWatch::exchange_reports(Group group) {
+void LossWatch::exchange_reports() {
   is_reported_ = true;
   std::vector<std::string> found;
-  if (group.size() == 1) {
+  if (group_.size() == 1) {
     found.push_back(report());
   } else {
-    const std::vector<std::string> all = all_gather_bytes(group, report());
+    const std::vector<std::string> all = all_gather_bytes(group_, report());
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (!all[rank].empty()) {
         found.push_back(fmt::format("on rank {} {}", rank, all[rank]));
@@ -60,13 +70,13 @@ void LossWatch::exchange_reports(Group group) {
   log_warning(fmt::format("{}; {}", fmt::join(found, ", "), kLossRemedy));
 }
 
-void LossWatch::warn_at_end(Group& group) {
+void LossWatch::warn_at_end() {
   if (last_on_device_.defined()) {
     last_ = std::exchange(last_on_device_, {}).item<double>();
   }
   double not_finite = std::isfinite(last_.load()) ? 0 : 1;
-  if (group.size() > 1) {
-    not_finite = group.all_reduce(at::full({1}, not_finite, at::kDouble), ReduceOp::kMax)
+  if (group_.size() > 1) {
+    not_finite = group_.all_reduce(at::full({1}, not_finite, at::kDouble), ReduceOp::kMax)
                      .wait()
                      .item<double>();
   }

@@ -14,7 +14,7 @@ class Optimizer;
 
 namespace lockstep {
 
-struct LoopState;
+class TrainingStep;
 namespace zero {
 class Sharding;
 }
@@ -28,7 +28,7 @@ class Sharding;
 class [[nodiscard]] Optimizer {
  public:
   Optimizer() = default;  ///< Empty; only for later assignment.
-  Optimizer(std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop);
+  Optimizer(std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<TrainingStep> step);
 
   /// Performs one update with the wrapped optimizer. Collective with fp16 or a NonFinitePolicy.
   void step();
@@ -68,7 +68,8 @@ class [[nodiscard]] Optimizer {
 
  private:
   struct State;
-  void perform_step();
+  void report_complete_gradients();
+  void end_update();
   std::shared_ptr<State> state_;
 };
 

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/accelerator/options/non_finite_policy.h"
+#include "lockstep/accelerator/step/step_observer.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/sync/backward_hooks.h"
@@ -23,28 +24,29 @@ namespace lockstep {
 /// Costs one read of every gradient, and one small all-gather an update; nothing with kIgnore. A
 /// gradient whose sum overflows counts as infinite. Not thread-safe, except for calls from
 /// backward.
-class FiniteGuard {
+class FiniteGuard final : public StepObserver {
  public:
-  FiniteGuard(NonFinitePolicy policy, Group group);
+  /// `scaled`: a loss scaler makes infinite gradients normal, so only losses are checked.
+  FiniteGuard(NonFinitePolicy policy, bool scaled, Group group);
 
-  NonFinitePolicy policy() const { return policy_; }
-  /// Watches the gradients of `parameters` that require one. Call it before any other hook into
-  /// their backward is installed, in particular the averaging. Do not watch gradients with a loss
-  /// scaler, which makes infinite gradients normal.
-  void watch(const NamedTensors& parameters);
+  /// Watches the gradients of `parameters` that require one: before the averaging does.
+  void model_given(const NamedTensors& parameters) override;
+  /// Throws ConfigError, since a closure computes gradients after the check.
+  void before_closure() override;
   /// Checks this rank's loss.
-  void check_loss(const at::Tensor& loss);
+  void loss_given(const GivenLoss& given) override;
   /// Checks a gradient that the program has set itself; `what` names it.
   void check_gradient(const at::Tensor& gradient, const std::string& what);
   /// Returns whether all ranks' losses and gradients since the last update were finite; else warns
   /// or throws Error. Collective at its first call after a backward. `step`: updates done so far.
-  bool may_step(int64_t step);
+  bool may_update(int64_t step) override;
   /// Saves and restores the findings since the last update; null if there are none.
   nlohmann::json state() const;
   void load_state(const nlohmann::json& state);
-  /// Warns or throws Error because gradients of `parameters` overflowed on some rank without a loss
-  /// scale. On all ranks alike.
-  void overflowed_unscaled(const std::vector<at::Tensor>& parameters, int64_t step) const;
+  /// Warns or throws Error, on all ranks alike.
+  void overflowed_unscaled(const Optimizer& optimizer) override;
+  /// Stops watching.
+  void objects_forgotten() override;
 
  private:
   struct Findings {
@@ -57,6 +59,7 @@ class FiniteGuard {
   };
 
   NonFinitePolicy policy_;
+  bool scaled_;
   Group group_;
   std::shared_ptr<Findings> findings_ = std::make_shared<Findings>();
   std::vector<Watch> watches_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loops whose processes would train different models: each is an error on all processes.
-#include "lockstep/accelerator/backward/replica_check.h"
+#include "lockstep/accelerator/diagnostics/replica_check.h"
 
 #include <functional>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/step_recording.h"
+#include "lockstep/accelerator/diagnostics/step_recorder.h"
 
 #include <chrono>
 #include <filesystem>

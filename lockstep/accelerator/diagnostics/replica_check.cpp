@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/backward/replica_check.h"
+#include "lockstep/accelerator/diagnostics/replica_check.h"
 
 #include <algorithm>
 #include <bit>
@@ -56,13 +56,8 @@ std::string settings_text(const PreparedObjects& objects, const Optimizer& optim
 
 }  // namespace
 
-void ReplicaCheck::watch_prepared() {
+void ReplicaCheck::objects_prepared() {
   expect_known_parameters("prepare");
-  loop_.before_update = [this, alive = std::weak_ptr<const void>(alive_)] {
-    if (!alive.expired()) {
-      before_update();
-    }
-  };
   for (const PreparedModel& model : objects_.models) {
     if (known_.contains(model.id)) {
       continue;
@@ -89,11 +84,11 @@ RankFacts ReplicaCheck::facts_while_alive() {
   return {
       .digest = [this, alive] { return alive.expired() ? 0 : digest(); },
       .list = [this, alive] { return alive.expired() ? std::vector<RankFact>() : facts(); },
-      .has_report = [this, alive] { return !alive.expired() && loop_.losses.has_report(); },
+      .has_report = [this, alive] { return !alive.expired() && losses_.has_report(); },
       .exchange_reports =
           [this, alive] {
             if (!alive.expired()) {
-              loop_.losses.exchange_reports(objects_.context.group);
+              losses_.exchange_reports();
             }
           }};
 }
@@ -140,8 +135,8 @@ const LoaderCores& ReplicaCheck::compared_loaders() const {
 }
 
 uint64_t ReplicaCheck::digest() {
-  uint64_t digest = mix(0, static_cast<uint64_t>(loop_.calls.steps));
-  digest = mix(digest, static_cast<uint64_t>(loop_.calls.clippings));
+  uint64_t digest = mix(0, static_cast<uint64_t>(step_.calls().steps));
+  digest = mix(digest, static_cast<uint64_t>(step_.calls().clippings));
   digest = mix(digest, read_digest(compared_loaders(), active_));
   for (size_t i = 0; i < has_rates_.size(); ++i) {
     digest = mix(digest, static_cast<uint64_t>(objects_.optimizers[i].steps()));
@@ -150,10 +145,10 @@ uint64_t ReplicaCheck::digest() {
     }
   }
   const bool is_due =
-      loop_.calls.steps / kUpdatesPerChecksum != updates_at_checksum_ / kUpdatesPerChecksum;
+      step_.calls().steps / kUpdatesPerChecksum != updates_at_checksum_ / kUpdatesPerChecksum;
   has_checksum_ = is_due && compares_parameters(/*are_averaged=*/false);
   if (has_checksum_) {
-    updates_at_checksum_ = loop_.calls.steps;
+    updates_at_checksum_ = step_.calls().steps;
     for (const NamedTensor& item : replicated_parameters()) {
       digest = mix(digest, checksum(item.tensor));
     }
@@ -175,11 +170,11 @@ std::vector<RankFact> ReplicaCheck::facts() const {
   }
   facts.push_back(
       {"the number of step() calls",
-       fmt::format("{}", loop_.calls.steps),
+       fmt::format("{}", step_.calls().steps),
        "call step() in the same iterations on every rank"});
   facts.push_back(
       {"the number of gradient clippings",
-       fmt::format("{}", loop_.calls.clippings),
+       fmt::format("{}", step_.calls().clippings),
        "clip in the same iterations on every rank"});
   if (has_checksum_) {
     const std::vector<RankFact> parameters = parameter_facts();
@@ -214,13 +209,13 @@ NamedTensors ReplicaCheck::replicated_parameters() const {
 }
 
 bool ReplicaCheck::compares_parameters(bool are_averaged) const {
-  return objects_.context.is_distributed() && is_same_hardware_ && !loop_.joining &&
+  return objects_.context.is_distributed() && is_same_hardware_ && !step_.is_joining() &&
          (are_averaged || local_sgds_.empty());
 }
 
 void ReplicaCheck::compare_now(const char* where, bool are_averaged) {
   expect_known_parameters(where);
-  if (!objects_.context.is_distributed() || loop_.joining) {
+  if (!objects_.context.is_distributed() || step_.is_joining()) {
     return;
   }
   std::vector<RankFact> facts = read_facts(compared_loaders(), active_);
@@ -249,9 +244,9 @@ void ReplicaCheck::warn_of_own_data() {
   }
 }
 
-void ReplicaCheck::before_update() {
+void ReplicaCheck::before_update(const Optimizer& /*optimizer*/) {
   warn_of_own_data();
-  if (loop_.calls.steps < 2 || loop_.calls.steps % kUpdatesPerChecksum == 0) {
+  if (step_.calls().steps < 2 || step_.calls().steps % kUpdatesPerChecksum == 0) {
     expect_known_parameters("optimizer");
   }
 }
@@ -291,8 +286,7 @@ void ReplicaCheck::expect_known_parameters(const char* where) {
   }
 }
 
-void ReplicaCheck::forget() {
-  loop_.before_update = nullptr;
+void ReplicaCheck::objects_forgotten() {
   known_.clear();
   has_rates_.clear();
   compared_optimizers_ = 0;

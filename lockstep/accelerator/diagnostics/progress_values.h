@@ -5,7 +5,7 @@
 
 #include <c10/core/Device.h>
 
-#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/diagnostics/loss_watch.h"
 #include "lockstep/base/program/progress.h"
 
 namespace lockstep {
@@ -15,6 +15,6 @@ namespace lockstep {
 /// The loss is that of this process and on the CPU: a device's is not read, since each reading
 /// would wait for the device. The memory is that of `device`, of a CPU the memory of the process.
 /// Thread-safe. Cost: one small file read, or one call of the allocator.
-ProgressValues progress_values(const LoopState& loop, c10::Device device);
+ProgressValues progress_values(const LossWatch& losses, c10::Device device);
 
 }  // namespace lockstep

@@ -9,11 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/accelerator/diagnostics/loss_watch.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/loader_facts.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/loop/loop_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/sync/rank_facts.h"
 
@@ -32,25 +33,28 @@ namespace lockstep {
 /// Cost: a few numbers in each averaging, one pass over the parameters in 100 updates and in
 /// compare_now(); docs/faults.md has the measured time, below 0.25 % of a small step. Not
 /// thread-safe, except for calls from backward.
-class ReplicaCheck {
+class ReplicaCheck final : public StepObserver {
  public:
   ReplicaCheck(
       const PreparedObjects& objects,
-      LoopState& loop,
+      const TrainingStep& step,
+      LossWatch& losses,
       const ActiveLoaders& active,
       const LocalSgdScopes& local_sgds)
-      : objects_(objects), loop_(loop), active_(active), local_sgds_(local_sgds) {}
+      : objects_(objects), step_(step), losses_(losses), active_(active), local_sgds_(local_sgds) {}
 
   /// Watches the models and optimizers that were prepared since the last call. Throws ConfigError
   /// for settings of an optimizer that differ, and for parameters that a model has got since it was
   /// prepared. Collective.
-  void watch_prepared();
+  void objects_prepared() override;
   /// Compares the passes over loaders and the parameters of all models now. Throws ConfigError in
   /// the name of `where`. Ignores parameters within LocalSgd, unless they `are_averaged`.
   /// Collective.
   void compare_now(const char* where, bool are_averaged = false);
+  /// Warns of processes without a prepared loader, and looks for new parameters now and then.
+  void before_update(const Optimizer& optimizer) override;
   /// Stops watching.
-  void forget();
+  void objects_forgotten() override;
 
  private:
   uint64_t digest();
@@ -62,13 +66,13 @@ class ReplicaCheck {
   bool compares_parameters(bool are_averaged) const;
   void compare_settings();
   void find_rates();
-  void before_update();
   void expect_known_parameters(const char* where);
   void warn_of_own_data();
   std::vector<double> rates_of(size_t optimizer) const;
 
   const PreparedObjects& objects_;
-  LoopState& loop_;
+  const TrainingStep& step_;
+  LossWatch& losses_;
   const ActiveLoaders& active_;
   const LocalSgdScopes& local_sgds_;
   std::map<const void*, std::set<const void*>> known_;  ///< [model] Parameters at prepare().

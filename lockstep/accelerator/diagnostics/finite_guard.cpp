@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/loop/finite_guard.h"
+#include "lockstep/accelerator/diagnostics/finite_guard.h"
 
 #include <cmath>
 #include <utility>
@@ -10,17 +10,18 @@
 
 #include <ATen/ops/sum.h>
 
+#include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
 
-FiniteGuard::FiniteGuard(NonFinitePolicy policy, Group group)
-    : policy_(policy), group_(std::move(group)) {}
+FiniteGuard::FiniteGuard(NonFinitePolicy policy, bool scaled, Group group)
+    : policy_(policy), scaled_(scaled), group_(std::move(group)) {}
 
-void FiniteGuard::watch(const NamedTensors& parameters) {
-  if (policy_ == NonFinitePolicy::kIgnore) {
+void FiniteGuard::model_given(const NamedTensors& parameters) {
+  if (policy_ == NonFinitePolicy::kIgnore || scaled_) {
     return;
   }
   Watch watch;
@@ -42,12 +43,12 @@ void FiniteGuard::watch(const NamedTensors& parameters) {
   watches_.push_back(std::move(watch));
 }
 
-void FiniteGuard::check_loss(const at::Tensor& loss) {
+void FiniteGuard::loss_given(const GivenLoss& given) {
   if (policy_ == NonFinitePolicy::kIgnore) {
     return;
   }
   checked_ = false;
-  findings_->bad_loss |= !std::isfinite(loss.detach().item<double>());
+  findings_->bad_loss |= !std::isfinite(given.loss.detach().item<double>());
 }
 
 void FiniteGuard::check_gradient(const at::Tensor& gradient, const std::string& what) {
@@ -61,7 +62,7 @@ void FiniteGuard::check_gradient(const at::Tensor& gradient, const std::string& 
   }
 }
 
-bool FiniteGuard::may_step(int64_t step) {
+bool FiniteGuard::may_update(int64_t step) {
   if (policy_ == NonFinitePolicy::kIgnore) {
     return true;
   }
@@ -116,8 +117,20 @@ void FiniteGuard::load_state(const nlohmann::json& state) {
   }
 }
 
-void FiniteGuard::overflowed_unscaled(
-    const std::vector<at::Tensor>& parameters, int64_t step) const {
+void FiniteGuard::before_closure() {
+  if (policy_ != NonFinitePolicy::kIgnore) {
+    throw ConfigError(
+        "optimizer",
+        "step(closure) cannot be combined with a NonFinitePolicy: the closure computes gradients "
+        "after the check; use step()");
+  }
+}
+
+void FiniteGuard::overflowed_unscaled(const Optimizer& optimizer) {
+  if (policy_ == NonFinitePolicy::kIgnore) {
+    return;
+  }
+  const std::vector<at::Tensor> parameters = optimizer.parameters();
   size_t bad = 0;
   for (; bad < parameters.size(); ++bad) {
     const at::Tensor& gradient = parameters[bad].grad();
@@ -128,13 +141,20 @@ void FiniteGuard::overflowed_unscaled(
   const std::string what = fmt::format(
       "in step {} gradients overflowed though the loss scale has fallen to 1{}; compute in bf16, "
       "or find the layer that diverges",
-      step + 1,
+      optimizer.steps() + 1,
       bad < parameters.size() ? fmt::format(" (the optimizer's parameter {} on this rank)", bad)
                               : "");
   if (policy_ == NonFinitePolicy::kStop) {
     throw Error("optimizer", what);
   }
   log_warning(what + "; the update is skipped");
+}
+
+void FiniteGuard::objects_forgotten() {
+  watches_.clear();
+  findings_ = std::make_shared<Findings>();
+  checked_ = false;
+  all_finite_ = true;
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,6 +11,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/accelerator/step/step_observer.h"
 #include "lockstep/comm/wait_observer.h"
 #include "lockstep/tracking/steps/step_records.h"
 #include "lockstep/tracking/steps/step_times.h"
@@ -25,7 +28,7 @@ namespace lockstep {
 /// Times are those of the thread that constructs it, by the host's clock: nothing waits for a
 /// device, whose work counts where the program waits for it. Cost: a clock read (20 ns) at each
 /// change of the part, and 10 us a record. Not thread-safe.
-class StepRecorder final : public comm::WaitObserver {
+class StepRecorder final : public comm::WaitObserver, public StepObserver {
  public:
   using Part = tracking::StepPart;
 
@@ -34,32 +37,28 @@ class StepRecorder final : public comm::WaitObserver {
       const std::filesystem::path& file, const nlohmann::ordered_json& header, at::Device device);
   ~StepRecorder() override;
 
-  void enter(Part part) noexcept;
-  void leave() noexcept;
-  void begin_wait() noexcept override { enter(Part::kCommunication); }
-  void end_wait() noexcept override { leave(); }
+  void part_began(Part part) override;
+  void part_ended() override;
+  void begin_wait() noexcept override { part_began(Part::kCommunication); }
+  void end_wait() noexcept override { part_ended(); }
 
   // --- events of the loop over a loader
-  /// The loop waits for a batch, until end_data().
-  void begin_data();
-  void end_data();
-  void add_samples(int64_t samples) { open_.samples += samples; }
-  /// A pass begins. Returns the times until now, for end_pass.
-  tracking::PartTimes begin_pass(bool outermost);
-  void end_pass(bool outermost, bool trained, const tracking::PartTimes& at_its_begin);
-  /// The loop's body has ended: so has an update that it made.
-  void end_body();
+  void batch_requested() override;
+  void batch_began(int64_t rows) override;
+  void pass_began(const void* loader, bool outermost) override;
+  void pass_ended(const void* loader, bool outermost, bool trained) override;
+  /// An update that the body made has ended, too.
+  void body_ended() override;
 
   // --- events of an update
   /// Adds the loss of a micro-step. A loss on a device is not read, because that would wait.
-  void note_loss(const at::Tensor& loss, double factor = 1);
-  /// Adds a part of an update's loss, for an engine whose losses are divided already. The losses of
-  /// note_loss are then ignored.
-  void note_loss_part(const at::Tensor& part);
-  /// Records a step() of `optimizer`; those of other optimizers than the first are not counted.
-  void note_update(const void* optimizer, int64_t step, bool skipped, double lr);
+  void loss_given(const GivenLoss& given) override;
+  /// Adds a part of an update's loss. Given losses are then ignored.
+  void loss_part_given(const at::Tensor& part) override;
+  /// Records a step(); those of other optimizers than the first are not counted.
+  void after_update(const Update& update) override;
   /// Forgets the first optimizer.
-  void forget_optimizer() { optimizer_ = nullptr; }
+  void objects_forgotten() override { optimizer_ = nullptr; }
 
   void write_config(const nlohmann::json& config) { file_.write_config(config); }
   /// Writes the updates that are not written yet.
@@ -77,6 +76,7 @@ class StepRecorder final : public comm::WaitObserver {
     int64_t samples = 0;
   };
 
+  void end_data();
   void end_update();
   void write_pending();
 
@@ -91,31 +91,35 @@ class StepRecorder final : public comm::WaitObserver {
   int64_t written_ns_;
   const void* optimizer_ = nullptr;  ///< The first one that made an update.
   int64_t updates_ = 0;              ///< Since the last end_update().
-  int passes_ = 0;                   ///< Running passes.
+  /// [loader] The times when its running pass began.
+  std::map<const void*, tracking::PartTimes> passes_;
   bool waits_for_data_ = false;
   bool has_backward_ = false;  ///< Since the last end_update().
   bool finished_ = false;
 };
 
-/// RAII scope: this thread's time belongs to `part`. Does nothing with a null recorder.
-class StepPartScope {
+/// Records the steps of this process with AcceleratorOptions::record_steps, from start() on.
+///
+/// The recorder observes the waits of the thread that calls start(), until the destructor, on that
+/// thread. Not thread-safe.
+class StepRecording {
  public:
-  StepPartScope(const std::shared_ptr<StepRecorder>& recorder, tracking::StepPart part)
-      : recorder_(recorder.get()) {
-    if (recorder_ != nullptr) {
-      recorder_->enter(part);
-    }
-  }
-  ~StepPartScope() {
-    if (recorder_ != nullptr) {
-      recorder_->leave();
-    }
-  }
-  StepPartScope(const StepPartScope&) = delete;
-  StepPartScope& operator=(const StepPartScope&) = delete;
+  /// Creates no file yet: a program may still refuse to use a folder that has one.
+  explicit StepRecording(const RunContext& context) : context_(context) {}
+  ~StepRecording();
+  StepRecording(const StepRecording&) = delete;
+  StepRecording& operator=(const StepRecording&) = delete;
+
+  /// Opens the file. Does nothing, and returns false, without record_steps and in later calls.
+  /// Throws ConfigError, naming the file, if it cannot be opened.
+  bool start();
+  /// Returns null before start(), and without record_steps.
+  const std::shared_ptr<StepRecorder>& recorder() const { return recorder_; }
 
  private:
-  StepRecorder* recorder_;
+  const RunContext& context_;
+  std::shared_ptr<StepRecorder> recorder_;
+  std::shared_ptr<comm::WaitObserver> outer_;  ///< The observer before.
 };
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/loop/progress_values.h"
+#include "lockstep/accelerator/diagnostics/progress_values.h"
 
 #include <cstdint>
 #include <optional>
@@ -36,9 +36,9 @@ std::string size_text(double bytes) {
 
 }  // namespace
 
-ProgressValues progress_values(const LoopState& loop, c10::Device device) {
+ProgressValues progress_values(const LossWatch& losses, c10::Device device) {
   ProgressValues values;
-  if (const auto loss = loop.losses.last_on_cpu()) {
+  if (const auto loss = losses.last_on_cpu()) {
     values.emplace_back("loss", fmt::format("{:.4g}", *loss));
   }
   if (const auto bytes = bytes_in_use(device)) {
