@@ -79,6 +79,11 @@ void AcceleratorInternals::init_trackers(
   accelerator.init_trackers(config);
 }
 
+void AcceleratorInternals::add_checkpoint_part(
+    Accelerator& accelerator, std::shared_ptr<CheckpointPart> part) {
+  accelerator.state_->checkpointer.add_first_part(std::move(part));
+}
+
 void AcceleratorInternals::add_checkpointable(Accelerator& accelerator, AnyCheckpointable object) {
   accelerator.add_checkpointable(std::move(object));
 }

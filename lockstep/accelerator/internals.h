@@ -20,6 +20,7 @@ namespace lockstep {
 class Accelerator;
 class ActiveLoaders;
 class BackwardRunner;
+class CheckpointPart;
 class FiniteGuard;
 class LocalSgd;
 class LocalSgdScopes;
@@ -57,6 +58,8 @@ class AcceleratorInternals {
       const NamedTensors& tensors,
       const std::filesystem::path& folder,
       const checkpoint::SaveModelOptions& options);
+  /// Adds a part that checkpoints save, and loads check, before all others.
+  static void add_checkpoint_part(Accelerator& accelerator, std::shared_ptr<CheckpointPart> part);
   static void add_checkpointable(Accelerator& accelerator, AnyCheckpointable object);
   /// Sets AcceleratorOptions::project_name, and calls Accelerator::init_trackers. Step records that
   /// have begun keep their folder.

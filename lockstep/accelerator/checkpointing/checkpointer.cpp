@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/accelerator/checkpointing/parts/parts.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/background_save.h"
@@ -34,19 +35,23 @@ Checkpointer::Checkpointer(
       end_training_(std::move(end_training)),
       project_(objects.context),
       preemption_(objects.context),
-      collector_(objects, step, finite, active, epochs, local_sgds, registered_, project_),
-      loader_(
-          {.objects = objects,
-           .step = step,
-           .finite = finite,
-           .epochs = epochs,
-           .local_sgds = local_sgds,
-           .registered = registered_,
-           .writers_per_rank = project_.writers_per_rank()},
-          gradients,
-          project_),
-      saver_(objects, step, local_sgds, replicas, project_, collector_),
-      resume_pending_(objects.context.resume) {}
+      loader_(objects, local_sgds, gradients, project_, parts_, *registered_),
+      saver_(objects, step, local_sgds, replicas, project_, parts_, *registered_),
+      resume_pending_(objects.context.resume) {
+  // A load applies them in this order: rates after optimizers, unused gradients after parameters.
+  parts_.push_back(models_part(objects));
+  parts_.push_back(own_buffers_part(objects));
+  parts_.push_back(optimizers_part(objects, local_sgds));
+  parts_.push_back(local_sgd_steps_part(local_sgds));
+  parts_.push_back(comm_hooks_part(objects));
+  parts_.push_back(loaders_part(objects, active));
+  parts_.push_back(epochs_part(objects, epochs));
+  parts_.push_back(random_states_part(objects.context.device));
+  parts_.push_back(loss_scale_part(step));
+  parts_.push_back(schedulers_part(objects));
+  parts_.push_back(accumulation_part(objects, step, finite));
+  parts_.push_back(registered_);
+}
 
 void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options) {
   const comm::CallScope call("save_state");

@@ -4,13 +4,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "lockstep/accelerator/backward/gradients.h"
+#include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 #include "lockstep/accelerator/checkpointing/preemption.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
 #include "lockstep/accelerator/checkpointing/registered_objects.h"
-#include "lockstep/accelerator/checkpointing/state_collector.h"
 #include "lockstep/accelerator/checkpointing/state_loader.h"
 #include "lockstep/accelerator/checkpointing/state_saver.h"
 #include "lockstep/accelerator/diagnostics/finite_guard.h"
@@ -55,7 +57,11 @@ class Checkpointer {
   void between_batches();
 
   StateSaver& saver() { return saver_; }
-  RegisteredObjects& registered() { return registered_; }
+  RegisteredObjects& registered() { return *registered_; }
+  /// Adds a part that is saved and checked before all others.
+  void add_first_part(std::shared_ptr<CheckpointPart> part) {
+    parts_.insert(parts_.begin(), std::move(part));
+  }
   Preemption& preemption() { return preemption_; }
 
  private:
@@ -68,8 +74,8 @@ class Checkpointer {
   std::function<void()> end_training_;
   ProjectFolder project_;
   Preemption preemption_;
-  RegisteredObjects registered_;
-  StateCollector collector_;
+  std::shared_ptr<RegisteredObjects> registered_ = std::make_shared<RegisteredObjects>();
+  CheckpointParts parts_;
   StateLoader loader_;
   StateSaver saver_;
 

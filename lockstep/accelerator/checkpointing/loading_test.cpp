@@ -13,9 +13,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
+#include "lockstep/accelerator/checkpointing/parts/random_states.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/training_state/non_finite_json.h"
-#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/data/dataset/tensor_dataset.h"

@@ -16,6 +16,8 @@
 namespace lockstep {
 namespace {
 
+namespace files = storage::state_files;
+
 /// Returns a checksum of a state, to compare the states of processes.
 std::string fingerprint(const ObjectState& state) {
   uint32_t crc = crc32c(state.values.dump());
@@ -56,8 +58,8 @@ void RegisteredObjects::add(AnyCheckpointable object) {
   objects_.push_back(std::move(object));
 }
 
-void RegisteredObjects::collect(
-    checkpoint::Contents& contents, nlohmann::json& meta, const SavingGroups& groups) const {
+void RegisteredObjects::collect(StateToSave& state) const {
+  checkpoint::Contents& contents = state.contents;
   std::vector<ObjectState> own;
   nlohmann::json fingerprints = nlohmann::json::array();
   try {
@@ -69,8 +71,8 @@ void RegisteredObjects::collect(
   } catch (const std::exception& error) {
     contents.fail(fmt::format("the state of custom object {}: {}", own.size(), error.what()));
   }
-  meta["custom_objects"] = nlohmann::json::array();
-  Group group = groups.all;
+  state.meta["custom_objects"] = nlohmann::json::array();
+  Group group = state.groups.all;
   std::vector<nlohmann::json> all;
   for (const std::string& text : all_gather_bytes(
            group,
@@ -78,15 +80,14 @@ void RegisteredObjects::collect(
     all.push_back(nlohmann::json::parse(text));
   }
   expect_same_number(contents, all, objects_.size());
-  namespace files = storage::state_files;
   for (size_t i = 0; i < own.size(); ++i) {
     bool differs = false;
     for (const nlohmann::json& item : all) {
       const nlohmann::json& states = item.at("states");
       differs = differs || i >= states.size() || states[i] != fingerprints[i];
     }
-    meta["custom_objects"].push_back(differs ? "each" : "shared");
-    if (!differs && !groups.leads()) {
+    state.meta["custom_objects"].push_back(differs ? "each" : "shared");
+    if (!differs && !state.groups.is_writer()) {
       continue;
     }
     const std::string stem = differs ? files::object_of_rank(i, group.rank()) : files::object(i);
@@ -94,6 +95,42 @@ void RegisteredObjects::collect(
     if (!own[i].tensors.empty()) {
       contents.add_tensors(stem + ".safetensors", own[i].tensors);
     }
+  }
+}
+
+void RegisteredObjects::check(StateToLoad& state) const {
+  if (state.options.models_only) {
+    return;
+  }
+  const std::vector<bool>& differ = state.saved.objects_differ;
+  if (differ.size() != objects_.size()) {
+    throw CheckpointError(
+        state.reader.path().string(),
+        fmt::format(
+            "holds {} custom objects, this program registered {} for checkpointing",
+            differ.size(),
+            objects_.size()));
+  }
+  for (size_t i = 0; i < objects_.size(); ++i) {
+    const bool each = differ[i];
+    if (each && state.is_resharded()) {
+      throw CheckpointError(
+          state.reader.path().string(),
+          fmt::format(
+              "custom object {} has a different state for each of {} processes, but this job has "
+              "{}; start {} processes, or register objects with the same state in all processes",
+              i,
+              state.saved_by(),
+              state.processes,
+              state.saved_by()));
+    }
+    const std::string stem = each ? files::object_of_rank(i, state.rank) : files::object(i);
+    ObjectState saved(with_non_finite(state.reader.json(stem + ".json")));
+    if (state.reader.has(stem + ".safetensors")) {
+      saved.tensors = state.reader.tensors(stem + ".safetensors");
+    }
+    state.apply.emplace_back(
+        [object = objects_[i], saved = std::move(saved)] { object.load_state_dict(saved); });
   }
 }
 

@@ -14,9 +14,9 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include "lockstep/accelerator/checkpointing/parts/random_states.h"
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/data/dataset/tensor_dataset.h"

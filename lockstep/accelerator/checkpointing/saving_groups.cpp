@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-SavingGroups SavingGroups::patient() const {
+SavingGroups SavingGroups::with_saving_timeout() const {
   return {
       .all = checkpoint::with_saving_timeout(all), .disk = checkpoint::with_saving_timeout(disk)};
 }
@@ -22,7 +22,7 @@ std::vector<std::string> reports_of_disks(
     const std::filesystem::path& folder,
     const std::function<std::string()>& report) {
   std::string own;
-  if (groups.leads()) {
+  if (groups.is_writer()) {
     try {
       own = "+" + report();
     } catch (const std::exception& error) {
@@ -42,6 +42,20 @@ std::vector<std::string> reports_of_disks(
     }
   }
   return reports;
+}
+
+void throw_together(
+    Group& group,
+    const std::string& failure,
+    const std::filesystem::path& folder,
+    const char* could_not) {
+  const std::vector<std::string> failures = all_gather_bytes(group, failure);
+  for (size_t rank = 0; rank < failures.size(); ++rank) {
+    if (!failures[rank].empty()) {
+      throw CheckpointError(
+          folder.string(), fmt::format("rank {} {}: {}", rank, could_not, failures[rank]));
+    }
+  }
 }
 
 }  // namespace lockstep

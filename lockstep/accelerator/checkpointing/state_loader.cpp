@@ -14,7 +14,6 @@
 
 #include "lockstep/accelerator/training_state/import_accelerate.h"
 #include "lockstep/accelerator/training_state/sharded_state.h"
-#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/machine.h"
@@ -38,20 +37,20 @@ std::string updates_text(const nlohmann::json& steps) {
 }
 
 /// Throws CheckpointError for a checkpoint of single hosts that this job cannot load.
-void expect_loadable(const Loading& loading) {
-  if (loading.resharded && loading.reader.world_size() != loading.saved_by) {
+void expect_loadable(const StateToLoad& state, const PreparedObjects& objects) {
+  if (state.is_resharded() && state.reader.world_size() != state.saved_by()) {
     throw CheckpointError(
-        loading.reader.path().string(),
+        state.reader.path().string(),
         fmt::format(
             "is one host's part of a save_on_each_node checkpoint by {} processes; this job has "
             "{}; start the same processes on the same hosts",
-            loading.saved_by,
-            loading.processes()));
+            state.saved_by(),
+            state.processes));
   }
-  if (!loading.targets.objects.sharding &&
-      (is_in_parts(loading.reader, "model") || is_in_parts(loading.reader, "optimizer"))) {
+  if (!objects.sharding &&
+      (is_in_parts(state.reader, "model") || is_in_parts(state.reader, "optimizer"))) {
     throw CheckpointError(
-        loading.reader.path().string(),
+        state.reader.path().string(),
         "is one host's part of a state that ZeRO sharded; load it with the stage, hosts and ranks "
         "that saved it");
   }
@@ -80,7 +79,7 @@ ImportTarget import_target(const PreparedObjects& objects, const ParameterName& 
 
 void StateLoader::load(const fs::path& folder, const LoadStateOptions& options) {
   const SavingGroups& groups = project_.groups();
-  if (groups.leads() && !fs::exists(folder)) {
+  if (groups.is_writer() && !fs::exists(folder)) {
     // Completes the rename of a save that was interrupted.
     storage::remove_stale(fs::absolute(folder).parent_path());
   }
@@ -101,7 +100,7 @@ void StateLoader::load(const fs::path& folder, const LoadStateOptions& options) 
   expect_same_save(folder, checked);
   try {
     gradients_.clear();  // Those of a group that the loaded state does not contain.
-    targets_.local_sgds.forget_restored();
+    local_sgds_.forget_restored();
     for (const auto& step : checked.apply) {
       step();
     }
@@ -132,57 +131,52 @@ StateLoader::Checked StateLoader::check(const fs::path& folder, const LoadStateO
 StateLoader::Checked StateLoader::check_saved(
     const fs::path& folder, const LoadStateOptions& options) {
   checkpoint::Reader reader(folder);
-  const RunContext& context = targets_.objects.context;
+  const RunContext& context = objects_.context;
   // The processes of a host read the same files: each verifies a share, and all get its findings.
-  Loading loading{
-      .targets = targets_,
+  StateToLoad state{
       .reader = reader,
       .saved = storage::read_saved_meta(reader),
       .share =
           {.index = context.world.local_rank,
            .count = context.world.local_size,
            .unverified = !options.verify},
-      .options = options};
-  loading.saved_by = loading.saved.processes;
-  loading.resharded = loading.saved_by != context.size();
-  expect_loadable(loading);
-  check_models(loading);
-  if (options.optimizers && !options.models_only) {
-    check_optimizers(loading);
+      .options = options,
+      .rank = context.rank(),
+      .processes = context.size(),
+      .writers_per_rank = project_.writers_per_rank()};
+  expect_loadable(state, objects_);
+  StateBeingLoaded being_loaded{.checkpoint = reader, .models = objects_.models.size()};
+  registered_.load_hooks().run(being_loaded);
+  state.excluded_models = being_loaded.taken_over;
+  for (const auto& part : parts_) {
+    part->check(state);
   }
-  if (!options.models_only) {
-    check_comm_hooks(loading);
-    check_positions(loading);
-    check_loop(loading);
-    check_registered_objects(loading);
-  }
-  if (loading.resharded) {
+  if (state.is_resharded()) {
     log_info(fmt::format(
         "{} was saved by {} processes and continues with {}",
         folder.string(),
-        loading.saved_by,
+        state.saved_by(),
         context.size()));
   }
   return {
-      .id = loading.saved.save_id,
-      .steps = loading.saved.optimizer_steps,
+      .id = state.saved.save_id,
+      .steps = state.saved.optimizer_steps,
       .verified = options.verify,
-      .apply = std::move(loading.apply)};
+      .apply = std::move(state.apply)};
 }
 
 /// Checks a folder of Accelerate, except for its pickles, which are not read.
 StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
-  PreparedObjects& objects = targets_.objects;
-  objects.refuse_zero(
+  objects_.refuse_zero(
       "load_state",
       "Accelerate saved full parameters, but each process of this job has a shard; load the folder "
       "once without ZeRO, and call save_state(), whose checkpoint any stage can load");
-  const ParameterName names = objects.parameter_names("load_state");
-  const ImportedState imported = import_accelerate(folder, import_target(objects, names));
+  const ParameterName names = objects_.parameter_names("load_state");
+  const ImportedState imported = import_accelerate(folder, import_target(objects_, names));
   Checked checked;
   for (size_t i = 0; i < imported.models.size(); ++i) {
-    NamedTensors all = objects.models[i].parameters();
-    const NamedTensors buffers = objects.models[i].buffers();
+    NamedTensors all = objects_.models[i].parameters();
+    const NamedTensors buffers = objects_.models[i].buffers();
     all.insert(all.end(), buffers.begin(), buffers.end());
     checked.apply.push_back(checkpoint::check_checkpoint_in_model(all, imported.models[i]).apply);
   }
@@ -190,18 +184,18 @@ StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
     const auto& saved = imported.optimizers[i];
     checked.steps.push_back(saved.steps);
     checked.apply.push_back(check_optimizer(
-        objects.optimizers[i].inner(),
+        objects_.optimizers[i].inner(),
         names,
         saved.tensors,
         saved.settings,
         saved.path,
         saved.settings_path));
     checked.apply.emplace_back(
-        [&objects, i, steps = saved.steps] { objects.optimizers[i].set_steps(steps); });
+        [&objects = objects_, i, steps = saved.steps] { objects.optimizers[i].set_steps(steps); });
   }
   for (size_t i = 0; i < imported.schedulers.size(); ++i) {
     checked.apply.push_back(
-        objects.schedulers[i].check_state(imported.schedulers[i], folder.string()));
+        objects_.schedulers[i].check_state(imported.schedulers[i], folder.string()));
   }
   log_warning(fmt::format(
       "{} was saved by Accelerate: models, optimizers and schedulers continue; {} start from the "
@@ -210,7 +204,7 @@ StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
       fmt::join(imported.not_imported, ", ")));
   // Accelerate gives a save no id. On one host the folder's canonical path identifies it.
   std::error_code error;
-  checked.id = objects.context.world.on_one_host()
+  checked.id = objects_.context.world.on_one_host()
                    ? storage::in_quotes(fs::canonical(folder, error).string())
                    : "by Accelerate";
   return checked;

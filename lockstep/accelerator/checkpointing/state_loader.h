@@ -8,9 +8,12 @@
 #include <vector>
 
 #include "lockstep/accelerator/backward/gradients.h"
-#include "lockstep/accelerator/checkpointing/loading.h"
+#include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
+#include "lockstep/accelerator/checkpointing/registered_objects.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/options/project_configuration.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
 
 namespace lockstep {
 
@@ -18,8 +21,19 @@ namespace lockstep {
 /// thread-safe.
 class StateLoader {
  public:
-  StateLoader(const LoadTargets& targets, Gradients& gradients, const ProjectFolder& project)
-      : targets_(targets), gradients_(gradients), project_(project) {}
+  StateLoader(
+      PreparedObjects& objects,
+      LocalSgdScopes& local_sgds,
+      Gradients& gradients,
+      const ProjectFolder& project,
+      const CheckpointParts& parts,
+      RegisteredObjects& registered)
+      : objects_(objects),
+        local_sgds_(local_sgds),
+        gradients_(gradients),
+        project_(project),
+        parts_(parts),
+        registered_(registered) {}
 
   /// See Accelerator::load_state. Checks everything on all processes before anything changes.
   /// Collective.
@@ -39,9 +53,12 @@ class StateLoader {
   Checked check_import(const std::filesystem::path& folder);
   void expect_same_save(const std::filesystem::path& folder, const Checked& checked);
 
-  LoadTargets targets_;
+  PreparedObjects& objects_;
+  LocalSgdScopes& local_sgds_;
   Gradients& gradients_;
   const ProjectFolder& project_;
+  const CheckpointParts& parts_;
+  RegisteredObjects& registered_;
 };
 
 }  // namespace lockstep

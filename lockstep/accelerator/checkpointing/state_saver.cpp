@@ -14,7 +14,6 @@
 
 #include <ATen/DeviceAccelerator.h>
 
-#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -52,7 +51,7 @@ void unshard_while(
       coordinator->wait_for_all(0, groups.all);
     }
   };
-  if (groups.leads()) {
+  if (groups.is_writer()) {
     try {
       body();
     } catch (const std::exception&) {
@@ -85,7 +84,7 @@ class CheckpointWrite {
   void run(const SavingGroups& given, const WriteMore& write_more = nullptr) const {
     // Includes what follows the commit: an old checkpoint may take long to remove.
     const watch::Saving saving;
-    const SavingGroups groups = given.patient();
+    const SavingGroups groups = given.with_saving_timeout();
     std::string failure;
     try {
       write(groups, write_more);
@@ -125,7 +124,7 @@ class CheckpointWrite {
     try {
       throw_together(all, failure, folder_, "cannot save it");
     } catch (const CheckpointError&) {
-      if (failure.empty() && groups.leads()) {
+      if (failure.empty() && groups.is_writer()) {
         std::error_code ignored;  // Its remains are not a checkpoint of the job.
         fs::remove_all(folder_, ignored);
       }
@@ -167,6 +166,41 @@ std::string StateSaver::agree_on_save(const fs::path& folder) const {
   return all[0].at("id").get<std::string>();
 }
 
+/// Runs the hooks, then collects all parts. A failure on one process fails the save when it is
+/// written, so that no process waits for another. Collective.
+StateToSave StateSaver::collect(const SaveStateOptions& options) {
+  const SavingGroups& groups = project_.groups();
+  const int writers = project_.writers_per_rank();
+  StateToSave state{
+      .options = options,
+      .groups = groups,
+      .rank = objects_.context.rank(),
+      .writers_per_rank = writers,
+      .shares = checkpoint::EvenShares(
+          static_cast<size_t>(groups.disk.size()) * static_cast<size_t>(writers))};
+  state.meta["processes"] = objects_.context.size();
+  step_.scaling().update_if_due();  // Collective, so before anything may throw on one process.
+  const auto or_fail = [&](const auto& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      state.contents.fail(error.what());
+    }
+  };
+  or_fail([&] {
+    StateBeingSaved being_saved{.contents = state.contents, .models = objects_.models.size()};
+    registered_.save_hooks().run(being_saved);
+    state.excluded_models = being_saved.taken_over;
+  });
+  for (const auto& part : parts_) {
+    or_fail([&] { part->collect(state); });
+  }
+  state.contents.must_agree(
+      "the models that a hook saves", fmt::format("{}", fmt::join(state.excluded_models, ", ")));
+  state.meta["models_taken_over"] = state.excluded_models;
+  return state;
+}
+
 /// Waits for the device, and throws if an operation of the ranks has failed there: its result must
 /// not be saved.
 void StateSaver::expect_finished_device() const {
@@ -182,7 +216,8 @@ void StateSaver::expect_finished_device() const {
 
 /// Waits for the values and, for an asynchronous save, copies them to host memory. A failure fails
 /// the save on all processes when it is written. Collective with full tensors.
-void StateSaver::finish_contents(CollectedState& state, bool async, SaveTimings& timings) {
+void StateSaver::finish_contents(StateToSave& state, SaveTimings& timings) {
+  const bool async = state.options.async;
   try {
     if (async && objects_.saves_full_state_dict()) {
       // The writing thread cannot unshard. This precedes all that may fail on one process alone.
@@ -215,9 +250,9 @@ void StateSaver::save(
   const std::string save_id = agree_on_save(folder);
   local_sgds_.average();
   replicas_.compare_now("save_state", /*are_averaged=*/true);
-  CollectedState state = collector_.collect(options);
+  StateToSave state = collect(options);
   state.meta[storage::kSaveIdKey] = save_id;
-  finish_contents(state, options.async, timings);
+  finish_contents(state, timings);
   auto contents = std::make_shared<checkpoint::Contents>(std::move(state.contents));
   const CheckpointWrite write(
       folder,
@@ -283,7 +318,7 @@ void StateSaver::save_model(
   step_.refuse_offloaded("save_model");
   replicas_.compare_now("save_model");
   const watch::Saving saving;
-  const SavingGroups groups = project_.groups().patient();
+  const SavingGroups groups = project_.groups().with_saving_timeout();
   std::exception_ptr failure;
   unshard_while(objects_, groups, [&] {
     try {

@@ -7,8 +7,9 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
-#include "lockstep/accelerator/checkpointing/state_collector.h"
+#include "lockstep/accelerator/checkpointing/registered_objects.h"
 #include "lockstep/accelerator/diagnostics/replica_check.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/options/project_configuration.h"
@@ -29,17 +30,19 @@ class StateSaver {
 
   StateSaver(
       const PreparedObjects& objects,
-      const TrainingStep& step,
+      TrainingStep& step,
       LocalSgdScopes& local_sgds,
       ReplicaCheck& replicas,
       const ProjectFolder& project,
-      StateCollector& collector)
+      const CheckpointParts& parts,
+      RegisteredObjects& registered)
       : objects_(objects),
         step_(step),
         local_sgds_(local_sgds),
         replicas_(replicas),
         project_(project),
-        collector_(collector) {}
+        parts_(parts),
+        registered_(registered) {}
 
   /// Saves the training state to `folder`; see Accelerator::save_state. Collective.
   void save(
@@ -59,15 +62,17 @@ class StateSaver {
  private:
   std::string agree_on_save(const std::filesystem::path& folder) const;
   void expect_finished_device() const;
-  void finish_contents(CollectedState& state, bool async, SaveTimings& timings);
+  StateToSave collect(const SaveStateOptions& options);
+  void finish_contents(StateToSave& state, SaveTimings& timings);
   const SavingGroups& background_groups();
 
   const PreparedObjects& objects_;
-  const TrainingStep& step_;
+  TrainingStep& step_;
   LocalSgdScopes& local_sgds_;
   ReplicaCheck& replicas_;
   const ProjectFolder& project_;
-  StateCollector& collector_;
+  const CheckpointParts& parts_;
+  RegisteredObjects& registered_;
 
   SaveTimings timings_;
   double background_write_ms_ = 0;  ///< Read after wait() only.

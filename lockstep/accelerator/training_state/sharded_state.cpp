@@ -32,9 +32,9 @@ void add_part(
     const zero::Sharding& sharding,
     NamedTensors own,
     const storage::Slices& slices,
-    const SavedWhere& where) {
+    const SaveDisk& disk) {
   std::map<std::string, std::string> metadata;
-  if (where.on_each_host) {
+  if (disk.on_each_host) {
     metadata[storage::kPartKey] = storage::render_slices(stem, slices);
     contents.add_tensors(
         storage::state_files::part_of_rank(stem, sharding.group().rank()),
@@ -232,7 +232,7 @@ void add_sharded_optimizer(
     torch::optim::Optimizer& optimizer,
     const zero::Sharding& sharding,
     const ParameterName& names,
-    const SavedWhere& where) {
+    const SaveDisk& disk) {
   // A rank has at most one slice of a parameter, so the slice has the parameter's name.
   std::map<std::string, zero::ShardSlice> shard_slices;
   const ParameterName name_of = [&](const at::Tensor& shard_slice) {
@@ -248,17 +248,17 @@ void add_sharded_optimizer(
     if (item.tensor.dim() == 1) {
       slices[item.name] = {
           .shape = shard_slice.parameter.sizes().vec(), .begin = shard_slice.begin};
-    } else if (shard_slice.begin > 0 && !where.on_each_host) {
+    } else if (shard_slice.begin > 0 && !disk.on_each_host) {
       continue;  // A count, which the rank with the first element saves.
     }
     own.push_back(std::move(item));
   }
-  if (where.on_each_host) {
+  if (disk.on_each_host) {
     for (const auto& [name, shard_slice] : trained_slices(sharding, names)) {
       slices[name] = {.shape = shard_slice.parameter.sizes().vec(), .begin = shard_slice.begin};
     }
   }
-  add_part(contents, stem, sharding, std::move(own), slices, where);
+  add_part(contents, stem, sharding, std::move(own), slices, disk);
 }
 
 void add_sharded_model(
@@ -266,14 +266,14 @@ void add_sharded_model(
     const std::string& stem,
     const NamedTensors& tensors,
     const zero::Sharding& sharding,
-    const SavedWhere& where) {
+    const SaveDisk& disk) {
   NamedTensors own;
   NamedTensors unsharded;
   storage::Slices slices;
   for (const NamedTensor& item : tensors) {
     if (!is_sliced(item.tensor, sharding)) {
-      if (where.leads) {
-        (where.on_each_host ? unsharded : own).push_back(item);
+      if (disk.is_writer) {
+        (disk.on_each_host ? unsharded : own).push_back(item);
       }
       continue;
     }
@@ -282,10 +282,10 @@ void add_sharded_model(
       own.push_back({item.name, shard_slice.values.detach()});
     }
   }
-  if (where.on_each_host && where.leads) {
+  if (disk.on_each_host && disk.is_writer) {
     contents.add_tensors(storage::state_files::unsharded(stem), std::move(unsharded));
   }
-  add_part(contents, stem, sharding, std::move(own), slices, where);
+  add_part(contents, stem, sharding, std::move(own), slices, disk);
 }
 
 ModelShards own_model_shards(

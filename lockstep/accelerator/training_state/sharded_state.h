@@ -14,12 +14,12 @@
 namespace lockstep {
 
 /// The disk that a state is saved to.
-struct SavedWhere {
+struct SaveDisk {
   /// Each host's own disk, which has only the files of its ranks. Only the same rank of a job with
   /// the same sharding can load them. False: one disk that all ranks see.
   bool on_each_host = false;
   /// This rank writes the unsharded state, on its disk.
-  bool leads = true;
+  bool is_writer = true;
 };
 
 /// Adds this rank's optimizer state as its part of the set of tensors `stem`, by parameter names,
@@ -30,7 +30,7 @@ void add_sharded_optimizer(
     torch::optim::Optimizer& optimizer,
     const zero::Sharding& sharding,
     const ParameterName& names,
-    const SavedWhere& where);
+    const SaveDisk& disk);
 
 /// Adds this rank's part of a model by the same rules: slices of sharded parameters and of fp32
 /// masters, and, on the main process, all other `tensors`.
@@ -39,7 +39,7 @@ void add_sharded_model(
     const std::string& stem,
     const NamedTensors& tensors,
     const zero::Sharding& sharding,
-    const SavedWhere& where);
+    const SaveDisk& disk);
 
 /// Returns whether `stem` was saved on each host, in parts.
 bool is_in_parts(const checkpoint::Reader& reader, const std::string& stem);

@@ -2,14 +2,15 @@
 #include "lockstep/engine/checkpoint/engine_checkpointer.h"
 
 #include <cstdint>
+#include <memory>
 #include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/training_state/non_finite_json.h"
-#include "lockstep/accelerator/training_state/state_hooks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/storage/deepspeed_folder.h"
@@ -35,7 +36,7 @@ EngineCheckpointer::EngineCheckpointer(
       backward_(backward),
       update_(update),
       latest_(*context.accelerator, context.saves_on_each_host) {
-  register_hooks();
+  AcceleratorInternals::add_checkpoint_part(*context.accelerator, std::make_shared<Part>(*this));
 }
 
 // --- saving
@@ -105,24 +106,25 @@ nlohmann::json EngineCheckpointer::engine_state() const {
       {"client_state", client_state_}};
 }
 
-void EngineCheckpointer::register_hooks() {
-  context_.accelerator->register_save_state_pre_hook([this](StateBeingSaved& saved) {
-    if (latest_.is_writer()) {
-      saved.contents.add_json(kEngineFile, engine_state());
-    }
-  });
-  context_.accelerator->register_load_state_pre_hook([this](StateBeingLoaded& loaded) {
-    if (!loaded.checkpoint.has(kEngineFile)) {
-      throw CheckpointError(
-          loaded.checkpoint.path().string(),
-          "was not saved by an engine; load it with Accelerator::load_state");
-    }
-    // Applied by load(), after everything else has been checked.
-    loaded_state_ = loaded.checkpoint.json(kEngineFile);
-    if (loads_position_in_update_) {
-      check_accumulation((loaded.checkpoint.path() / kEngineFile).string());
-    }
-  });
+// --- the part of the checkpoint
+
+void EngineCheckpointer::Part::collect(StateToSave& state) const {
+  if (engine_.latest_.is_writer()) {
+    state.contents.add_json(kEngineFile, engine_.engine_state());
+  }
+}
+
+void EngineCheckpointer::Part::check(StateToLoad& state) const {
+  if (!state.reader.has(kEngineFile)) {
+    throw CheckpointError(
+        state.reader.path().string(),
+        "was not saved by an engine; load it with Accelerator::load_state");
+  }
+  // Applied by load(), after everything else.
+  engine_.loaded_state_ = state.reader.json(kEngineFile);
+  if (state.loads_optimizers()) {
+    engine_.check_accumulation(state.path(kEngineFile));
+  }
 }
 
 // --- loading
@@ -169,7 +171,6 @@ LoadedCheckpoint EngineCheckpointer::load(
 
 void EngineCheckpointer::load_accelerator_state(
     const fs::path& folder, const LoadCheckpointOptions& options) {
-  loads_position_in_update_ = !options.load_module_only && options.load_optimizer_states;
   context_.accelerator->load_state(
       folder,
       {.strict = options.load_module_strict,

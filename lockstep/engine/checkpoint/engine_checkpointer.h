@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 #include "lockstep/engine/checkpoint/checkpoint_options.h"
 #include "lockstep/engine/checkpoint/latest_tag.h"
 #include "lockstep/engine/state/engine_context.h"
@@ -33,7 +34,17 @@ class EngineCheckpointer {
       const LoadCheckpointOptions& options);
 
  private:
-  void register_hooks();
+  /// engine.json as a part of the Accelerator's checkpoint.
+  class Part final : public CheckpointPart {
+   public:
+    explicit Part(EngineCheckpointer& engine) : engine_(engine) {}
+    void collect(StateToSave& state) const override;
+    void check(StateToLoad& state) const override;
+
+   private:
+    EngineCheckpointer& engine_;
+  };
+
   std::string tag_of_rank_0(const std::string& own_tag);
   nlohmann::json engine_state() const;
   void check_accumulation(const std::string& path) const;
@@ -47,9 +58,8 @@ class EngineCheckpointer {
   EngineBackward& backward_;
   EngineUpdate& update_;
   LatestTag latest_;
-  nlohmann::json client_state_;           ///< To be saved.
-  nlohmann::json loaded_state_;           ///< engine.json of the checkpoint that is loaded.
-  bool loads_position_in_update_ = true;  ///< Loading continues an unfinished update.
+  nlohmann::json client_state_;  ///< To be saved.
+  nlohmann::json loaded_state_;  ///< engine.json of the checkpoint that is loaded.
 };
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/checkpointing/loading.h"
+#include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 
 #include <fmt/format.h>
 
@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-std::string Loading::path(const std::string& file) const {
+std::string StateToLoad::path(const std::string& file) const {
   return (reader.path() / file).string();
 }
 
-std::string Loading::set_path(const std::string& stem) const {
+std::string StateToLoad::set_path(const std::string& stem) const {
   const std::string file = stem + ".safetensors";
   return path(
       reader.has(file)            ? file
@@ -20,20 +20,20 @@ std::string Loading::set_path(const std::string& stem) const {
                                   : stem + "-*.safetensors");
 }
 
-NamedTensors Loading::tensor_set(const std::string& stem) const {
-  return reader.tensor_set(stem, targets.writers_per_rank, share);
+NamedTensors StateToLoad::tensor_set(const std::string& stem) const {
+  return reader.tensor_set(stem, writers_per_rank, share);
 }
 
-std::vector<NamedTensors> Loading::of_all_ranks(
+std::vector<NamedTensors> StateToLoad::of_all_ranks(
     const std::function<std::string(int rank)>& file_of) const {
   std::vector<NamedTensors> all;
-  for (int rank = 0; rank < saved_by; ++rank) {
-    all.push_back(reader.tensors(file_of(rank)));
+  for (int rank_of_file = 0; rank_of_file < saved_by(); ++rank_of_file) {
+    all.push_back(reader.tensors(file_of(rank_of_file)));
   }
   return all;
 }
 
-void Loading::must_match(
+void StateToLoad::must_match(
     const char* what, size_t saved_count, size_t prepared_count, const std::string& remedy) const {
   if (saved_count != prepared_count) {
     throw CheckpointError(
