@@ -18,7 +18,7 @@ from ..checkpointing import OF_RANK, SHARED, loading, scheduling
 from .utils.logging import logger
 
 if TYPE_CHECKING:
-    from .engine import DeepSpeedEngine
+    from ._checkpoints import EngineCheckpoints
 
 _ENGINE_FILE = "engine.json"  # Of the C++ library.
 _CLIENT_TENSORS = "client_state.safetensors"
@@ -48,17 +48,19 @@ def tied_names(model: torch.nn.Module) -> list[list[str]]:
 class SavedState:
     """Adds Python's part to an engine's checkpoints, and loads it."""
 
-    def __init__(self, engine: DeepSpeedEngine) -> None:
+    def __init__(self, engine: EngineCheckpoints) -> None:
         self._reference = weakref.ref(engine)  # The C++ engine owns this object.
         self._client_tensors: dict[str, torch.Tensor] = {}
         self._pending: list[Callable[[], None]] = []
+        self.loads_everything = True  # Whether a load applies more than the model.
+        self.loads_scheduler = True
         self._client: Any = None  # The decoded client state of a checkpoint.
         accelerator = engine.core.accelerator
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
     @property
-    def _engine(self) -> DeepSpeedEngine:
+    def _engine(self) -> EngineCheckpoints:
         engine = self._reference()
         assert engine is not None, "hooks run within calls of the engine"
         return engine
@@ -96,12 +98,12 @@ class SavedState:
         """Runs before anything is changed: reads and checks all of Python's files that will be applied."""
         self._pending = []
         self._client = self._read_client_state(state)
-        if not self._engine._loads_everything:
+        if not self.loads_everything:
             return
         shared = read_part(state, SHARED, "load_checkpoint")
         if shared is not None:
             self._check_shared(shared)
-        elif self._engine._loads_scheduler and self._engine.python_scheduler is not None:
+        elif self.loads_scheduler and self._engine.python_scheduler is not None:
             logger.warning("the checkpoint has no state of Python's scheduler; the scheduler keeps its own")
         own = read_part(state, OF_RANK.format(self._engine.global_rank), "load_checkpoint")
         if own is not None:
@@ -118,7 +120,7 @@ class SavedState:
             )
         self._pending += [loading(loader, part) for loader, part in zip(engine._loaders, saved)]
         scheduler = shared.item("scheduler")
-        if not engine._loads_scheduler:
+        if not self.loads_scheduler:
             return
         if engine.python_scheduler is None:
             if scheduler.value is not None:
