@@ -44,9 +44,9 @@ class DataLoaderDispatcher(_StreamLoader):
         self._slice = slice_fn
         arguments = _kept_arguments(loader)
         if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-            super().__init__(loader.dataset, batch_sampler=loader.batch_sampler, **arguments)
+            arguments["batch_sampler"] = loader.batch_sampler
         else:
-            super().__init__(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **arguments)
+            arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         self._own_batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
         self._drop_last = drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
         if split_batches and self._own_batch_size % self.state.num_processes != 0:
@@ -54,7 +54,15 @@ class DataLoaderDispatcher(_StreamLoader):
                 f"[DataLoaderDispatcher] split_batches needs a batch_size that is divisible by "
                 f"{self.state.num_processes} processes; got {self._own_batch_size}"
             )
-        self._init_stream(self._own_batch_size, self._drop_last, device, non_blocking, self.state.process_index)
+        super().__init__(
+            loader.dataset,
+            arguments,
+            batch_size=self._own_batch_size,
+            drop_last=self._drop_last,
+            device=device,
+            non_blocking=non_blocking,
+            process_index=self.state.process_index,
+        )
 
         # A program that asks for the main process's reading may have data there only.
         self._compares = compares and isinstance(loader.dataset, IterableDataset) and self.state.num_processes > 1

@@ -12,9 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from .. import _core
 from .._weak import weak_method
-from ..state import GradientState
 from .arguments import _kept_arguments
-from .loop import _LoopMixin, _synchronize
+from .loop import PreparedLoader, _synchronize
 from .sample_random import Visits
 from .samplers import _give_generator, _seedable, order_of_samples, yields_each_once
 
@@ -61,7 +60,7 @@ class _OwnBatches(BatchSampler):
             yield self._loader._samples_at(plan.indices(index), self._keyed)
 
 
-class DataLoaderShard(_LoopMixin, DataLoader):
+class DataLoaderShard(PreparedLoader):
     """A DataLoader of a map-style dataset that delivers this process's batches.
 
     It behaves as the DataLoader that it was made of. Each pass is the next epoch. A pass after load_state() continues
@@ -81,11 +80,6 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         use_seedable_sampler: bool = False,
         data_seed: int | None = None,
     ) -> None:
-        # Attributes that DataLoader.__init__ must not see as its own.
-        self._core: Any = None
-        self.gradient_state = GradientState()
-        self.device = device
-        self._non_blocking = non_blocking
         self.rng_types = rng_types
         self._spec: dict[str, Any] = {"num_processes": num_processes, "split_batches": split_batches}
         self._drawn: dict[str, Any] | None = None  # The random states from which the running order was drawn.
@@ -96,13 +90,16 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         self._sampler = batch_sampler.sampler
         if num_processes > 1 and not use_seedable_sampler:
             _give_generator(self._sampler)
-        self._core = _core.LoaderCore(
-            len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, weak_method(self._order)
-        )
         super().__init__(
-            loader.dataset, batch_sampler=_OwnBatches(self, batch_sampler), **_kept_arguments(loader)
+            _core.LoaderCore(
+                len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, weak_method(self._order)
+            ),
+            loader.dataset,
+            {"batch_sampler": _OwnBatches(self, batch_sampler), **_kept_arguments(loader)},
+            device=device,
+            non_blocking=non_blocking,
+            process_index=process_index,
         )
-        self._init_random(process_index)
 
     # --- order
     _order_of_pass: list[Any] = []  # The sampler's values for the running pass; any type that the dataset takes.
