@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .. import _core
 from .._codec import decode, encode
 from ..state import PartialState
-from .arguments import _kept_arguments
+from .arguments import _kept_arguments, given_batch_size
 from .rounds import join, rows_of, share
 from .sample_random import Visits, digest_of_sample, keyed_batches
 from .samplers import get_sampler
@@ -47,7 +47,7 @@ class DataLoaderDispatcher(_StreamLoader):
             arguments["batch_sampler"] = loader.batch_sampler
         else:
             arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        self._own_batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+        self._own_batch_size = given_batch_size(loader)
         self._drop_last = drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
         if split_batches and self._own_batch_size % self.state.num_processes != 0:
             raise _core.ConfigError(

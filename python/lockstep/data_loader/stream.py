@@ -13,7 +13,7 @@ from .. import _core
 from ..logging import get_logger
 from ..state import PartialState
 from ..utils.operations import ignorant_find_batch_size
-from .arguments import _kept_arguments
+from .arguments import _kept_arguments, given_batch_size
 from .loop import PreparedLoader, _synchronize
 from .order_states import OrderStates
 from .sample_random import keyed_batches
@@ -161,7 +161,7 @@ class DataLoaderStreamShard(_StreamLoader):
         self._rounds: Any = None
         # The stream or sampler that may draw from a generator of its own.
         self._random = loader.dataset if isinstance(loader.dataset, IterableDataset) else get_sampler(loader)
-        batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+        batch_size = given_batch_size(loader)
         drop_last = bool(getattr(loader.batch_sampler, "drop_last", loader.drop_last))
         if isinstance(loader.dataset, IterableDataset):
             self._each = batch_size // num_processes if split_batches else batch_size

@@ -12,11 +12,10 @@ import torch
 
 from .. import _core
 from ..state import PartialState
-from ._config import GivenConfig
+from ._config import DTYPES, GivenConfig
 from ._engine_base import EngineBase
 from ._optimizer import DeepSpeedOptimizer
 from ._saved_state import SavedState
-from ._settings import DTYPES
 from .zero import GatheredParameters
 
 __all__ = ["EngineCheckpoints"]

@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _core
 from .._codec import flatten
-from .._random_states import check_random_states, random_states, set_random_states
 from .._saved_parts import Part, add_part, decoded_part, read_part
-from ..checkpointing import OF_RANK, SHARED, loading, scheduling
+from ..checkpointing import SHARED, PendingState, add_random_states, loading, scheduling
 from .utils.logging import logger
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ class SavedState:
     def __init__(self, engine: EngineCheckpoints) -> None:
         self._reference = weakref.ref(engine)  # The C++ engine owns this object.
         self._client_tensors: dict[str, torch.Tensor] = {}
-        self._pending: list[Callable[[], None]] = []
+        self._pending = PendingState()
         self.loads_everything = True  # Whether a load applies more than the model.
         self.loads_scheduler = True
         self._client: Any = None  # The decoded client state of a checkpoint.
@@ -79,7 +76,7 @@ class SavedState:
 
     def _save(self, state: Any) -> None:
         engine = self._engine
-        add_part(state, OF_RANK.format(engine.global_rank), {"random": random_states()})
+        add_random_states(state, engine.global_rank)
         if engine.writes_shared_state():
             scheduler = engine.python_scheduler
             shared = {
@@ -96,7 +93,7 @@ class SavedState:
     # --- loading
     def _load(self, state: Any) -> None:
         """Runs before anything is changed: reads and checks all of Python's files that will be applied."""
-        self._pending = []
+        self._pending = PendingState()
         self._client = self._read_client_state(state)
         if not self.loads_everything:
             return
@@ -105,10 +102,7 @@ class SavedState:
             self._check_shared(shared)
         elif self.loads_scheduler and self._engine.python_scheduler is not None:
             logger.warning("the checkpoint has no state of Python's scheduler; the scheduler keeps its own")
-        own = read_part(state, OF_RANK.format(self._engine.global_rank), "load_checkpoint")
-        if own is not None:
-            check_random_states(own.item("random"))
-            self._pending.append(partial(set_random_states, own.value["random"]))  # Last: others may draw numbers.
+        self._pending.add_random_states(state, self._engine.global_rank, "load_checkpoint")
 
     def _check_shared(self, shared: Part) -> None:
         engine = self._engine
@@ -118,7 +112,7 @@ class SavedState:
                 f"[load_checkpoint] the checkpoint has {len(saved)} loaders, and the engine has "
                 f"{len(engine._loaders)}; pass the same training_data to initialize"
             )
-        self._pending += [loading(loader, part) for loader, part in zip(engine._loaders, saved)]
+        self._pending.add(*(loading(loader, part) for loader, part in zip(engine._loaders, saved)))
         scheduler = shared.item("scheduler")
         if not self.loads_scheduler:
             return
@@ -131,13 +125,11 @@ class SavedState:
                 "load_lr_scheduler_states=False"
             )
         else:
-            self._pending.append(scheduling(engine.python_scheduler, scheduler))
+            self._pending.add(scheduling(engine.python_scheduler, scheduler))
 
     def apply(self) -> None:
         """Applies the state that _load() has read. The C++ library has loaded its part by then."""
-        pending, self._pending = self._pending, []
-        for step in pending:
-            step()
+        self._pending.apply()
 
     # --- client state
     def _read_client_state(self, state: Any) -> Any:

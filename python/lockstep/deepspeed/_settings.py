@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ._config import DTYPES
 from ._engine_base import EngineBase
 from .runtime.config import section_of
 
@@ -50,7 +51,6 @@ _KEYS = {
     "zero_quantized_weights": "zero_optimization.zero_quantized_weights",
     "zero_reduce_bucket_size": "zero_optimization.reduce_bucket_size",
 }
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class EngineSettings(EngineBase):
