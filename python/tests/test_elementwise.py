@@ -157,11 +157,10 @@ def test_a_class_of_the_program_trains_through_the_accelerator():
         PROGRAM
         + """
 from lockstep import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from lockstep.state import AcceleratorState, GradientState
+from states import forget_accelerators
 
 def accelerate(**plugin):
-    GradientState._reset_state()
-    AcceleratorState._reset_state()
+    forget_accelerators()
     accelerator = Accelerator(cpu=True, **plugin)
     model = build()
     optimizer = Signum(groups_of(model))
