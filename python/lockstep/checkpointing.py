@@ -172,7 +172,7 @@ class PythonState:
             self._pending.add(*(check(obj, part) for obj, part in zip(objects, saved)))
 
     def _check_objects(self, state: Any) -> None:
-        """Decodes the states that the C++ library hands to Python when the models are loaded already."""
+        """Decodes the states that the C++ library passes to Python when the models are loaded already."""
         rank = self._accelerator.state.process_index
         for index in range(len(self._accelerator._custom_objects)):
             stem = f"custom_checkpoint_{index}"

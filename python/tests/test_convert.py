@@ -160,7 +160,7 @@ def test_missing_files_are_named(tmp_path):
         convert(tmp_path / "in", tmp_path / "out")
 
 
-def test_an_optimizer_that_the_checkpoint_does_not_name_is_asked_for(tmp_path):
+def test_a_checkpoint_without_the_optimizers_name_needs_an_option(tmp_path):
     shutil.copytree(GOLDEN / "zero2", tmp_path / "in")
     model_file = tmp_path / "in/six/mp_rank_00_model_states.pt"
     content = torch.load(model_file, weights_only=True)
@@ -174,7 +174,7 @@ def test_an_optimizer_that_the_checkpoint_does_not_name_is_asked_for(tmp_path):
     assert convert(tmp_path / "in", tmp_path / "out", optimizer="AdamW").with_optimizer_state == 5
 
 
-def test_the_dynamic_loss_scale_is_taken(tmp_path, monkeypatch):
+def test_the_dynamic_loss_scale_is_converted(tmp_path, monkeypatch):
     """DeepSpeed has no fp16 on a CPU, so the state of its scaler is written here, under its class's name."""
     from lockstep.deepspeed._deepspeed_files import load_states as _load
 

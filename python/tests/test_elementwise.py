@@ -116,7 +116,7 @@ for kind in (IntAdam, Signum, TensorStep):
     )
 
 
-def test_its_state_is_saved_and_continues_in_another_stage_and_number_of_ranks(tmp_path):
+def test_the_state_of_a_programs_class_is_loaded_in_another_stage_and_number_of_ranks(tmp_path):
     run_ranks(
         PROGRAM
         + f"""

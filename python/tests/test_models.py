@@ -90,7 +90,7 @@ def test_weights_that_an_empty_model_lacks_are_an_error(tmp_path):
         utils.load_checkpoint_in_model(model, tmp_path)
 
 
-def test_loading_reports_other_names(tmp_path, caplog):
+def test_loading_reports_names_of_only_the_file_or_only_the_model(tmp_path, caplog):
     save_file({"weight": torch.ones(2, 2), "extra": torch.ones(1)}, tmp_path / "model.safetensors")
     model = nn.Linear(2, 2)
     loaded = big_modeling.load_checkpoint_and_dispatch(model, tmp_path, device_map={"": "cpu"}, dtype=torch.bfloat16)

@@ -106,7 +106,7 @@ class PrepareCalls(AcceleratorBase):
                 move_inputs(model, self.state.device)
 
     def _place_model(self, model: torch.nn.Module, place: bool) -> None:
-        device_map: Any = getattr(model, "hf_device_map", {})  # Of transformers' and Accelerate's models.
+        device_map: Any = getattr(model, "hf_device_map", {})  # transformers' and Accelerate's models have it.
         if len(set(device_map.values())) > 1:
             raise _core.ConfigError(
                 "[prepare] the model is spread over several devices (hf_device_map); load it without device_map"

@@ -52,9 +52,9 @@ class PreparedLoader(DataLoader):
 
     _sample_random: SampleRandom | None = None  # None if no sample draws random numbers.
     _reader: DataLoader | None = None
-    _seed = 0  # Of the samples' random numbers.
+    _seed = 0  # Seeds the samples' random numbers.
     _program_seed: int | None = None  # The program's seed when `_seed` was set.
-    _number = 0  # Of the loader, in the order of prepare(): loaders draw different numbers.
+    _number = 0  # Counts the loaders in the order of prepare(): they draw different numbers.
     _skip = 0  # The batches that the next pass skips.
     _passes = 0  # Counts the passes that have begun.
     _running = False  # Whether the last of them has not ended.

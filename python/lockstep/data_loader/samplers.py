@@ -37,7 +37,7 @@ class BatchSamplerShard(BatchSampler):
     """The batches of one process from a batch sampler of any kind.
 
     Without `split_batches` the processes get full batches in turn; with it each gets its slice of every batch. With
-    `even_batches` the last round is completed with samples from the beginning. The sampler's whole pass is read first.
+    `even_batches` the last round is completed with samples from the beginning. It reads all batches first.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class IterableDatasetShard(IterableDataset):
         rows = layout.round_rows
         first: list[Any] = []  # The samples that complete the last round.
         current: list[Any] = []
-        position = rows if begin > 0 else 0  # Of a round that follows others, where the first completes the last.
+        position = rows if begin > 0 else 0  # Not 0 after other rounds: the first samples then complete the last round.
         for index, sample in enumerate(samples):
             if len(first) < rows:
                 first.append(sample)

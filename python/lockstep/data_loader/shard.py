@@ -18,7 +18,7 @@ from .sample_random import Visits
 from .samplers import _give_generator, _seedable, order_of_samples, yields_each_once
 
 
-class _OwnBatches(BatchSampler):
+class _ShardBatchSampler(BatchSampler):
     """The batch sampler of a prepared loader: the batches that the C++ library gives this process.
 
     If `keyed`, it yields (index, visit) pairs for the reader.
@@ -95,7 +95,7 @@ class DataLoaderShard(PreparedLoader):
                 len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, weak_method(self._order)
             ),
             loader.dataset,
-            {"batch_sampler": _OwnBatches(self, batch_sampler), **_kept_arguments(loader)},
+            {"batch_sampler": _ShardBatchSampler(self, batch_sampler), **_kept_arguments(loader)},
             device=device,
             non_blocking=non_blocking,
             process_index=process_index,
@@ -103,7 +103,7 @@ class DataLoaderShard(PreparedLoader):
 
     # --- order
     _order_of_pass: list[Any] = []  # The sampler's values for the running pass; any type that the dataset takes.
-    _rest: Iterator[Any] = iter(())
+    _rest_of_order: Iterator[Any] = iter(())
     _visits: list[int] = []  # Earlier occurrences of each value; empty if all are different.
 
     def _order(self, epoch: int) -> list[int]:
@@ -115,14 +115,14 @@ class DataLoaderShard(PreparedLoader):
             self._visits = [counts.keyed(index)[1] for index in self._order_of_pass]
         return list(range(len(self._order_of_pass)))
 
-    def _take(self) -> None:
+    def _read_order(self) -> None:
         """Reads the sampler up to its last value. _end_of_order reads its end, which may draw random numbers."""
-        self._rest = iter(self._sampler)
-        self._order_of_pass = list(itertools.islice(self._rest, len(self._sampler)))
+        self._rest_of_order = iter(self._sampler)
+        self._order_of_pass = list(itertools.islice(self._rest_of_order, len(self._sampler)))
 
     def _end_of_order(self) -> None:
         """Runs before the last batch, so a loop that breaks earlier leaves the generator as with torch's loader."""
-        next(self._rest, None)
+        next(self._rest_of_order, None)
 
     def _samples_at(self, positions: list[int], keyed: bool) -> list[Any]:
         if not keyed:
@@ -131,13 +131,13 @@ class DataLoaderShard(PreparedLoader):
         return [(self._order_of_pass[position], visits[position] if visits else 0) for position in positions]
 
     def _sampling(self) -> dict[str, Any]:
-        source = cast(_OwnBatches, self.batch_sampler).batch_sampler
-        return {"batch_sampler": _OwnBatches(self, source, keyed=True)}
+        source = cast(_ShardBatchSampler, self.batch_sampler).batch_sampler
+        return {"batch_sampler": _ShardBatchSampler(self, source, keyed=True)}
 
     def _draw(self, epoch: int) -> None:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
-            self._order_of_pass, self._rest = list(self._sampler), iter(())
+            self._order_of_pass, self._rest_of_order = list(self._sampler), iter(())
             self._sampler.set_epoch(epoch)
             return
         generator = getattr(self._sampler, "generator", None)
@@ -148,7 +148,7 @@ class DataLoaderShard(PreparedLoader):
         self._drawn = {"default": self._default_state, "generator": None}
         if generator is not None:
             self._drawn["generator"] = generator.get_state()
-        self._take()
+        self._read_order()
 
     def _draw_again(self, drawn: dict[str, Any], generator: torch.Generator | None) -> None:
         """Draws the order of a resumed pass. The default generator continues as the checkpoint has it."""
@@ -162,7 +162,7 @@ class DataLoaderShard(PreparedLoader):
             torch.empty((), dtype=torch.int64).random_()  # The seed of workers, which DataLoader draws first.
             if generator is not None:  # Saved by one process, resumed by several: as the sampler seeds its own.
                 generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        self._take()
+        self._read_order()
         if self.generator is None:  # DataLoader has drawn that seed for this pass, too.
             torch.set_rng_state(self._default_state)
 
@@ -198,7 +198,9 @@ class DataLoaderShard(PreparedLoader):
 
     @property
     def remainder(self) -> int:
-        return -1 if cast(_OwnBatches, self.batch_sampler).drop_last else len(self._sampler) % self.total_batch_size
+        if cast(_ShardBatchSampler, self.batch_sampler).drop_last:
+            return -1
+        return len(self._sampler) % self.total_batch_size
 
     def get_sampler(self) -> Any:
         return self._sampler
@@ -210,7 +212,7 @@ class DataLoaderShard(PreparedLoader):
                 "prepared one; prepare a new DataLoader"
             )
         self._sampler = sampler
-        cast(_OwnBatches, self.batch_sampler).sampler = sampler
+        cast(_ShardBatchSampler, self.batch_sampler).sampler = sampler
 
     # --- checkpoints
     def _saved_state(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class _StreamLoader(PreparedLoader):
         self._states.load(state, self._resumes)
 
 
-def _one_ahead(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+def _with_is_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
     """Yields each item with whether it is the last."""
     missing = object()
     current = next(items, missing)
@@ -214,13 +214,13 @@ class DataLoaderStreamShard(_StreamLoader):
 
     def _sampled_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         del begin  # The sampler skips them.
-        for batch, is_last in _one_ahead(self._read()):
+        for batch, is_last in _with_is_last(self._read()):
             rows, new = self._queue.pop(0)
             yield batch, rows, new, is_last
 
     def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         world = self._spec["num_processes"]
-        for batch, is_last in _one_ahead(itertools.islice(self._read(), begin, None)):
+        for batch, is_last in _with_is_last(itertools.islice(self._read(), begin, None)):
             rows = ignorant_find_batch_size(batch) or 0
             new = [rows] * world
             yield batch, [rows] * world, new, is_last

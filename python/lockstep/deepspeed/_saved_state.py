@@ -17,7 +17,7 @@ from .utils.logging import logger
 if TYPE_CHECKING:
     from ._checkpoints import EngineCheckpoints
 
-_ENGINE_FILE = "engine.json"  # Of the C++ library.
+_ENGINE_FILE = "engine.json"  # The C++ library writes it.
 _CLIENT_TENSORS = "client_state.safetensors"
 TIED_NAMES = "tied_names.json"  # The names of each tensor of the model that has several; the file is absent without.
 _CODED = "lockstep.python"  # The key of a client state that is more than plain JSON.

@@ -27,7 +27,7 @@ from .utils.logging import set_log_level_from_string
 
 __all__ = ["DeepSpeedEngine", "FileScheduler"]
 
-_WITHOUT_PYTHON = {
+_UNSUPPORTED_CHECKPOINTING = {
     "contiguous_memory_optimization": "torch.utils.checkpoint allocates each input; delete it",
     "profile": "use torch.profiler; delete it",
 }
@@ -58,7 +58,7 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
         self.collate_fn: Callable[..., Any] | None = None
-        self._refuse_what_python_lacks()
+        self._refuse_unsupported_checkpointing()
         if self._value("log_level"):
             set_log_level_from_string(self._value("log_level"))
         initial_lrs: list[float] = []  # Without the schedule.
@@ -74,8 +74,8 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
         self.monitor = MonitorMaster(self)
         add_engine(self)
 
-    def _refuse_what_python_lacks(self) -> None:
-        for key, instead in _WITHOUT_PYTHON.items():
+    def _refuse_unsupported_checkpointing(self) -> None:
+        for key, instead in _UNSUPPORTED_CHECKPOINTING.items():
             if self._config.get(f"activation_checkpointing.{key}"):
                 raise _core.ConfigError(
                     f"[initialize] activation_checkpointing.{key} is not supported for a Python model: {instead}"
@@ -269,8 +269,8 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
         non_blocking: bool = False,
     ) -> None:
         """Moves training states from the GPU to host memory, until reload_states(). On a CPU it moves nothing."""
-        names = None if include is None else [_word(state) for state in include]
-        self.core.offload_states(names, _word(device), pin_memory, non_blocking)
+        names = None if include is None else [_text_of(state) for state in include]
+        self.core.offload_states(names, _text_of(device), pin_memory, non_blocking)
 
     def reload_states(self, non_blocking: bool = False) -> None:
         self.core.reload_states(non_blocking)
@@ -317,5 +317,5 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
     __reduce_ex__ = _refuse_copy
 
 
-def _word(value: Any) -> str:
+def _text_of(value: Any) -> str:
     return str(getattr(value, "value", value))

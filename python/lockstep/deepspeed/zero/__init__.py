@@ -23,7 +23,7 @@ __all__ = [
     "unwrap_model_for_generation",
 ]
 
-_pending: list[Any] = []  # The shards of models that no engine has taken over.
+_pending: list[Any] = []  # Shards of models that have no engine yet.
 _active: Init | None = None  # The outermost block that is open, which shards all tensors that it creates.
 
 
