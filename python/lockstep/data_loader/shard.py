@@ -15,7 +15,14 @@ from .._weak import weak_method
 from .arguments import _kept_arguments
 from .loop import PreparedLoader, _synchronize
 from .sample_random import Visits
-from .samplers import _give_generator, _seedable, order_of_samples, yields_each_once
+from .samplers import (
+    _give_generator,
+    _seedable,
+    drawn_seed,
+    order_of_samples,
+    restore_generator,
+    yields_each_once,
+)
 
 
 class _ShardBatchSampler(BatchSampler):
@@ -140,28 +147,23 @@ class DataLoaderShard(PreparedLoader):
             self._order_of_pass, self._rest_of_order = list(self._sampler), iter(())
             self._sampler.set_epoch(epoch)
             return
-        generator = getattr(self._sampler, "generator", None)
         if self._redraw is not None:
             drawn, self._redraw = self._redraw, None
-            self._draw_again(drawn, generator)
+            self._draw_again(drawn)
             return
+        generator = getattr(self._sampler, "generator", None)
         self._drawn = {"default": self._default_state, "generator": None}
         if generator is not None:
             self._drawn["generator"] = generator.get_state()
         self._read_order()
 
-    def _draw_again(self, drawn: dict[str, Any], generator: torch.Generator | None) -> None:
+    def _draw_again(self, drawn: dict[str, Any]) -> None:
         """Draws the order of a resumed pass. The default generator continues as the checkpoint has it."""
         self._drawn = drawn
-        if drawn["generator"] is not None:
-            if generator is None:  # Saved by several processes, resumed by one.
-                generator = self._sampler.generator = torch.Generator(device="cpu")
-            generator.set_state(drawn["generator"])
-        else:
+        if drawn["generator"] is None:
             torch.set_rng_state(drawn["default"])
-            torch.empty((), dtype=torch.int64).random_()  # The seed of workers, which DataLoader draws first.
-            if generator is not None:  # Saved by one process, resumed by several: as the sampler seeds its own.
-                generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+            drawn_seed()  # That of workers, which DataLoader draws first.
+        restore_generator(self._sampler, drawn["generator"])
         self._read_order()
         if self.generator is None:  # DataLoader has drawn that seed for this pass, too.
             torch.set_rng_state(self._default_state)
