@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 # Names that most programs do not use, by their modules, which are imported at the first use: `import lockstep` is fast.
-_LATER = {
+_IMPORTED_ON_USE = {
     "LocalSGD": "local_sgd",
     "debug_launcher": "launchers",
     "init_empty_weights": "big_modeling",
@@ -83,9 +83,9 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        value: Any = getattr(_import_module(f".{_LATER[name]}", __name__), name)
-    elif name in _LATER.values():
+    if name in _IMPORTED_ON_USE:
+        value: Any = getattr(_import_module(f".{_IMPORTED_ON_USE[name]}", __name__), name)
+    elif name in _IMPORTED_ON_USE.values():
         return _import_module(f".{name}", __name__)
     elif name in ("__version__", "cmake_prefix_path"):
         value = getattr(_import_module("._installed", __name__), name)
@@ -96,4 +96,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "__version__", "cmake_prefix_path"})
+    return sorted({*globals(), *_IMPORTED_ON_USE, "__version__", "cmake_prefix_path"})

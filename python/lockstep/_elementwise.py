@@ -2,7 +2,7 @@
 """Optimizer classes of the program under ZeRO, where each rank updates its slices of the parameters.
 
 That gives the same numbers only if the class updates each element by that element's own value, gradient and state, as
-SGD and Adam do and LAMB does not. No class says so, hence it is tried on a small tensor, whole and in slices.
+SGD and Adam do and LAMB does not. No class says so, hence it is tried on a small tensor, in full and in slices.
 """
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import torch
 from . import _core
 
 # The trial's gradients differ in size, so that thresholds of norms are met.
-_SCALES = (1.0, 1000.0, 0.001, 1.0)
+_GRADIENT_SCALES = (1.0, 1000.0, 0.001, 1.0)
 _SHAPE = (4, 6)
 # The trial's tensor is cut within a row, and at no multiple of a vector's length.
-_CUT = 7
+_CUT_AT = 7
 # A schedule may begin with a rate of 0, which would hide every update.
 _RATE = 0.1
 
@@ -83,7 +83,7 @@ class ElementwiseUpdate:
         try:
             found = []
             for index in range(len(optimizer.param_groups)):
-                self._try(index)
+                self._run_trial(index)
                 found.append((self.fields, type(self._step_form)))
             if any(one != found[0] for one in found):
                 raise _NotElementwise("its parameter groups have different state")
@@ -154,37 +154,37 @@ class ElementwiseUpdate:
         return type(self._step_form)(updates)
 
     # --- the trial
-    def _try(self, index: int) -> None:
-        """Updates a tensor as a whole by one optimizer, and in slices as under ZeRO. Throws _NotElementwise."""
+    def _run_trial(self, index: int) -> None:
+        """Updates a full tensor by one optimizer, and in slices as under ZeRO. Throws _NotElementwise."""
         group = {name: _copied(value) for name, value in self._optimizer.param_groups[index].items()}
         parameters = group.pop("params")
         device = parameters[0].device if parameters else torch.device("cpu")
         if "lr" in group:
             group["lr"] = torch.full_like(group["lr"], _RATE) if isinstance(group["lr"], torch.Tensor) else _RATE
         generator = torch.Generator().manual_seed(1)
-        whole = torch.randn(_SHAPE, generator=generator).to(device)
-        slices = [part.clone() for part in (whole.flatten()[:_CUT], whole.flatten()[_CUT:])]
-        before = whole.clone()
-        of_whole = self._trial_optimizer(group)
-        of_whole.param_groups[0]["params"] = [whole]
+        full = torch.randn(_SHAPE, generator=generator).to(device)
+        slices = [part.clone() for part in (full.flatten()[:_CUT_AT], full.flatten()[_CUT_AT:])]
+        before = full.clone()
+        full_optimizer = self._trial_optimizer(group)
+        full_optimizer.param_groups[0]["params"] = [full]
         state: list[list[torch.Tensor]] = []
         self._step_form = None
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for update, scale in enumerate(_SCALES, 1):
+            for update, scale in enumerate(_GRADIENT_SCALES, 1):
                 gradient = torch.randn(_SHAPE, generator=generator).to(device) * scale
-                whole.grad = gradient.clone()
-                self._run(of_whole, group, lambda: self._class.step(of_whole))
-                self._find_state(of_whole, whole, update)
+                full.grad = gradient.clone()
+                self._run(full_optimizer, group, lambda: self._class.step(full_optimizer))
+                self._find_state(full_optimizer, full, update)
                 if update == 1:
                     state = [[torch.zeros_like(part) for part in slices] for _ in self.fields]
-                of_slices = self._trial_optimizer(group)
-                parts = [gradient.flatten()[:_CUT].clone(), gradient.flatten()[_CUT:].clone()]
+                slice_optimizer = self._trial_optimizer(group)
+                parts = [gradient.flatten()[:_CUT_AT].clone(), gradient.flatten()[_CUT_AT:].clone()]
                 cut = _Slices(slices, parts, state, [update] * len(slices), update == 1)
-                self._run(of_slices, group, lambda: self._update(of_slices, cut))
-                self._compare(whole, slices, before)
+                self._run(slice_optimizer, group, lambda: self._update(slice_optimizer, cut))
+                self._compare(full, slices, before)
                 for position, field in enumerate(self.fields):
-                    self._compare(of_whole.state[whole][field], state[position], torch.zeros_like(whole))
-        if torch.equal(whole, before):
+                    self._compare(full_optimizer.state[full][field], state[position], torch.zeros_like(full))
+        if torch.equal(full, before):
             raise _NotElementwise("its step() changed nothing of a plain tensor with a gradient")
 
     def _trial_optimizer(self, group: dict[str, Any]) -> Any:
@@ -239,9 +239,9 @@ class ElementwiseUpdate:
             raise _NotElementwise("its state has nothing but a step")
 
     @staticmethod
-    def _compare(whole: torch.Tensor, slices: list[torch.Tensor], before: torch.Tensor) -> None:
+    def _compare(full: torch.Tensor, slices: list[torch.Tensor], before: torch.Tensor) -> None:
         """Compares changes. Vectors and the elements after the last full vector may be rounded differently."""
-        difference = (whole.flatten() - torch.cat(slices)).abs().max()
-        largest = torch.maximum((whole - before).abs().max(), 1e-3 * before.abs().max())
+        difference = (full.flatten() - torch.cat(slices)).abs().max()
+        largest = torch.maximum((full - before).abs().max(), 1e-3 * before.abs().max())
         if not bool(difference <= 1e-4 * largest):
             raise _NotElementwise("its update of an element depends on other elements, or on random numbers")

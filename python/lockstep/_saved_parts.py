@@ -113,7 +113,7 @@ def check_like(saved: Part, own: Any) -> None:
         for key in saved.expect(dict, "a dict"):
             if isinstance(key, str) and key in own:
                 check_like(saved.item(key), own[key])
-        for name in ("base_lrs", "_last_lr"):  # Of torch's schedulers.
+        for name in ("base_lrs", "_last_lr"):  # torch's schedulers have them.
             rates = saved.value.get(name)
             if isinstance(own.get(name), list) and isinstance(rates, list) and len(rates) != len(own[name]):
                 raise saved.item(name).error(f"{len(own[name])} values, one for each parameter group")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 SHARED = "python_state"
-OF_RANK = "python_state_of_rank_{}"
+_OF_RANK = "python_state_of_rank_{}"
 _HOOK_FILES = "hook_files_of_rank_{}.safetensors"
 
 
@@ -51,6 +51,35 @@ def scheduling(scheduler: Any, saved: Part) -> Callable[[], None]:
     return apply
 
 
+class PendingState:
+    """State of a checkpoint that was read and checked, and is applied after the C++ library has loaded its part."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+
+    def add(self, *steps: Callable[[], None]) -> None:
+        """Adds functions that apply() calls, in this order."""
+        self._steps += steps
+
+    def add_random_states(self, state: Any, rank: int, where: str) -> None:
+        """Adds the random states of a rank, if the checkpoint has them. Others may draw numbers, so they come last."""
+        own = read_part(state, _OF_RANK.format(rank), where)
+        if own is not None:
+            check_random_states(own.item("random"))
+            self.add(partial(set_random_states, own.value["random"]))
+
+    def apply(self) -> None:
+        """Applies the state, once."""
+        steps, self._steps = self._steps, []
+        for step in steps:
+            step()
+
+
+def add_random_states(state: Any, rank: int) -> None:
+    """Adds this process's random states to a checkpoint."""
+    add_part(state, _OF_RANK.format(rank), {"random": random_states()})
+
+
 class PythonState:
     """Adds Python's part to the checkpoints of an Accelerator, and loads it."""
 
@@ -58,7 +87,7 @@ class PythonState:
         self._accelerator = accelerator
         accelerator._core.register_save_state_pre_hook(weak_method(self.save))
         accelerator._core.register_load_state_pre_hook(weak_method(self.load))
-        self._pending: list[Callable[[], None]] = []
+        self._pending = PendingState()
         # OrderedDicts, to which a RemovableHandle can refer weakly.
         self.save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self.load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
@@ -81,7 +110,7 @@ class PythonState:
     def save(self, state: Any) -> None:
         """Runs within save_state, before anything is written."""
         accelerator = self._accelerator
-        add_part(state, OF_RANK.format(accelerator.state.process_index), {"random": random_states()})
+        add_random_states(state, accelerator.state.process_index)
         if accelerator.state.is_main_process:
             shared = {
                 "schedulers": [scheduler.state_dict() for scheduler in accelerator._schedulers],
@@ -118,16 +147,13 @@ class PythonState:
     def load(self, state: Any) -> None:
         """Runs within load_state, before anything is changed: reads and checks all of Python's files."""
         accelerator = self._accelerator
-        self._pending = []
+        self._pending = PendingState()
         shared = read_part(state, SHARED, "load_state")
         if shared is not None:
             self._check_shared(shared)
         elif accelerator._schedulers:
             logger.warning("the checkpoint has no Python schedulers; the prepared ones keep their state")
-        own = read_part(state, OF_RANK.format(accelerator.state.process_index), "load_state")
-        if own is not None:
-            check_random_states(own.item("random"))
-            self._pending.append(partial(set_random_states, own.value["random"]))  # Last: others may draw numbers.
+        self._pending.add_random_states(state, accelerator.state.process_index, "load_state")
         self._check_objects(state)
         if self.load_hooks:
             self._run_load_hooks(state)
@@ -143,10 +169,10 @@ class PythonState:
                     f"[load_state] the checkpoint has {len(saved)} {name}, and {len(objects)} are prepared; "
                     "prepare the same objects in the same order"
                 )
-            self._pending += [check(obj, part) for obj, part in zip(objects, saved)]
+            self._pending.add(*(check(obj, part) for obj, part in zip(objects, saved)))
 
     def _check_objects(self, state: Any) -> None:
-        """Decodes the states that the C++ library hands to Python when the models are loaded already."""
+        """Decodes the states that the C++ library passes to Python when the models are loaded already."""
         rank = self._accelerator.state.process_index
         for index in range(len(self._accelerator._custom_objects)):
             stem = f"custom_checkpoint_{index}"
@@ -175,9 +201,7 @@ class PythonState:
 
     def apply(self) -> None:
         """Applies the state that load() has read. The C++ library has loaded its part by then."""
-        pending, self._pending = self._pending, []
-        for step in pending:
-            step()
+        self._pending.apply()
 
 
 def _write_hook_file(folder: Path, path: str, content: Part) -> None:

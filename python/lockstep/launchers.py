@@ -268,7 +268,7 @@ class _RankSet:
             report.close()
 
     def _running_after(self, seconds: float) -> list[Any]:
-        """Waits for the processes, at most so long, and returns those that are still running."""
+        """Waits for the processes for at most `seconds`, and returns those that are still running."""
         deadline = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))

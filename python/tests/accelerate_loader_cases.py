@@ -12,12 +12,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, SubsetRandomSampler
 
 from accelerate_case_tools import (
-    CASES,
-    NEED_TWO,
     Buckets,
     EvenOdd,
     Numbers,
-    SizedStream,
     Stream,
     case,
     lib,

@@ -12,19 +12,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from accelerate_case_tools import (
-    CASES,
-    NEED_TWO,
-    Buckets,
-    EvenOdd,
-    Numbers,
-    SizedStream,
     Stream,
     case,
     lib,
     make,
     numbers,
-    own_seed,
-    passes,
     plain,
 )
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from states import forget_accelerators
 
-from lockstep.state import AcceleratorState, GradientState
 from lockstep.utils.environment import clear_environment
 
 _KEPT = (
@@ -24,11 +24,6 @@ def fresh_process() -> Iterator[None]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     with clear_environment():
         os.environ.update(kept, ACCELERATE_USE_CPU="true")
-        _reset()
+        forget_accelerators(and_connection=True)
         yield
-        _reset()
-
-
-def _reset() -> None:
-    GradientState._reset_state()
-    AcceleratorState._reset_state(True)
+        forget_accelerators(and_connection=True)

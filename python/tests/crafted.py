@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes files of a checkpoint and gives them right checksums, for tests of contents that Lockstep does not write."""
+"""Files with contents that Lockstep does not write, whose checksums are right, and a pickle that runs code."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ def _reader() -> Any:
 
 
 crc32c = _reader().crc32c
+
+
+class MakesFolder:
+    """An object whose pickle calls `make(folder)` when it is read."""
+
+    def __init__(self, folder: Path, make: Callable[[Path], None] = Path.mkdir) -> None:
+        self._folder = folder
+        self._make = make
+
+    def __reduce__(self) -> Any:
+        return self._make, (self._folder,)
 
 
 def change_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:

@@ -31,7 +31,8 @@ def _become(command: list[str], environment: dict[str, str], output: str) -> Non
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[:] = command
-    sys.path[0] = str(Path(command[0]).parent)
+    # Programs may import the helpers of the tests, which are in this folder.
+    sys.path[:1] = [str(Path(command[0]).parent), str(Path(__file__).parent)]
     main = types.ModuleType("__main__")
     main.__file__ = command[0]
     sys.modules["__main__"] = main

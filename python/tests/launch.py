@@ -92,12 +92,16 @@ def _free_port() -> int:
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """Returns this process's variables, the package's folder, and those that a launcher sets."""
-    package_folder = str(Path(lockstep.__file__).parents[1])
     variables = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [package_folder, os.environ.get("PYTHONPATH", "")]))
+    variables["PYTHONPATH"] = python_path()
     variables |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT_MS": "30000"}
     variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     return variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def python_path() -> str:
+    """Returns PYTHONPATH with the package's folder first."""
+    return os.pathsep.join(filter(None, [str(package_folder()), os.environ.get("PYTHONPATH", "")]))
 
 
 def package_folder() -> Path:

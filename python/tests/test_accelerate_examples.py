@@ -17,7 +17,7 @@ GOLDENS = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("processes", PROCESSES)
 @pytest.mark.parametrize("key", PROGRAMS)
-def test_prints_what_it_prints_with_accelerate(key: str, processes: int, tmp_path: Path) -> None:
+def test_output_equals_that_with_accelerate(key: str, processes: int, tmp_path: Path) -> None:
     printed = results_of(
         PROGRAMS[key],
         "lockstep",

@@ -71,7 +71,7 @@ def _difference(ours: Any, theirs: Any, tolerance: float, where: str = "") -> st
     ("name", "processes"),
     [(name, count) for count in PROCESSES for name in CASES if count > 1 or name not in NEED_TWO],
 )
-def test_gives_what_accelerate_gives(
+def test_results_equal_those_of_accelerate(
     name: str, processes: int, results: dict[int, list[dict[str, Any]]], goldens: dict[int, dict[str, list[Any]]]
 ) -> None:
     tolerance = LOOSE.get(name, TOLERANCE)

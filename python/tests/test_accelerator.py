@@ -230,7 +230,7 @@ print(json.dumps([said, net.weight.grad.item()]))
 
 
 @pytest.mark.parametrize("saving, resuming", [(1, 2), (2, 1)])
-def test_other_processes_continue_a_shuffled_epoch(tmp_path: Path, saving: int, resuming: int) -> None:
+def test_another_number_of_processes_continues_a_shuffled_epoch(tmp_path: Path, saving: int, resuming: int) -> None:
     program = NET + f"""
 accelerator = Accelerator()
 torch.manual_seed(3)

@@ -65,7 +65,7 @@ def test_prepare_copies_the_buffers_of_rank_0(options: str) -> None:
     check(run_ranks(NET + program.replace("\n    ", "\n"), 2))
 
 
-def test_prepare_model_copies_them_once() -> None:
+def test_prepare_model_copies_the_buffers_once() -> None:
     """A second call changes no buffers: ranks may have changed theirs on purpose."""
     program = """
 accelerator = Accelerator()

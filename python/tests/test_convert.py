@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from crafted import MakesFolder
 from launch import run_ranks
 from lockstep import deepspeed
 from lockstep._core import CheckpointError, ConfigError
@@ -25,7 +26,6 @@ RESUME = """
 import sys, torch
 import lockstep.deepspeed as deepspeed
 sys.modules["deepspeed"] = deepspeed
-sys.path.insert(0, {tests!r})
 import make_deepspeed_checkpoint as made
 
 expected = torch.load({golden!r} + "/expected.pt", weights_only=True)
@@ -53,7 +53,6 @@ for stage in {stages}:
 
 def resume(folder: Path, kind: str, check: str, stages: str = "(0, 1, 2, 3)", with_state: bool = True) -> None:
     program = RESUME.format(
-        tests=str(Path(__file__).parent),
         golden=str(GOLDEN / kind),
         folder=str(folder),
         kind=kind,
@@ -138,13 +137,9 @@ def test_the_command_prints_what_a_checkpoint_lacks(tmp_path, capsys):
 
 
 def test_a_file_that_could_run_code_is_refused(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return Path.mkdir, (tmp_path / "ran",)
-
     folder = tmp_path / "in" / "six"
     folder.mkdir(parents=True)
-    torch.save({"module": {}, "note": Evil()}, folder / "mp_rank_00_model_states.pt")
+    torch.save({"module": {}, "note": MakesFolder(tmp_path / "ran")}, folder / "mp_rank_00_model_states.pt")
     with pytest.raises(CheckpointError, match="could run code"):
         convert(tmp_path / "in", tmp_path / "out", "six")
     assert not (tmp_path / "ran").exists()
@@ -165,7 +160,7 @@ def test_missing_files_are_named(tmp_path):
         convert(tmp_path / "in", tmp_path / "out")
 
 
-def test_an_optimizer_that_the_checkpoint_does_not_name_is_asked_for(tmp_path):
+def test_a_checkpoint_without_the_optimizers_name_needs_an_option(tmp_path):
     shutil.copytree(GOLDEN / "zero2", tmp_path / "in")
     model_file = tmp_path / "in/six/mp_rank_00_model_states.pt"
     content = torch.load(model_file, weights_only=True)
@@ -179,7 +174,7 @@ def test_an_optimizer_that_the_checkpoint_does_not_name_is_asked_for(tmp_path):
     assert convert(tmp_path / "in", tmp_path / "out", optimizer="AdamW").with_optimizer_state == 5
 
 
-def test_the_dynamic_loss_scale_is_taken(tmp_path, monkeypatch):
+def test_the_dynamic_loss_scale_is_converted(tmp_path, monkeypatch):
     """DeepSpeed has no fp16 on a CPU, so the state of its scaler is written here, under its class's name."""
     from lockstep.deepspeed._deepspeed_files import load_states as _load
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from crafted import change_json, change_tensors, drop, put
+from crafted import MakesFolder, change_json, change_tensors, drop, put
 from launch import run_ranks
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
@@ -20,7 +20,7 @@ from lockstep import Accelerator
 from lockstep._core import CheckpointError
 from lockstep.deepspeed.convert import convert
 
-from deepspeed_engines import config, loss_of, net, start
+from deepspeed_engines import config, loss_of, start
 
 SHARED, OWN, OBJECT = "python_state.json", "python_state_of_rank_0.json", "custom_checkpoint_0.json"
 HOOK = "hook_files_of_rank_0.safetensors"
@@ -288,8 +288,7 @@ def test_a_state_of_torchs_generator_that_it_refuses_is_named(folder: Path, tmp_
 
 def test_the_damaged_file_of_one_rank_is_an_error_on_all(tmp_path: Path) -> None:
     program = f"""
-import random, shutil, sys, torch
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+import random, shutil, torch
 from crafted import change_json, put
 from lockstep import Accelerator, CheckpointError
 accelerator = Accelerator()
@@ -354,11 +353,7 @@ def test_an_engine_refuses_other_values(tmp_path: Path, file: str, change: Any, 
 
 # --- files of DeepSpeed
 def test_a_refused_object_of_deepspeed_is_named_without_advice_to_load_it(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> Any:
-            return Path.mkdir, (tmp_path / "ran",)
-
-    for value, name in ((Evil(), "getattr"), (random.Random(), "random.Random"), (print, "print")):
+    for value, name in ((MakesFolder(tmp_path / "ran"), "getattr"), (random.Random(), "random.Random"), (print, "print")):
         folder = tmp_path / "in" / "six"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save({"module": {}, "note": value}, folder / "mp_rank_00_model_states.pt")

@@ -56,7 +56,7 @@ def test_a_configuration_is_a_dict_a_file_text_or_base64(tmp_path, monkeypatch):
         ({"lr_scheduler": 5}, "an object with step"),
     ],
 )
-def test_what_cannot_be_done_is_an_error_that_says_what_to_do(arguments, text):
+def test_unsupported_arguments_are_errors_with_a_remedy(arguments, text):
     given = {"model": net(), "config": config(), **arguments}
     with pytest.raises(ConfigError, match=text):
         deepspeed.initialize(**given)
@@ -346,8 +346,8 @@ def test_a_scheduler_that_follows_a_metric_gets_it_from_step():
 
 def test_a_scheduler_of_another_optimizer_is_refused():
     model = net()
-    stranger = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(net().parameters(), lr=1), 1)
+    other_schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(net().parameters(), lr=1), 1)
     with pytest.raises(ConfigError, match="another optimizer"):
-        start(model, _lr_scheduler=stranger)
+        start(model, _lr_scheduler=other_schedule)
     with pytest.raises(ConfigError, match="without an optimizer"):
         start(_config={"train_batch_size": 4}, _lr_scheduler=lambda opt: None)

@@ -30,7 +30,7 @@ MAKERS = [
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_an_optimizer_of_deepspeeds_alone_computes_what_the_engine_computes(make):
+def test_a_deepspeed_optimizer_without_an_engine_updates_as_the_engine(make):
     alone, model = net(), net()
     own = make(alone.parameters())
     engine, optimizer, *_ = start(model, _optimizer=make(model.parameters()), zero_optimization={"stage": 1})
@@ -46,7 +46,7 @@ def test_an_optimizer_of_deepspeeds_alone_computes_what_the_engine_computes(make
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_an_optimizer_of_deepspeeds_alone_continues_with_a_loaded_state(make):
+def test_a_deepspeed_optimizer_without_an_engine_continues_with_a_loaded_state(make):
     def train(optimizer, model, steps):
         for step in steps:
             optimizer.zero_grad()

@@ -106,7 +106,7 @@ def test_a_checkpoint_needs_a_folder(tmp_path, monkeypatch):
 
 
 # --- configuration
-def test_bf16_beside_torch_autocast_and_offloaded_parameters_alone():
+def test_bf16_with_torch_autocast_and_offload_of_parameters_only():
     both, *_ = start(bf16={"enabled": True}, torch_autocast={"enabled": True, "dtype": "bfloat16"})
     assert both.bfloat16_enabled() and both.torch_autocast_enabled()
     assert both.torch_autocast_dtype() == torch.bfloat16
@@ -139,7 +139,7 @@ def test_classes_of_torch_for_16_bit_communication_have_pythons_names(name):
             start(own, torch_autocast=section)
 
 
-def test_the_files_level_is_that_of_the_logger():
+def test_log_level_of_the_file_sets_the_loggers_level():
     before = deepspeed.logger.level
     try:
         start(log_level="ERROR")
@@ -157,7 +157,7 @@ def test_16_bit_parameters_compute_in_16_bits_outside_of_the_engine():
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_parameter_that_forward_creates_is_said_once(stage, capfd):
+def test_a_parameter_that_forward_creates_is_reported_once(stage, capfd):
     class Model(nn.Linear):
         def forward(self, x):
             if not hasattr(self, "late"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -324,7 +323,7 @@ def run_file(name: str, run: Run, folder: Path) -> tuple[subprocess.CompletedPro
     return done, failed, sum(1 for case in cases if not list(case))
 
 
-def test_the_sources_are_here_or_a_reason_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deepspeeds_sources_exist_or_a_reason_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     if not (Path(SOURCES) / "tests" / "unit").is_dir() or not SOURCES:
         reason = "DeepSpeed's unit tests are not run: LOCKSTEP_DEEPSPEED_SOURCES names no folder with tests/unit"
         with capsys.disabled():

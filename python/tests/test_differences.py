@@ -8,22 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate_case_tools import Numbers
 from launch import run_ranks
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import lockstep
 from lockstep import Accelerator, ConfigError, DataLoaderConfiguration, DeepSpeedPlugin
-
-
-class Numbers(Dataset):
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(index)
 
 
 def test_the_last_group_of_accumulation_has_its_full_weight() -> None:

@@ -116,7 +116,7 @@ for kind in (IntAdam, Signum, TensorStep):
     )
 
 
-def test_its_state_is_saved_and_continues_in_another_stage_and_number_of_ranks(tmp_path):
+def test_the_state_of_a_programs_class_is_loaded_in_another_stage_and_number_of_ranks(tmp_path):
     run_ranks(
         PROGRAM
         + f"""
@@ -157,11 +157,10 @@ def test_a_class_of_the_program_trains_through_the_accelerator():
         PROGRAM
         + """
 from lockstep import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from lockstep.state import AcceleratorState, GradientState
+from states import forget_accelerators
 
 def accelerate(**plugin):
-    GradientState._reset_state()
-    AcceleratorState._reset_state()
+    forget_accelerators()
     accelerator = Accelerator(cpu=True, **plugin)
     model = build()
     optimizer = Signum(groups_of(model))

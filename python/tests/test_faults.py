@@ -140,9 +140,9 @@ def test_a_prepared_model_can_be_copied_and_pickled() -> None:
     net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
     accelerator.backward(net(torch.ones(1, 2)).sum())
     optimizer.step()
-    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert torch.equal(twin.weight, net.weight)
-        assert twin.weight.data_ptr() != net.weight.data_ptr()
+    for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(copied.weight, net.weight)
+        assert copied.weight.data_ptr() != net.weight.data_ptr()
     with pytest.raises(lockstep.ConfigError, match="cannot be copied or pickled"):
         copy.deepcopy(optimizer)
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from lockstep import Accelerator
 from lockstep.utils import GradScalerKwargs
+from states import forget_accelerators
 
 def net():
     torch.manual_seed(0)
@@ -56,11 +57,6 @@ def check_equal(one, other, tolerance):
     torch.testing.assert_close(one[0], other[0], rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(one[1], other[1], rtol=tolerance, atol=tolerance)
     assert torch.equal(one[2], other[2])
-
-def forget():
-    from lockstep.state import AcceleratorState, GradientState
-    GradientState._reset_state()
-    AcceleratorState._reset_state(True)
 """
 
 
@@ -74,7 +70,7 @@ def test_a_compiled_model_trains_the_same() -> None:
         LOOP
         + """
 expected = main(False, 8)
-forget()
+forget_accelerators(and_connection=True)
 plain = net
 net = lambda: torch.compile(plain())
 check_equal(main(False, 8), expected, 1e-4)
@@ -91,7 +87,7 @@ def test_a_loop_trains_as_on_the_cpu(precision: str, accumulate: int) -> None:
         LOOP
         + f"""
 expected = main(True, 8, gradient_accumulation_steps={accumulate})
-forget()
+forget_accelerators(and_connection=True)
 got = main(
     False,
     8,

@@ -52,7 +52,7 @@ def test_notebook_launcher_connects_its_processes_after_a_state_of_one(tmp_path,
     assert PartialState().num_processes == 1
 
 
-def test_one_process_of_a_notebook_is_this_one():
+def test_a_job_of_one_process_runs_in_the_notebooks_process():
     seen = []
     launchers.notebook_launcher(
         lambda value: seen.append((value, os.getpid(), os.environ["ACCELERATE_MIXED_PRECISION"])),

@@ -167,7 +167,7 @@ def updates(batches):
     return flags
 
 
-def held_at_its_last_batch(loader, grad=True):
+def iterator_at_its_last_batch(loader, grad=True):
     with torch.set_grad_enabled(grad):
         iterator = iter(loader)
         for _ in range(len(loader)):
@@ -177,33 +177,33 @@ def held_at_its_last_batch(loader, grad=True):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_evaluation_that_is_held_open_ends_no_accumulation_group(ranks: int) -> None:
+def test_an_unfinished_evaluation_ends_no_accumulation_group(ranks: int) -> None:
     program = TRAINING + textwrap.dedent("""
         train, evaluation, single = loader_of(8), loader_of(3), loader_of(1)
         plain = [0, 0, 0, 1] * 2
         assert updates(train) == plain
 
-        held = held_at_its_last_batch(evaluation)
+        unfinished = iterator_at_its_last_batch(evaluation)
         assert updates(train) == plain
-        del held
-        held = held_at_its_last_batch(single, grad=False)
+        del unfinished
+        unfinished = iterator_at_its_last_batch(single, grad=False)
         assert updates(train) == plain
-        del held
+        del unfinished
 
         def with_evaluation():
             for step, batch in enumerate(train):
                 if step == 1:
-                    held = held_at_its_last_batch(evaluation)
+                    unfinished = iterator_at_its_last_batch(evaluation)
                 assert accelerator.gradient_state.active_dataloader is (evaluation if step == 1 else train)
                 yield batch
         assert updates(with_evaluation()) == plain
 
-        def with_a_whole_evaluation():
+        def with_a_finished_evaluation():
             for batch in train:
                 list(evaluation)
                 yield batch
         train = loader_of(6)
-        assert updates(with_a_whole_evaluation()) == [0, 0, 0, 1, 0, 1]
+        assert updates(with_a_finished_evaluation()) == [0, 0, 0, 1, 0, 1]
         next(iter(single))
         assert updates(loader_of(8)) == plain
 

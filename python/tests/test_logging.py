@@ -105,7 +105,7 @@ def test_trackers_are_names_and_objects():
         tracking.filter_trackers("csv")
 
 
-def test_all_are_the_trackers_that_work_here(monkeypatch):
+def test_log_with_all_selects_the_usable_trackers(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert tracking.filter_trackers("all", "runs") == ["csv", "jsonl", "tensorboard", "wandb"]
 

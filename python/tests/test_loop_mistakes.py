@@ -31,7 +31,7 @@ def says(call, *words):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_losses_without_gradient_and_later_layers(ranks: int) -> None:
+def test_losses_without_gradient_and_layers_added_after_prepare_are_refused(ranks: int) -> None:
     run_ranks(
         BEGIN + """
 accelerator = Accelerator()
@@ -60,7 +60,7 @@ says(lambda: accelerator.prepare(net), "1.weight was added to the model after pr
     )
 
 
-def test_what_one_rank_does_alone_is_named_on_all() -> None:
+def test_a_call_of_one_rank_only_is_named_on_all_ranks() -> None:
     outputs = finish_ranks(
         BEGIN + """
 accelerator = Accelerator()

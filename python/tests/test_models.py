@@ -11,6 +11,7 @@ import weakref
 import numpy
 import pytest
 import torch
+from crafted import MakesFolder
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -89,7 +90,7 @@ def test_weights_that_an_empty_model_lacks_are_an_error(tmp_path):
         utils.load_checkpoint_in_model(model, tmp_path)
 
 
-def test_loading_reports_other_names(tmp_path, caplog):
+def test_loading_reports_names_of_only_the_file_or_only_the_model(tmp_path, caplog):
     save_file({"weight": torch.ones(2, 2), "extra": torch.ones(1)}, tmp_path / "model.safetensors")
     model = nn.Linear(2, 2)
     loaded = big_modeling.load_checkpoint_and_dispatch(model, tmp_path, device_map={"": "cpu"}, dtype=torch.bfloat16)
@@ -148,14 +149,10 @@ def test_parts_of_one_memory_are_different_tensors(tmp_path, caplog):
 
 
 def test_a_file_with_code_is_not_run(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
-
-    torch.save(Evil(), tmp_path / "evil.bin")
+    torch.save(MakesFolder(tmp_path / "ran", os.mkdir), tmp_path / "code.bin")
     for load in (utils.load, utils.load_state_dict):
-        with pytest.raises(CheckpointError, match="evil.bin refers to posix.mkdir, which is not loaded") as caught:
-            load(tmp_path / "evil.bin")
+        with pytest.raises(CheckpointError, match="code.bin refers to posix.mkdir, which is not loaded") as caught:
+            load(tmp_path / "code.bin")
         assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
 

@@ -4,16 +4,9 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
-import pytest
-
-import lockstep
-
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
-pytest.importorskip("ipykernel")
+from launch import python_path
+from notebooks import run_notebook  # Skips the module without Jupyter.
 
 TRAIN = """
 import torch
@@ -40,16 +33,10 @@ def train(lr):
 
 def run_cells(*cells: str) -> list[str]:
     """Runs the cells in a new kernel. Returns the text that each of them wrote; an error stops it and is its text."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    folder = str(Path(lockstep.__file__).parents[1])
-    paths = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
-    client = nbclient.NotebookClient(notebook, timeout=120, allow_errors=True)
-    client.create_kernel_manager()
-    client.km.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    client.execute(env=os.environ | {"PYTHONPATH": paths})
+    ran = run_notebook(list(cells), os.environ | {"PYTHONPATH": python_path()}, seconds=120, allow_errors=True)
     return [
         "".join(output.get("text", "\n".join(output.get("traceback", []))) for output in cell.outputs)
-        for cell in notebook.cells
+        for cell in ran
     ]
 
 

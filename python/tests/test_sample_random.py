@@ -91,7 +91,7 @@ def test_numbers_of_samples_do_not_depend_on_workers_or_processes(source: str) -
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_numbers_follow_the_seed_the_loader_and_the_visit(ranks: int) -> None:
+def test_random_numbers_depend_on_seed_loader_and_earlier_visits(ranks: int) -> None:
     program = """
         accelerator = accelerator_of()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from launch import binary, package_folder, run_alone
+from launch import binary, python_path, run_alone
 
 SEEDS = Path(__file__).resolve().parent / "seeds"
 PROCESSES = (1, 2)
@@ -27,8 +27,7 @@ both = pytest.mark.parametrize("processes", PROCESSES)
 
 
 def environment() -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, [str(package_folder()), os.environ.get("PYTHONPATH", "")]))
-    return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "LOCKSTEP_USE_CPU": "true"}
+    return os.environ | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "LOCKSTEP_USE_CPU": "true"}
 
 
 def run_seed(name: str, folder: Path, processes: int, *arguments: str, launched: bool = True) -> list[dict[str, Any]]:
@@ -120,9 +119,8 @@ def last_rate_of_one_cycle(steps: int) -> float:
 
 
 def test_animal_classifier_in_a_notebook(tmp_path: Path) -> None:
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    from notebooks import run_notebook  # Skips the test without Jupyter.
+
     cells = [
         f"import sys; sys.path.insert(0, {str(SEEDS)!r}); sys.argv = ['notebook', {str(tmp_path)!r}]",
         "from training_loop import training_loop",
@@ -131,12 +129,8 @@ def test_animal_classifier_in_a_notebook(tmp_path: Path) -> None:
         'args = ("fp16", 42, 64)\n'
         "notebook_launcher(training_loop, args, num_processes=2, use_port=0)",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = nbclient.NotebookClient(notebook, timeout=180)
-    client.create_kernel_manager()
-    client.km.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    client.execute(env=environment())
-    text = "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
+    ran = run_notebook(cells, environment(), seconds=180)
+    text = "".join(output.get("text", "") for output in ran[-1].outputs)
     assert "Launching training on 2 CPUs." in text and text.count("epoch 4: ") == 1
     results = [json.loads((tmp_path / f"result.{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     check_animals(results, 2, "fp16")

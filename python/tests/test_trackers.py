@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 import numpy
 import pytest
@@ -33,6 +34,14 @@ LIMIT_S = 120
 def has(package: str) -> bool:
     command = [TRACKER_PYTHON, "-c", f"import importlib.util, sys; sys.exit(not importlib.util.find_spec('{package}'))"]
     return subprocess.run(command, check=False).returncode == 0
+
+
+def read_wandb(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the offline run in a folder, by wandb's own reader. Skips the test without it."""
+    if not has("wandb.sdk.internal.datastore"):
+        pytest.skip("no reader of wandb; set LOCKSTEP_TRACKER_PYTHON to a Python with wandb 0.25")
+    script = REPOSITORY / "tests/tracking/read_wandb.py"
+    return json.loads(subprocess.check_output([TRACKER_PYTHON, script, folder]))
 
 
 def has_summary_writer() -> bool:
@@ -230,10 +239,7 @@ def test_wandb_writes_an_offline_run(tmp_path):
     folder = pathlib.Path(tracker.run.dir)
     accelerator.end_training()
     assert sorted(path.name for path in folder.rglob("*.png")) == ["samples_3_0.png", "samples_3_1.png"]
-    if not has("wandb.sdk.internal.datastore"):
-        pytest.skip("no reader of wandb; set LOCKSTEP_TRACKER_PYTHON to a Python with wandb 0.25")
-    script = REPOSITORY / "tests/tracking/read_wandb.py"
-    found = json.loads(subprocess.check_output([TRACKER_PYTHON, script, tmp_path]))
+    found = read_wandb(tmp_path)
     assert found["run"]["project"] == "demo" and found["config"] == {"lr": 0.1} and found["exit"] == 0
     first = {key: value for key, value in found["history"][0].items() if not key.startswith("_")}
     assert first == {"step": 3, "loss": 0.5, "lr/a": 1, "lr/b": 2}
@@ -360,14 +366,11 @@ def test_tables_that_cannot_be_stored_are_refused(tmp_path):
 
 
 def test_an_engine_writes_an_offline_run_of_wandb(tmp_path, monkeypatch):
-    if not has("wandb.sdk.internal.datastore"):
-        pytest.skip("no reader of wandb; set LOCKSTEP_TRACKER_PYTHON to a Python with wandb 0.25")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     engine, *_ = start(wandb={"enabled": True, "group": "sweep", "team": "vision", "project": "demo"})
     losses = [update(engine, step) for step in range(2)]
     engine.destroy()
-    script = REPOSITORY / "tests/tracking/read_wandb.py"
-    found = json.loads(subprocess.check_output([TRACKER_PYTHON, script, tmp_path]))
+    found = read_wandb(tmp_path)
     assert (found["run"]["project"], found["run"]["group"], found["run"]["entity"]) == ("demo", "sweep", "vision")
     rows = [{key: value for key, value in row.items() if key[0] != "_"} for row in found["history"]]
     name = "Train/Samples/"

@@ -256,3 +256,31 @@ def test_the_stub_has_the_arguments_and_results_of_the_module() -> None:
     assert len(module) > 100
     different = {name: (text, stub.get(name)) for name, text in module.items() if stub.get(name) != text}
     assert different == {}, "the stub is of another version; run scripts/python_stubs"
+
+
+def attributes_of_others(tree: ast.AST) -> list[str]:
+    """Returns the attributes that classes declare without a value, and that no method of the class sets."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        parents = {ast.unparse(parent) for parent in [*node.bases, *node.decorator_list]}
+        if parents & {"NamedTuple", "dataclass"}:
+            continue
+        parts = list(ast.walk(node))
+        stored = {part.attr for part in parts if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)}
+        declared = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value is None]
+        names = [ast.unparse(part.target) for part in declared]
+        found += [f"{node.name}.{name}" for name in names if name not in stored]
+    return found
+
+
+def test_classes_set_the_attributes_that_they_declare() -> None:
+    """A class whose attributes another class sets can be used only together with it."""
+    example = "class One:\n    a: int\n    b: int\n    def f(self):\n        self.a = 1\n"
+    assert attributes_of_others(ast.parse(example)) == ["One.b"]
+    found = []
+    for file in sorted(STUB.parent.rglob("*.py")):
+        found += attributes_of_others(ast.parse(file.read_text(encoding="utf-8")))
+    # Accelerate's interface: a program's own class has both.
+    assert found == ["GeneralTracker.name", "GeneralTracker.requires_logging_directory"]

@@ -321,11 +321,10 @@ def test_zero_through_the_accelerator_trains_as_data_parallel():
         MODEL
         + """
 from lockstep import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from lockstep.state import AcceleratorState, GradientState
+from states import forget_accelerators
 
 def accelerate(**plugin):
-    GradientState._reset_state()
-    AcceleratorState._reset_state()
+    forget_accelerators()
     accelerator = Accelerator(cpu=True, **plugin)
     model = build()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.003))

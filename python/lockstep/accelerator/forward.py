@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 import torch
 
 from .. import _core
 from ..utils.operations import convert_to_fp32, recursively_apply
-
-if TYPE_CHECKING:
-    from . import Accelerator
 
 
 class _MoveInputs:
@@ -36,21 +35,21 @@ def move_inputs(model: torch.nn.Module, device: torch.device) -> None:
 class AutocastForward:
     """The forward of a prepared model: within the Accelerator's autocast, with 16-bit results as float32."""
 
-    def __init__(self, module: torch.nn.Module, accelerator: Accelerator) -> None:
+    def __init__(self, module: torch.nn.Module, autocast: Callable[[], AbstractContextManager[None]]) -> None:
         self.module = module
-        self.accelerator = accelerator
+        self.autocast = autocast
         self.original = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.original or type(self.module).forward.__get__(self.module)
-        with self.accelerator.autocast():
+        with self.autocast():
             outputs = forward(*args, **kwargs)
         return convert_to_fp32(outputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AutocastForward:
         result = AutocastForward.__new__(AutocastForward)
         memo[id(self)] = result
-        result.accelerator = self.accelerator
+        result.autocast = self.autocast
         result.module = copy.deepcopy(self.module, memo)
         result.original = copy.deepcopy(self.original, memo)
         return result

@@ -23,12 +23,14 @@ class _LocalForwards:
 
     _blocks = 0
     _pending = False  # Whether a forward within the block had no backward yet.
-    _held: Any = None  # The scope that keeps averaging off after the block.
+    _averaging_off: Any = None  # The scope that keeps averaging off after the block.
     _ran_local = False  # Whether a backward ran since.
     _hook: Any = None
 
-    def __init__(self, model: torch.nn.Module, hold: Callable[[], Any], on_end: Callable[[], None]) -> None:
-        self._hold = hold
+    def __init__(
+        self, model: torch.nn.Module, turn_off_averaging: Callable[[], Any], on_end: Callable[[], None]
+    ) -> None:
+        self._turn_off_averaging = turn_off_averaging
         self._on_end = on_end
         self._hook = model.register_forward_pre_hook(self._on_forward)
 
@@ -47,7 +49,7 @@ class _LocalForwards:
     @property
     def averages_nothing(self) -> bool:
         """Whether a backward outside of the block would average nothing."""
-        return self._held is not None
+        return self._averaging_off is not None
 
     def on_backward(self) -> None:
         if self._blocks > 0:
@@ -57,7 +59,7 @@ class _LocalForwards:
 
     def on_step(self) -> None:
         """Runs before an update: ends the wait, or refuses gradients that were not averaged."""
-        if self._held is None:
+        if self._averaging_off is None:
             return
         ran_local = self._ran_local
         self.end()
@@ -74,17 +76,17 @@ class _LocalForwards:
     def leave_block(self) -> None:
         self._blocks -= 1
         if self._pending:
-            self._held = self._held or self._hold()
+            self._averaging_off = self._averaging_off or self._turn_off_averaging()
         elif self._blocks == 0:
             self.end()
 
     def end(self) -> None:
-        """Lets the next backward average."""
-        if self._hook is None:  # Of a copied model.
+        """Makes the next backward average."""
+        if self._hook is None:  # The model is a copy.
             return
         self._hook.remove()
-        if self._held is not None:
-            self._held.end()
+        if self._averaging_off is not None:
+            self._averaging_off.end()
         self._on_end()
 
 class NoSyncBlocks:
@@ -119,8 +121,8 @@ class NoSyncBlocks:
             known.pop(id(model), None)
 
         if id(model) not in known:
-            hold = partial(self._core.no_sync, [own_module(model)])
-            known[id(model)] = _LocalForwards(model, hold, forget)
+            turn_off_averaging = partial(self._core.no_sync, [own_module(model)])
+            known[id(model)] = _LocalForwards(model, turn_off_averaging, forget)
         known[id(model)].enter_block()
         return known[id(model)]
 
@@ -152,6 +154,6 @@ class NoSyncBlocks:
             forwards.on_step()
 
     def end(self) -> None:
-        """Lets the next backward of each model average."""
+        """Makes the next backward of each model average."""
         for forwards in list(self._forwards.values()):
             forwards.end()

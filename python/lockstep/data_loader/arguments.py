@@ -22,6 +22,11 @@ _KEPT = (
 )
 
 
+def given_batch_size(loader: DataLoader) -> int:
+    """Returns the rows of a batch of the given loader; 1 if its batch sampler has no batch_size."""
+    return getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+
+
 def _kept_arguments(loader: DataLoader) -> dict[str, Any]:
     arguments = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     if arguments.get("num_workers") == 0:

@@ -13,11 +13,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .. import _core
 from .._codec import decode, encode
 from ..state import PartialState
-from .arguments import _kept_arguments
+from .arguments import _kept_arguments, given_batch_size
 from .rounds import join, rows_of, share
 from .sample_random import Visits, digest_of_sample, keyed_batches
 from .samplers import get_sampler
-from .stream import _one_ahead, _StreamLoader
+from .stream import _StreamLoader, _with_is_last
 
 
 class DataLoaderDispatcher(_StreamLoader):
@@ -44,17 +44,25 @@ class DataLoaderDispatcher(_StreamLoader):
         self._slice = slice_fn
         arguments = _kept_arguments(loader)
         if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-            super().__init__(loader.dataset, batch_sampler=loader.batch_sampler, **arguments)
+            arguments["batch_sampler"] = loader.batch_sampler
         else:
-            super().__init__(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **arguments)
-        self._own_batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+            arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        self._own_batch_size = given_batch_size(loader)
         self._drop_last = drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
         if split_batches and self._own_batch_size % self.state.num_processes != 0:
             raise _core.ConfigError(
                 f"[DataLoaderDispatcher] split_batches needs a batch_size that is divisible by "
                 f"{self.state.num_processes} processes; got {self._own_batch_size}"
             )
-        self._init_stream(self._own_batch_size, self._drop_last, device, non_blocking, self.state.process_index)
+        super().__init__(
+            loader.dataset,
+            arguments,
+            batch_size=self._own_batch_size,
+            drop_last=self._drop_last,
+            device=device,
+            non_blocking=non_blocking,
+            process_index=self.state.process_index,
+        )
 
         # A program that asks for the main process's reading may have data there only.
         self._compares = compares and isinstance(loader.dataset, IterableDataset) and self.state.num_processes > 1
@@ -73,7 +81,7 @@ class DataLoaderDispatcher(_StreamLoader):
         """
         rounds = None
         if self.state.process_index == 0:
-            rounds = _one_ahead(itertools.islice(self._global_batches(self._read()), begin, None))
+            rounds = _with_is_last(itertools.islice(self._global_batches(self._read()), begin, None))
         for index in itertools.count(begin):
             arrived = self._receive(index) if rounds is None else self._send_next(rounds, index)
             if arrived is None:  # A pass without batches.
@@ -105,12 +113,12 @@ class DataLoaderDispatcher(_StreamLoader):
             completed = parts + list(itertools.islice(itertools.cycle(beginning), missing))
             yield join(completed, list(map(rows_of, completed)), len(parts)), new + missing, new
 
-    def _shares(self, whole: Any, rows: int) -> list[Any]:
+    def _shares(self, joined: Any, rows: int) -> list[Any]:
         each = rows // self.state.num_processes
         slices = [slice(rank * each, (rank + 1) * each) for rank in range(self.state.num_processes)]
         if self._slice is None:
-            return [share(whole, part.start, part.stop) for part in slices]
-        batch = share(whole, 0, rows)
+            return [share(joined, part.start, part.stop) for part in slices]
+        batch = share(joined, 0, rows)
         return [
             self._slice(batch, part, process_index=rank, num_processes=self.state.num_processes)
             for rank, part in enumerate(slices)
@@ -125,8 +133,8 @@ class DataLoaderDispatcher(_StreamLoader):
             if following is None:
                 self._announce(index, {"end": True})
                 return None
-            (whole, rows, new), is_last = following
-            shares = self._shares(whole, rows)
+            (joined, rows, new), is_last = following
+            shares = self._shares(joined, rows)
             texts = [encode(batch) for batch in shares[1:]]
         except BaseException as error:  # Other processes wait for this one.
             self._announce(index, {"failed": repr(error)})
@@ -193,8 +201,8 @@ class DataLoaderDispatcher(_StreamLoader):
 
     def _sampling(self) -> dict[str, Any]:
         if self.batch_sampler is None:
-            return {"sampler": _Ordered(self, self.sampler), "batch_size": None}
-        return {"batch_sampler": _Ordered(self, self.batch_sampler)}
+            return {"sampler": _KeyedSampler(self, self.sampler), "batch_size": None}
+        return {"batch_sampler": _KeyedSampler(self, self.batch_sampler)}
 
     def __len__(self) -> int:
         length = super().__len__()
@@ -211,7 +219,7 @@ class DataLoaderDispatcher(_StreamLoader):
         return get_sampler(self)
 
 
-class _Ordered(BatchSampler):
+class _KeyedSampler(BatchSampler):
     """Yields the batches of a sampler as (index, visit) pairs, or without batches its values."""
 
     def __init__(self, loader: DataLoaderDispatcher, source: Any) -> None:

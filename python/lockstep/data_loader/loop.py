@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -44,21 +44,40 @@ def share_seed(loaders: list[Any], first_number: int) -> None:
         loader._set_seed(seed)
 
 
-class _LoopMixin:
-    """The loop over a prepared loader, and the attributes that Accelerate's loaders have."""
+class PreparedLoader(DataLoader):
+    """A DataLoader of one process's batches, with the attributes that Accelerate's loaders have.
 
-    _core: Any
-    gradient_state: GradientState
-    device: torch.device | None
-    _non_blocking: bool
+    `core` has the position within the epoch. Not thread-safe.
+    """
+
     _sample_random: SampleRandom | None = None  # None if no sample draws random numbers.
     _reader: DataLoader | None = None
-    _seed = 0  # Of the samples' random numbers.
+    _seed = 0  # Seeds the samples' random numbers.
     _program_seed: int | None = None  # The program's seed when `_seed` was set.
-    _number = 0  # Of the loader, in the order of prepare(): loaders draw different numbers.
+    _number = 0  # Counts the loaders in the order of prepare(): they draw different numbers.
     _skip = 0  # The batches that the next pass skips.
     _passes = 0  # Counts the passes that have begun.
     _running = False  # Whether the last of them has not ended.
+
+    def __init__(
+        self,
+        core: _core.LoaderCore,
+        dataset: Any,
+        arguments: dict[str, Any],
+        *,
+        device: torch.device | None,
+        non_blocking: bool,
+        process_index: int,
+        seeds_always: bool = False,
+    ) -> None:
+        """`arguments` are those of DataLoader. `seeds_always` also seeds datasets that draw no random numbers."""
+        self._core: Any = core  # The stub has str where a std::string also takes bytes.
+        self.gradient_state = GradientState()
+        self.device = device
+        self._non_blocking = non_blocking
+        super().__init__(dataset, **arguments)
+        if seeds_always or needs_reader(self):
+            self._sample_random = SampleRandom(self.num_workers > 0, process_index)
 
     def _resume_if_requested(self) -> None:
         """Loads the newest checkpoint before the first pass, if the launcher requested it. Collective."""
@@ -82,17 +101,12 @@ class _LoopMixin:
         return plan
 
     # --- random numbers of samples
-    def _init_random(self, process_index: int, always: bool = False) -> None:
-        if always or needs_reader(cast(DataLoader, self)):
-            self._sample_random = SampleRandom(cast(DataLoader, self).num_workers > 0, process_index)
-
     def _read(self) -> Iterator[Any]:
         """Begins to read the batches of a pass."""
-        loader = cast(DataLoader, self)
         if self._sample_random is None:
-            return DataLoader.__iter__(loader)
+            return super().__iter__()
         if self._reader is None:
-            self._reader = reader_of(loader, self._sample_random, self._sampling())
+            self._reader = reader_of(self, self._sample_random, self._sampling())
         return iter(self._reader)
 
     def _sampling(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy
 import torch
 
+from .samplers import restore_generator
+
 
 class OrderStates:
     """Makes the sampler of a resumed pass draw the order that it had, from the states that were saved.
@@ -22,21 +24,15 @@ class OrderStates:
 
     def begin(self, sampler: Any) -> None:
         """Runs before the sampler draws."""
-        generator = getattr(sampler, "generator", None)
         self._before = _states()
         if self._loaded is None:
+            generator = getattr(sampler, "generator", None)
             self._drawn = self._before | {"generator": None if generator is None else generator.get_state()}
             return
         self._drawn, self._loaded = self._loaded, None
         self._resumes = True
         _set_states(self._drawn)
-        saved = self._drawn["generator"]
-        if saved is not None:
-            if generator is None:  # Saved by several processes, resumed by one.
-                generator = sampler.generator = torch.Generator(device="cpu")
-            generator.set_state(saved)
-        elif generator is not None:  # Saved by one process, resumed by several: as the sampler seeds its own.
-            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        restore_generator(sampler, self._drawn["generator"])
 
     _resumes = False
 

@@ -2,7 +2,7 @@
 """Batches that are joined to a round of all processes, and divided again.
 
 Three kinds of values are distinguished. Tensors have a row for each sample. So have lists of other values whose length
-is the batch's number of rows. Everything else, such as a flag, belongs to its whole batch.
+is the batch's number of rows. Everything else, such as a flag, belongs to its batch.
 """
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .. import _core
 from .._tree import leaves_of, mapping_like, sequence_like
 
 
-class _Samples(list[Any]):
+class _RowValues(list[Any]):
     """A list with one value for each row of a round."""
 
 
-class _OfBatches:
-    """The values of a round that belong to whole batches: one for each, with the batch's first row."""
+class _BatchValues:
+    """The values of a round that belong to batches, not to rows: one for each, with the batch's first row."""
 
     def __init__(self, values: list[tuple[int, Any]], path: str) -> None:
         self._values = values
         self._path = path
 
-    def of(self, begin: int, end: int) -> Any:
+    def of_rows(self, begin: int, end: int) -> Any:
         """Returns the value of the batches that have the rows. Throws ConfigError if they have several."""
         ends = [first for first, _ in self._values[1:]] + [end]
         found = [value for (first, value), last in zip(self._values, ends) if first < end and last > begin]
@@ -78,23 +78,23 @@ def join(batches: Sequence[Any], rows: Sequence[int], real: int) -> Any:
     """Returns the batches as one value for share(). The batches after `real` only complete the round."""
     firsts = [sum(rows[:index]) for index in range(real)]
 
-    def joined(parts: list[Any], path: str) -> Any:
+    def join_parts(parts: list[Any], path: str) -> Any:
         first = parts[0]
         if isinstance(first, torch.Tensor) and first.dim() > 0:
             return _concatenated(parts, path) if len(parts) > 1 else first
         if all(_is_list_of_samples(part, count) for part, count in zip(parts, rows)):
-            return _Samples(item for part in parts for item in part)
+            return _RowValues(item for part in parts for item in part)
         if isinstance(first, (list, tuple)) and all(len(part) == len(first) for part in parts):
-            items = (joined([part[index] for part in parts], f"{path}[{index}]") for index in range(len(first)))
+            items = (join_parts([part[index] for part in parts], f"{path}[{index}]") for index in range(len(first)))
             return sequence_like(first, items)
         if isinstance(first, Mapping):
-            items_of = {key: joined([part.get(key) for part in parts], f"{path}[{key!r}]") for key in first}
+            items_of = {key: join_parts([part.get(key) for part in parts], f"{path}[{key!r}]") for key in first}
             return mapping_like(first, items_of)
         if any(isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for part in parts for leaf in leaves_of(part)):
             _concatenated(parts, path)
-        return _OfBatches(list(zip(firsts, parts)), path)
+        return _BatchValues(list(zip(firsts, parts)), path)
 
-    return joined(list(batches), "")
+    return join_parts(list(batches), "")
 
 
 def _concatenated(parts: list[Any], path: str) -> torch.Tensor:
@@ -109,19 +109,19 @@ def _concatenated(parts: list[Any], path: str) -> torch.Tensor:
         ) from error
 
 
-def _resolved(value: Any, samples: Callable[[Any], Any], of_batches: Callable[[_OfBatches], Any]) -> Any:
+def _resolved(value: Any, samples: Callable[[Any], Any], batch_values: Callable[[_BatchValues], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return samples(value)
-    if isinstance(value, _Samples):
+    if isinstance(value, _RowValues):
         return list(samples(value))
-    if isinstance(value, _OfBatches):
-        return of_batches(value)
+    if isinstance(value, _BatchValues):
+        return batch_values(value)
     if isinstance(value, Mapping):
-        return mapping_like(value, {key: _resolved(item, samples, of_batches) for key, item in value.items()})
-    return sequence_like(value, (_resolved(item, samples, of_batches) for item in value))
+        return mapping_like(value, {key: _resolved(item, samples, batch_values) for key, item in value.items()})
+    return sequence_like(value, (_resolved(item, samples, batch_values) for item in value))
 
 
-def share(whole: Any, begin: int, end: int) -> Any:
+def share(joined: Any, begin: int, end: int) -> Any:
     """Returns the rows `begin` to `end` of a result of join(), as a batch."""
-    return _resolved(whole, lambda value: value[begin:end], lambda value: value.of(begin, end))
+    return _resolved(joined, lambda value: value[begin:end], lambda value: value.of_rows(begin, end))
 

@@ -37,7 +37,7 @@ class BatchSamplerShard(BatchSampler):
     """The batches of one process from a batch sampler of any kind.
 
     Without `split_batches` the processes get full batches in turn; with it each gets its slice of every batch. With
-    `even_batches` the last round is completed with samples from the beginning. The sampler's whole pass is read first.
+    `even_batches` the last round is completed with samples from the beginning. It reads all batches first.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class IterableDatasetShard(IterableDataset):
         rows = layout.round_rows
         first: list[Any] = []  # The samples that complete the last round.
         current: list[Any] = []
-        position = rows if begin > 0 else 0  # Of a round that follows others, where the first completes the last.
+        position = rows if begin > 0 else 0  # Not 0 after other rounds: the first samples then complete the last round.
         for index, sample in enumerate(samples):
             if len(first) < rows:
                 first.append(sample)
@@ -217,11 +217,27 @@ class SkipBatchSampler(BatchSampler):
         return max(0, len(self.batch_sampler) - self.skip_batches)
 
 
+def drawn_seed() -> int:
+    """Draws a seed from torch's default generator, as torch's samplers and loaders do."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
 def _give_generator(sampler: Any) -> None:
     """Gives a random sampler of torch's default generator its own, which processes can synchronize."""
     if hasattr(sampler, "generator") and sampler.generator is None:
         sampler.generator = torch.Generator(device="cpu")
-        sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        sampler.generator.manual_seed(drawn_seed())
+
+
+def restore_generator(sampler: Any, saved: torch.Tensor | None) -> None:
+    """Sets the state of a sampler's own generator. `saved` is None for a sampler that had none."""
+    generator = getattr(sampler, "generator", None)
+    if saved is not None:
+        if generator is None:  # Saved by several processes, resumed by one.
+            generator = sampler.generator = torch.Generator(device="cpu")
+        generator.set_state(saved)
+    elif generator is not None:  # Saved by one process, resumed by several: as the sampler seeds its own.
+        generator.manual_seed(drawn_seed())
 
 
 def order_of_samples(order: list[Any], dataset: Any) -> list[bytes]:

@@ -12,14 +12,20 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from .. import _core
 from .._weak import weak_method
-from ..state import GradientState
 from .arguments import _kept_arguments
-from .loop import _LoopMixin, _synchronize
+from .loop import PreparedLoader, _synchronize
 from .sample_random import Visits
-from .samplers import _give_generator, _seedable, order_of_samples, yields_each_once
+from .samplers import (
+    _give_generator,
+    _seedable,
+    drawn_seed,
+    order_of_samples,
+    restore_generator,
+    yields_each_once,
+)
 
 
-class _OwnBatches(BatchSampler):
+class _ShardBatchSampler(BatchSampler):
     """The batch sampler of a prepared loader: the batches that the C++ library gives this process.
 
     If `keyed`, it yields (index, visit) pairs for the reader.
@@ -61,7 +67,7 @@ class _OwnBatches(BatchSampler):
             yield self._loader._samples_at(plan.indices(index), self._keyed)
 
 
-class DataLoaderShard(_LoopMixin, DataLoader):
+class DataLoaderShard(PreparedLoader):
     """A DataLoader of a map-style dataset that delivers this process's batches.
 
     It behaves as the DataLoader that it was made of. Each pass is the next epoch. A pass after load_state() continues
@@ -81,11 +87,6 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         use_seedable_sampler: bool = False,
         data_seed: int | None = None,
     ) -> None:
-        # Attributes that DataLoader.__init__ must not see as its own.
-        self._core: Any = None
-        self.gradient_state = GradientState()
-        self.device = device
-        self._non_blocking = non_blocking
         self.rng_types = rng_types
         self._spec: dict[str, Any] = {"num_processes": num_processes, "split_batches": split_batches}
         self._drawn: dict[str, Any] | None = None  # The random states from which the running order was drawn.
@@ -96,17 +97,20 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         self._sampler = batch_sampler.sampler
         if num_processes > 1 and not use_seedable_sampler:
             _give_generator(self._sampler)
-        self._core = _core.LoaderCore(
-            len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, weak_method(self._order)
-        )
         super().__init__(
-            loader.dataset, batch_sampler=_OwnBatches(self, batch_sampler), **_kept_arguments(loader)
+            _core.LoaderCore(
+                len(self._sampler), batch_sampler.batch_size, batch_sampler.drop_last, weak_method(self._order)
+            ),
+            loader.dataset,
+            {"batch_sampler": _ShardBatchSampler(self, batch_sampler), **_kept_arguments(loader)},
+            device=device,
+            non_blocking=non_blocking,
+            process_index=process_index,
         )
-        self._init_random(process_index)
 
     # --- order
     _order_of_pass: list[Any] = []  # The sampler's values for the running pass; any type that the dataset takes.
-    _rest: Iterator[Any] = iter(())
+    _rest_of_order: Iterator[Any] = iter(())
     _visits: list[int] = []  # Earlier occurrences of each value; empty if all are different.
 
     def _order(self, epoch: int) -> list[int]:
@@ -118,14 +122,14 @@ class DataLoaderShard(_LoopMixin, DataLoader):
             self._visits = [counts.keyed(index)[1] for index in self._order_of_pass]
         return list(range(len(self._order_of_pass)))
 
-    def _take(self) -> None:
+    def _read_order(self) -> None:
         """Reads the sampler up to its last value. _end_of_order reads its end, which may draw random numbers."""
-        self._rest = iter(self._sampler)
-        self._order_of_pass = list(itertools.islice(self._rest, len(self._sampler)))
+        self._rest_of_order = iter(self._sampler)
+        self._order_of_pass = list(itertools.islice(self._rest_of_order, len(self._sampler)))
 
     def _end_of_order(self) -> None:
         """Runs before the last batch, so a loop that breaks earlier leaves the generator as with torch's loader."""
-        next(self._rest, None)
+        next(self._rest_of_order, None)
 
     def _samples_at(self, positions: list[int], keyed: bool) -> list[Any]:
         if not keyed:
@@ -134,38 +138,33 @@ class DataLoaderShard(_LoopMixin, DataLoader):
         return [(self._order_of_pass[position], visits[position] if visits else 0) for position in positions]
 
     def _sampling(self) -> dict[str, Any]:
-        source = cast(_OwnBatches, self.batch_sampler).batch_sampler
-        return {"batch_sampler": _OwnBatches(self, source, keyed=True)}
+        source = cast(_ShardBatchSampler, self.batch_sampler).batch_sampler
+        return {"batch_sampler": _ShardBatchSampler(self, source, keyed=True)}
 
     def _draw(self, epoch: int) -> None:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
-            self._order_of_pass, self._rest = list(self._sampler), iter(())
+            self._order_of_pass, self._rest_of_order = list(self._sampler), iter(())
             self._sampler.set_epoch(epoch)
             return
-        generator = getattr(self._sampler, "generator", None)
         if self._redraw is not None:
             drawn, self._redraw = self._redraw, None
-            self._draw_again(drawn, generator)
+            self._draw_again(drawn)
             return
+        generator = getattr(self._sampler, "generator", None)
         self._drawn = {"default": self._default_state, "generator": None}
         if generator is not None:
             self._drawn["generator"] = generator.get_state()
-        self._take()
+        self._read_order()
 
-    def _draw_again(self, drawn: dict[str, Any], generator: torch.Generator | None) -> None:
+    def _draw_again(self, drawn: dict[str, Any]) -> None:
         """Draws the order of a resumed pass. The default generator continues as the checkpoint has it."""
         self._drawn = drawn
-        if drawn["generator"] is not None:
-            if generator is None:  # Saved by several processes, resumed by one.
-                generator = self._sampler.generator = torch.Generator(device="cpu")
-            generator.set_state(drawn["generator"])
-        else:
+        if drawn["generator"] is None:
             torch.set_rng_state(drawn["default"])
-            torch.empty((), dtype=torch.int64).random_()  # The seed of workers, which DataLoader draws first.
-            if generator is not None:  # Saved by one process, resumed by several: as the sampler seeds its own.
-                generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        self._take()
+            drawn_seed()  # That of workers, which DataLoader draws first.
+        restore_generator(self._sampler, drawn["generator"])
+        self._read_order()
         if self.generator is None:  # DataLoader has drawn that seed for this pass, too.
             torch.set_rng_state(self._default_state)
 
@@ -201,7 +200,9 @@ class DataLoaderShard(_LoopMixin, DataLoader):
 
     @property
     def remainder(self) -> int:
-        return -1 if cast(_OwnBatches, self.batch_sampler).drop_last else len(self._sampler) % self.total_batch_size
+        if cast(_ShardBatchSampler, self.batch_sampler).drop_last:
+            return -1
+        return len(self._sampler) % self.total_batch_size
 
     def get_sampler(self) -> Any:
         return self._sampler
@@ -213,7 +214,7 @@ class DataLoaderShard(_LoopMixin, DataLoader):
                 "prepared one; prepare a new DataLoader"
             )
         self._sampler = sampler
-        cast(_OwnBatches, self.batch_sampler).sampler = sampler
+        cast(_ShardBatchSampler, self.batch_sampler).sampler = sampler
 
     # --- checkpoints
     def _saved_state(self) -> dict[str, Any]:

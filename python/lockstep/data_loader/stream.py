@@ -11,10 +11,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .. import _core
 from ..logging import get_logger
-from ..state import GradientState, PartialState
+from ..state import PartialState
 from ..utils.operations import ignorant_find_batch_size
-from .arguments import _kept_arguments
-from .loop import _LoopMixin, _synchronize
+from .arguments import _kept_arguments, given_batch_size
+from .loop import PreparedLoader, _synchronize
 from .order_states import OrderStates
 from .sample_random import keyed_batches
 from .samplers import BatchSamplerShard, IterableDatasetShard, _give_generator, get_sampler
@@ -22,21 +22,36 @@ from .samplers import BatchSamplerShard, IterableDatasetShard, _give_generator, 
 logger = get_logger(__name__)
 
 
-class _StreamLoader(_LoopMixin, DataLoader):
+class _StreamLoader(PreparedLoader):
     """The parts of loaders of streams, and of batch samplers that only Python can read."""
 
     _compares = False  # Whether the processes compare their first samples in the next pass.
     _resumes = False  # Whether the next pass continues a saved one.
 
-    def _init_stream(self, batch_size: int, drop_last: bool, device: Any, blocking: bool, process_index: int) -> None:
-        self._core = _core.LoaderCore(None, max(1, batch_size), drop_last, None)
+    def __init__(
+        self,
+        dataset: Any,
+        arguments: dict[str, Any],
+        *,
+        batch_size: int,
+        drop_last: bool,
+        device: torch.device | None,
+        non_blocking: bool,
+        process_index: int,
+    ) -> None:
+        """`batch_size` and `drop_last` are those of the given loader; `arguments` are DataLoader's."""
         self._batch_rows = max(1, batch_size)
-        self.gradient_state = GradientState()
-        self.device = device
-        self._non_blocking = blocking
         self.remainder = -1
         self._states = OrderStates()
-        self._init_random(process_index, always=not isinstance(self.dataset, IterableDataset))
+        super().__init__(
+            _core.LoaderCore(None, self._batch_rows, drop_last, None),
+            dataset,
+            arguments,
+            device=device,
+            non_blocking=non_blocking,
+            process_index=process_index,
+            seeds_always=not isinstance(dataset, IterableDataset),
+        )
 
     def _begun_batches(
         self, batches_from: Callable[[int], Iterator[tuple[Any, list[int], list[int], bool]]]
@@ -115,7 +130,7 @@ class _StreamLoader(_LoopMixin, DataLoader):
         self._states.load(state, self._resumes)
 
 
-def _one_ahead(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+def _with_is_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
     """Yields each item with whether it is the last."""
     missing = object()
     current = next(items, missing)
@@ -146,22 +161,21 @@ class DataLoaderStreamShard(_StreamLoader):
         self._rounds: Any = None
         # The stream or sampler that may draw from a generator of its own.
         self._random = loader.dataset if isinstance(loader.dataset, IterableDataset) else get_sampler(loader)
-        batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+        batch_size = given_batch_size(loader)
         drop_last = bool(getattr(loader.batch_sampler, "drop_last", loader.drop_last))
         if isinstance(loader.dataset, IterableDataset):
             self._each = batch_size // num_processes if split_batches else batch_size
-            dataset = loader.dataset
+            dataset: Any = loader.dataset
             if num_processes > 1:
                 dataset = IterableDatasetShard(
                     dataset, batch_size, drop_last, num_processes, process_index, split_batches
                 )
-            super().__init__(
-                dataset,
-                batch_size=self._each if loader.batch_size is not None else None,
-                drop_last=drop_last,
-                **_kept_arguments(loader),
-            )
+            own: dict[str, Any] = {
+                "batch_size": self._each if loader.batch_size is not None else None,
+                "drop_last": drop_last,
+            }
         else:
+            dataset = loader.dataset
             if num_processes > 1:
                 _give_generator(self._random)
             source = loader.batch_sampler
@@ -169,11 +183,18 @@ class DataLoaderStreamShard(_StreamLoader):
                 own_batches = isinstance(loader.sampler, BatchSampler)
                 source = loader.sampler if own_batches else _SingleSampleBatches(loader.sampler)
             self._rounds = BatchSamplerShard(source, num_processes, process_index, split_batches, even_batches)
-            own: dict[str, Any] = {"batch_sampler": _RankBatchSampler(self)}
+            own = {"batch_sampler": _RankBatchSampler(self)}
             if loader.batch_sampler is None:
                 own = {"sampler": _RankBatchSampler(self), "batch_size": None}
-            super().__init__(loader.dataset, **own, **_kept_arguments(loader))
-        self._init_stream(batch_size, drop_last, device, non_blocking, process_index)
+        super().__init__(
+            dataset,
+            {**own, **_kept_arguments(loader)},
+            batch_size=batch_size,
+            drop_last=drop_last,
+            device=device,
+            non_blocking=non_blocking,
+            process_index=process_index,
+        )
         is_stream = self._rounds is None
         self._compares = is_stream and 1 < num_processes == PartialState().num_processes
 
@@ -193,13 +214,13 @@ class DataLoaderStreamShard(_StreamLoader):
 
     def _sampled_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         del begin  # The sampler skips them.
-        for batch, is_last in _one_ahead(self._read()):
+        for batch, is_last in _with_is_last(self._read()):
             rows, new = self._queue.pop(0)
             yield batch, rows, new, is_last
 
     def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         world = self._spec["num_processes"]
-        for batch, is_last in _one_ahead(itertools.islice(self._read(), begin, None)):
+        for batch, is_last in _with_is_last(itertools.islice(self._read(), begin, None)):
             rows = ignorant_find_batch_size(batch) or 0
             new = [rows] * world
             yield batch, [rows] * world, new, is_last

@@ -123,7 +123,7 @@ def _make_engine(
     if optimizer is not None:
         prepared = _prepared_optimizer(optimizer, given, state)
     elif groups:
-        values = _core.ds_config_values(given.path, given.text, state.num_processes)
+        values = given.values(state.num_processes)
         if values.get("optimizer.type") is not None:
             prepared = DeepSpeedOptimizer(grouped_file_optimizer(values, groups))
     zero_inits = zero.take_pending()
@@ -160,7 +160,7 @@ def _prepared_optimizer(
 
     One rank has all parameters in full, so there zero_allow_untested_optimizer permits any class, as DeepSpeed does.
     """
-    stage = _core.ds_config_values(given.path, given.text, state.num_processes)["zero_optimization.stage"]
+    stage = given.values(state.num_processes)["zero_optimization.stage"]
     try:
         return DeepSpeedOptimizer(optimizer, sharded=stage > 0)
     except _core.ConfigError:
@@ -173,7 +173,7 @@ def _unshard_unless_stage_3(
     model: torch.nn.Module, zero_inits: list[Any], given: GivenConfig, state: PartialState
 ) -> None:
     """Makes a model of zero.Init full if the file does not shard it."""
-    values = _core.ds_config_values(given.path, given.text, state.num_processes)
+    values = given.values(state.num_processes)
     if values["zero_optimization.stage"] != 3:
         for shards in zero_inits:
             shards.unshard([*model.parameters(), *model.buffers()])

@@ -6,38 +6,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import _core
 from ..state import PartialState
+from ._config import DTYPES, GivenConfig
+from ._engine_base import EngineBase
 from ._optimizer import DeepSpeedOptimizer
 from ._saved_state import SavedState
-from ._settings import DTYPES
 from .zero import GatheredParameters
 
 __all__ = ["EngineCheckpoints"]
 
 
-class EngineCheckpoints:
-    """Saves and loads an engine's state."""
+class EngineCheckpoints(EngineBase):
+    """The methods of an engine that save and load its state."""
 
-    core: Any
-    module: Any
-    optimizer: DeepSpeedOptimizer | None
-    global_rank: int
-    local_rank: int
-    _saved_state: SavedState
-    _loads_everything: bool
-    _loads_scheduler: bool
-
-    if TYPE_CHECKING:  # The engine defines both.
-
-        @property
-        def _own_module(self) -> torch.nn.Module: ...
-
-        def _value(self, path: str) -> Any: ...
+    def __init__(
+        self, model: torch.nn.Module, initialized: Any, optimizer: DeepSpeedOptimizer | None, given: GivenConfig
+    ) -> None:
+        super().__init__(model, initialized, optimizer, given)
+        self.python_scheduler: Any = None
+        self._loaders: list[Any] = []
+        self._saved_state = SavedState(self)
 
     def writes_shared_state(self) -> bool:
         """Returns whether this rank writes the files that are equal on all ranks."""
@@ -95,8 +88,8 @@ class EngineCheckpoints:
                 "[load_checkpoint] custom_load_fn is not supported; load with load_module_strict=False, or change the "
                 "parameters within zero.GatheredParameters(modifier_rank=0) afterwards"
             )
-        scheduler = load_lr_scheduler_states and not load_module_only
-        self._loads_everything, self._loads_scheduler = not load_module_only, scheduler
+        self._saved_state.loads_everything = not load_module_only
+        self._saved_state.loads_scheduler = load_lr_scheduler_states and not load_module_only
         path, client_state = self.core.load_checkpoint(
             _folder("load_checkpoint", load_dir),
             None if tag is None else str(tag),
@@ -147,7 +140,8 @@ class EngineCheckpoints:
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
         """Returns the model's state_dict(), without frozen parameters if requested. In stage 3 tensors stay sharded."""
-        state = self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        model: Any = self.module  # torch's annotations refuse None for `destination`.
+        state: dict[str, Any] = model.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
             for name, parameter in self.module.named_parameters(prefix.removesuffix("."), remove_duplicate=False):
                 if not parameter.requires_grad:

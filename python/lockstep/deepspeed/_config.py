@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from .. import _core
 from .._core import ConfigError
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # By the file's names.
 
 
 class GivenConfig:
@@ -25,6 +30,10 @@ class GivenConfig:
         """Returns the file's content, before defaults and derived values."""
         text = Path(self.path).read_text(encoding="utf-8") if self.path else _plain(self.text)
         return json.loads(without_comments(text))
+
+    def values(self, ranks: int) -> dict[str, Any]:
+        """Returns every value by its path, with defaults and batch sizes for `ranks`. Throws ConfigError."""
+        return _core.ds_config_values(self.path, self.text, ranks)
 
     def without(self, section: str) -> GivenConfig:
         """Returns the same without a top-level section."""

@@ -129,8 +129,7 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
 
     def push_options(self) -> None:
         """Gives the options in `param_groups` to the C++ library."""
-        if self._name is not None:
-            self._inner.set_options(self.optimizer.param_groups)
+        self._push_options()
 
     def pull_options(self) -> None:
         """Copies the options that the C++ library has changed to `param_groups`."""

@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _core
 from .._codec import flatten
-from .._random_states import check_random_states, random_states, set_random_states
 from .._saved_parts import Part, add_part, decoded_part, read_part
-from ..checkpointing import OF_RANK, SHARED, loading, scheduling
+from ..checkpointing import SHARED, PendingState, add_random_states, loading, scheduling
 from .utils.logging import logger
 
 if TYPE_CHECKING:
-    from .engine import DeepSpeedEngine
+    from ._checkpoints import EngineCheckpoints
 
-_ENGINE_FILE = "engine.json"  # Of the C++ library.
+_ENGINE_FILE = "engine.json"  # The C++ library writes it.
 _CLIENT_TENSORS = "client_state.safetensors"
 TIED_NAMES = "tied_names.json"  # The names of each tensor of the model that has several; the file is absent without.
 _CODED = "lockstep.python"  # The key of a client state that is more than plain JSON.
@@ -48,17 +45,19 @@ def tied_names(model: torch.nn.Module) -> list[list[str]]:
 class SavedState:
     """Adds Python's part to an engine's checkpoints, and loads it."""
 
-    def __init__(self, engine: DeepSpeedEngine) -> None:
+    def __init__(self, engine: EngineCheckpoints) -> None:
         self._reference = weakref.ref(engine)  # The C++ engine owns this object.
         self._client_tensors: dict[str, torch.Tensor] = {}
-        self._pending: list[Callable[[], None]] = []
+        self._pending = PendingState()
+        self.loads_everything = True  # Whether a load applies more than the model.
+        self.loads_scheduler = True
         self._client: Any = None  # The decoded client state of a checkpoint.
         accelerator = engine.core.accelerator
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
     @property
-    def _engine(self) -> DeepSpeedEngine:
+    def _engine(self) -> EngineCheckpoints:
         engine = self._reference()
         assert engine is not None, "hooks run within calls of the engine"
         return engine
@@ -77,7 +76,7 @@ class SavedState:
 
     def _save(self, state: Any) -> None:
         engine = self._engine
-        add_part(state, OF_RANK.format(engine.global_rank), {"random": random_states()})
+        add_random_states(state, engine.global_rank)
         if engine.writes_shared_state():
             scheduler = engine.python_scheduler
             shared = {
@@ -94,19 +93,16 @@ class SavedState:
     # --- loading
     def _load(self, state: Any) -> None:
         """Runs before anything is changed: reads and checks all of Python's files that will be applied."""
-        self._pending = []
+        self._pending = PendingState()
         self._client = self._read_client_state(state)
-        if not self._engine._loads_everything:
+        if not self.loads_everything:
             return
         shared = read_part(state, SHARED, "load_checkpoint")
         if shared is not None:
             self._check_shared(shared)
-        elif self._engine._loads_scheduler and self._engine.python_scheduler is not None:
+        elif self.loads_scheduler and self._engine.python_scheduler is not None:
             logger.warning("the checkpoint has no state of Python's scheduler; the scheduler keeps its own")
-        own = read_part(state, OF_RANK.format(self._engine.global_rank), "load_checkpoint")
-        if own is not None:
-            check_random_states(own.item("random"))
-            self._pending.append(partial(set_random_states, own.value["random"]))  # Last: others may draw numbers.
+        self._pending.add_random_states(state, self._engine.global_rank, "load_checkpoint")
 
     def _check_shared(self, shared: Part) -> None:
         engine = self._engine
@@ -116,9 +112,9 @@ class SavedState:
                 f"[load_checkpoint] the checkpoint has {len(saved)} loaders, and the engine has "
                 f"{len(engine._loaders)}; pass the same training_data to initialize"
             )
-        self._pending += [loading(loader, part) for loader, part in zip(engine._loaders, saved)]
+        self._pending.add(*(loading(loader, part) for loader, part in zip(engine._loaders, saved)))
         scheduler = shared.item("scheduler")
-        if not engine._loads_scheduler:
+        if not self.loads_scheduler:
             return
         if engine.python_scheduler is None:
             if scheduler.value is not None:
@@ -129,13 +125,11 @@ class SavedState:
                 "load_lr_scheduler_states=False"
             )
         else:
-            self._pending.append(scheduling(engine.python_scheduler, scheduler))
+            self._pending.add(scheduling(engine.python_scheduler, scheduler))
 
     def apply(self) -> None:
         """Applies the state that _load() has read. The C++ library has loaded its part by then."""
-        pending, self._pending = self._pending, []
-        for step in pending:
-            step()
+        self._pending.apply()
 
     # --- client state
     def _read_client_state(self, state: Any) -> Any:

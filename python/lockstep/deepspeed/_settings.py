@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ._config import DTYPES
+from ._engine_base import EngineBase
 from .runtime.config import section_of
-
-if TYPE_CHECKING:
-    from ._config import GivenConfig
 
 __all__ = ["EngineSettings"]
 
@@ -52,24 +51,15 @@ _KEYS = {
     "zero_quantized_weights": "zero_optimization.zero_quantized_weights",
     "zero_reduce_bucket_size": "zero_optimization.reduce_bucket_size",
 }
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class EngineSettings:
-    """Reads the file of an engine."""
-
-    core: Any
-    given_config: GivenConfig
-    module: Any
-    _config: dict[str, Any]
+class EngineSettings(EngineBase):
+    """The methods of an engine that read its file."""
 
     @property
     def config(self) -> dict[str, Any]:
         """The configuration as the program gave it."""
         return self.given_config.as_dict()
-
-    def _value(self, path: str) -> Any:
-        return self._config.get(path)
 
     def zero_optimization(self) -> bool:
         return self.core.zero_optimization_stage > 0

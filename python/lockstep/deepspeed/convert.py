@@ -33,7 +33,7 @@ class Conversion:
     tag: str
     parameters: int
     with_optimizer_state: int  # Parameters whose optimizer state was taken.
-    left_out: list[str]  # What the new checkpoint lacks, with the reasons.
+    left_out: list[str]  # Parts that the new checkpoint lacks, with the reasons.
 
 
 def convert(

@@ -12,16 +12,13 @@ import torch
 
 from .. import _core
 from .._joined_block import joined_block
-from .._own_module import own_module
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
-from ..state import PartialState
 from ..utils.operations import convert_to_fp32
 from ._checkpoints import EngineCheckpoints
 from ._config import GivenConfig
 from ._optimizer import DeepSpeedOptimizer
 from ._registry import add_engine, remove_engine
-from ._saved_state import SavedState
 from ._settings import EngineSettings
 from .accelerator import get_accelerator
 from .monitor import MonitorMaster
@@ -30,13 +27,13 @@ from .utils.logging import set_log_level_from_string
 
 __all__ = ["DeepSpeedEngine", "FileScheduler"]
 
-_WITHOUT_PYTHON = {
+_UNSUPPORTED_CHECKPOINTING = {
     "contiguous_memory_optimization": "torch.utils.checkpoint allocates each input; delete it",
     "profile": "use torch.profiler; delete it",
 }
 
 
-class DeepSpeedEngine(EngineSettings, EngineCheckpoints, torch.nn.Module):
+class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
     """Trains a torch module as a ds_config.json says. `initialize` creates it.
 
         for batch in loader:
@@ -57,49 +54,28 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints, torch.nn.Module):
         optimizer: DeepSpeedOptimizer | None,
         given: GivenConfig,
     ) -> None:
-        super().__init__()
-        self.module = model
-        self.training = model.training
-        self.core = initialized.engine
-        self.given_config = given
-        self.python_scheduler: Any = None
+        super().__init__(model, initialized, optimizer, given)
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
         self.collate_fn: Callable[..., Any] | None = None
-        self._loaders: list[Any] = []
-        self._loads_everything = True
-        self._loads_scheduler = True
-        self._config: dict[str, Any] = self.core.config
-        self._refuse_what_python_lacks()
+        self._refuse_unsupported_checkpointing()
         if self._value("log_level"):
             set_log_level_from_string(self._value("log_level"))
-        if initialized.optimizer is not None and optimizer is None:
-            optimizer = DeepSpeedOptimizer.of_file(initialized.inner, initialized.groups)
-            initial_lrs = [float(self._value("optimizer.params.lr") or 0)] * len(initialized.groups)
-        else:
-            initial_lrs = [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups]
-        self.optimizer = optimizer
+        initial_lrs: list[float] = []  # Without the schedule.
         if optimizer is not None:
-            optimizer.attach(self, initialized.optimizer)
-            optimizer.pull_options()
+            initial_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        elif self.optimizer is not None:
+            initial_lrs = [float(self._value("optimizer.params.lr") or 0)] * len(initialized.groups)
+        if self.optimizer is not None:
+            self.optimizer.attach(self, initialized.optimizer)
+            self.optimizer.pull_options()
         if self.core.schedule_steps is not None:
             self.lr_scheduler = file_scheduler(self, initial_lrs)
-        state = PartialState()
-        self.device = state.device
-        self.world_size = state.num_processes
-        self.global_rank = state.process_index
-        self.local_rank = state.local_process_index
-        self.dp_world_size = self.world_size
         self.monitor = MonitorMaster(self)
-        self._saved_state = SavedState(self)
         add_engine(self)
 
-    @property
-    def _own_module(self) -> torch.nn.Module:
-        return own_module(self.module)
-
-    def _refuse_what_python_lacks(self) -> None:
-        for key, instead in _WITHOUT_PYTHON.items():
+    def _refuse_unsupported_checkpointing(self) -> None:
+        for key, instead in _UNSUPPORTED_CHECKPOINTING.items():
             if self._config.get(f"activation_checkpointing.{key}"):
                 raise _core.ConfigError(
                     f"[initialize] activation_checkpointing.{key} is not supported for a Python model: {instead}"
@@ -293,8 +269,8 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints, torch.nn.Module):
         non_blocking: bool = False,
     ) -> None:
         """Moves training states from the GPU to host memory, until reload_states(). On a CPU it moves nothing."""
-        names = None if include is None else [_word(state) for state in include]
-        self.core.offload_states(names, _word(device), pin_memory, non_blocking)
+        names = None if include is None else [_text_of(state) for state in include]
+        self.core.offload_states(names, _text_of(device), pin_memory, non_blocking)
 
     def reload_states(self, non_blocking: bool = False) -> None:
         self.core.reload_states(non_blocking)
@@ -341,5 +317,5 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints, torch.nn.Module):
     __reduce_ex__ = _refuse_copy
 
 
-def _word(value: Any) -> str:
+def _text_of(value: Any) -> str:
     return str(getattr(value, "value", value))

@@ -132,6 +132,11 @@ def _store(tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values.reshape(tensor.shape))
 
 
+def _values_of_ranks(core: _core.Group, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of each rank's tensor, [ranks, elements]. Collective."""
+    return core.all_gather(_plain(tensor).reshape(-1)).reshape(core.size, -1)
+
+
 def _finished(async_op: bool) -> Work | None:
     return Work() if async_op else None
 
@@ -321,9 +326,7 @@ def all_gather(
     tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
 ) -> Work | None:
     """Writes all ranks' tensors, which have one shape, to `tensor_list`."""
-    own = _group(group)
-    values = own.all_gather(_plain(tensor).reshape(-1)).reshape(own.size, -1)
-    for target, value in zip(tensor_list, values, strict=True):
+    for target, value in zip(tensor_list, _values_of_ranks(_group(group), tensor), strict=True):
         _store(target, value)
     return _finished(async_op)
 
@@ -378,7 +381,7 @@ def gather(
 ) -> Work | None:
     """Writes all ranks' tensors to `gather_list` on rank `dst`."""
     own = _group(group)
-    values = own.all_gather(_plain(tensor).reshape(-1)).reshape(own.size, -1)
+    values = _values_of_ranks(own, tensor)
     if own.rank == _own_rank(dst, group):
         for target, value in zip(gather_list or [], values, strict=True):
             _store(target, value)

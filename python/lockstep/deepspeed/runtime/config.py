@@ -92,9 +92,7 @@ class DeepSpeedConfig:
             )
         self._given_config = given_config(config)
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.values: dict[str, Any] = _core.ds_config_values(
-            self._given_config.path, self._given_config.text, self.world_size
-        )
+        self.values: dict[str, Any] = self._given_config.values(self.world_size)
 
     def __getattr__(self, name: str) -> Any:
         """Returns a field of DeepSpeed's class, from `values`."""

@@ -58,8 +58,8 @@ class FileScheduler:
         raise _core.ConfigError("[lr_scheduler] the file's schedule is restored by engine.load_checkpoint(); call that")
 
 
-class _OfFile(FileScheduler):
-    """The part of a schedule with a class in lr_schedules that differs from one that the program steps."""
+class _EngineSchedule(FileScheduler):
+    """Overrides the methods of a class in lr_schedules whose steps the engine makes, not the program."""
 
     def __init__(self, engine: DeepSpeedEngine, initial_lrs: list[float]) -> None:
         FileScheduler.__init__(self, engine)
@@ -83,7 +83,7 @@ class _OfFile(FileScheduler):
 
 
 _CLASSES = {
-    name: type(name, (_OfFile, getattr(lr_schedules, name)), {"__doc__": getattr(lr_schedules, name).__doc__})
+    name: type(name, (_EngineSchedule, getattr(lr_schedules, name)), {"__doc__": getattr(lr_schedules, name).__doc__})
     for name in lr_schedules.VALID_LR_SCHEDULES
 }
 

@@ -123,7 +123,7 @@ def _part_length(param: torch.Tensor) -> int:
 def _part_of(param: torch.Tensor, full: torch.Tensor | None) -> torch.Tensor | None:
     """Returns this rank's part of full values."""
     if full is None or full.shape != param.shape:
-        return full  # A number for the whole parameter, such as Adam's step.
+        return full  # A number for the full parameter, such as Adam's step.
     length = _part_length(param)
     part = full.new_zeros(length)
     own = full.reshape(-1)[length * PartialState().process_index :][:length]

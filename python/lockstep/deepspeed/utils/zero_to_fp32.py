@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +102,21 @@ def get_fp32_state_dict_from_zero_checkpoint(
     """
     from safetensors.torch import load_file
 
-    with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
-        output = Path(folder) / "weights"
-        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output, safe_serialization=True, tag=tag)
+    with _weight_files(checkpoint_dir, tag) as output:
         state: dict[str, torch.Tensor] = {}
         for file in sorted(output.glob("*.safetensors")):
             state.update(load_file(file))
     _add_tied_names(state, _tied_names(_folder_of(checkpoint_dir, tag)))
     return state
+
+
+@contextmanager
+def _weight_files(checkpoint_dir: str | os.PathLike[str], tag: str | None) -> Iterator[Path]:
+    """Runs a block with a folder that has a checkpoint's weights as safetensors. The folder is temporary."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
+        output = Path(folder) / "weights"
+        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output, safe_serialization=True, tag=tag)
+        yield output
 
 
 def _tied_names(folder: Path) -> list[list[str]]:
@@ -132,8 +141,6 @@ def load_state_dict_from_zero_checkpoint(
     model: torch.nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
 ) -> torch.nn.Module:
     """Loads the weights of a checkpoint into a model that no engine trains, and returns the model."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-weights-") as folder:
-        output = Path(folder) / "weights"
-        convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir, output, safe_serialization=True, tag=tag)
+    with _weight_files(checkpoint_dir, tag) as output:
         _core.load_checkpoint_in_model(model, str(output), True)
     return model

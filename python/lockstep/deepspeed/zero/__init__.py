@@ -12,7 +12,7 @@ import torch
 
 from ... import _core
 from ...state import PartialState
-from .._config import given_config
+from .._config import DTYPES, given_config
 from .._registry import active_accelerator, core_accelerator_of
 
 __all__ = [
@@ -23,8 +23,7 @@ __all__ = [
     "unwrap_model_for_generation",
 ]
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-_pending: list[Any] = []  # The shards of models that no engine has taken over.
+_pending: list[Any] = []  # Shards of models that have no engine yet.
 _active: Init | None = None  # The outermost block that is open, which shards all tensors that it creates.
 
 
@@ -94,11 +93,10 @@ class Init:
             self._take(module)
 
     def _read(self, given: Any) -> None:
-        config = given_config(getattr(given, "config", given))
-        values = _core.ds_config_values(config.path, config.text, self._state.num_processes)
+        values = given_config(getattr(given, "config", given)).values(self._state.num_processes)
         self.enabled = self.enabled and values["zero_optimization.stage"] == 3
         if self.dtype is None:
-            self.dtype = _DTYPES.get(str(values.get("data_types.param_dtype")))
+            self.dtype = DTYPES.get(str(values.get("data_types.param_dtype")))
 
     def _take(self, module: torch.nn.Module) -> None:
         """Shards the parameters of a module that exists in full, now or at the end of the block around this one."""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of an Accelerator, checked, and as options of the C++ library."""
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .. import _core
+from ..state import AcceleratorState
+from ..utils.dataclasses import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DeepSpeedPlugin,
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
+    ProjectConfiguration,
+)
+
+_HANDLERS = (
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    AutocastKwargs,
+    ProfileKwargs,
+)
+_INSTEAD = {
+    "torch_tp_plugin": "Lockstep has no tensor parallelism; shard the model with fsdp_plugin",
+    "megatron_lm_plugin": "Lockstep does not run Megatron-LM; shard the model with fsdp_plugin",
+    "dynamo_backend": "call torch.compile on the model before prepare",
+    "dynamo_plugin": "call torch.compile on the model before prepare",
+    "parallelism_config": "Lockstep has data parallelism and ZeRO; shard the model with fsdp_plugin",
+}
+
+
+def refuse_unsupported(**given: Any) -> None:
+    """Throws ConfigError for an argument of Accelerate's that Lockstep lacks, unless it is None."""
+    for name, value in given.items():
+        if value is not None:
+            raise _core.ConfigError(f"[Accelerator] {name} is not supported; {_INSTEAD[name]}")
+
+
+def plugin_of_environment(kind: type) -> Any:
+    """Returns the plugin that the launcher requested by variables, or None."""
+    name = "ACCELERATE_USE_DEEPSPEED" if kind is DeepSpeedPlugin else "ACCELERATE_USE_FSDP"
+    return kind() if os.environ.get(name, "false").lower() in ("true", "1") else None
+
+
+def loader_config(
+    config: DataLoaderConfiguration | None,
+    split_batches: bool | None,
+    dispatch_batches: bool | None,
+    even_batches: bool | None,
+) -> DataLoaderConfiguration:
+    """Returns the loaders' configuration, of which single arguments may set members."""
+    values = {"split_batches": split_batches, "dispatch_batches": dispatch_batches, "even_batches": even_batches}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    if config is None:
+        return DataLoaderConfiguration(**given)
+    if given:
+        raise _core.ConfigError(
+            f"[Accelerator] {', '.join(given)} and dataloader_config are both given; set them in dataloader_config"
+        )
+    return config
+
+
+def handlers_by_type(handlers: list[KwargsHandler]) -> dict[type, Any]:
+    """Returns the handler of each type; None for a type without one."""
+    found: dict[type, Any] = dict.fromkeys(_HANDLERS)
+    for handler in handlers:
+        kind = type(handler)
+        if kind not in found:
+            raise _core.ConfigError(
+                f"[Accelerator] kwargs_handlers has a {kind.__name__}; expected one of "
+                f"{', '.join(known.__name__ for known in _HANDLERS)}"
+            )
+        if found[kind] is not None:
+            raise _core.ConfigError(f"[Accelerator] kwargs_handlers has two {kind.__name__}; expected one")
+        found[kind] = handler
+    return found
+
+
+def accumulation_plugin(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+    """Returns the plugin, or one of `steps` micro-steps or as many as the launcher requested."""
+    if plugin is not None:
+        if steps != 1:
+            raise _core.ConfigError(
+                "[Accelerator] gradient_accumulation_steps and gradient_accumulation_plugin are both given; pass "
+                "the plugin only"
+            )
+        return plugin
+    return GradientAccumulationPlugin(num_steps=int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)))
+
+
+def make_core(
+    state: AcceleratorState,
+    project: ProjectConfiguration,
+    loaders: DataLoaderConfiguration,
+    accumulation: GradientAccumulationPlugin,
+    handlers: dict[type, Any],
+    given: dict[str, Any],
+) -> _core.Accelerator:
+    """Returns the C++ Accelerator. `given` are options of the C++ library, which need no conversion. Collective."""
+    options: dict[str, Any] = {
+        "cpu": state.device.type == "cpu",
+        "mixed_precision": state.mixed_precision,
+        "gradient_accumulation_plugin": accumulation._core_options(),
+        "debug": bool(state.debug),
+        "split_batches": loaders.split_batches,
+        "even_batches": loaders.even_batches,
+        "project_config": project._core_options(),
+        "save_when_preempted": False,
+        **given,
+    }
+    if project.project_dir is not None:
+        options["project_dir"] = str(project.project_dir)
+    scaler, data_parallel = handlers[GradScalerKwargs], handlers[DistributedDataParallelKwargs]
+    if scaler is not None:
+        options["grad_scaler"] = scaler._core_options()
+    if data_parallel is not None:
+        options["data_parallel"] = data_parallel._core_options()
+    if state.fsdp_plugin is not None:
+        options["fsdp_plugin"] = state.fsdp_plugin._core_options()
+    if state.deepspeed_plugin is not None:
+        options |= state.deepspeed_plugin._accelerator_options()
+    return _core.Accelerator(options, state.world, state.group)

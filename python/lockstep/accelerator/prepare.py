@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparation of models, optimizers, data loaders and schedulers."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._buffers import share_transient_buffers
+from .._own_module import own_module
+from ..data_loader import prepare_data_loader
+from ..data_loader.loop import PreparedLoader, share_seed
+from ..optimizer import AcceleratedOptimizer, sparse_weights
+from ..scheduler import AcceleratedScheduler
+from ..state import AcceleratorState
+from ..utils.dataclasses import AutocastKwargs, DataLoaderConfiguration, ProjectConfiguration
+from .base import AcceleratorBase
+from .forward import AutocastForward, move_inputs
+
+
+class PrepareCalls(AcceleratorBase):
+    """The calls of an Accelerator that prepare objects.
+
+    A program may change the attributes between two calls.
+    """
+
+    def __init__(
+        self,
+        state: AcceleratorState,
+        core: _core.Accelerator,
+        project_configuration: ProjectConfiguration,
+        *,
+        device_placement: bool,
+        step_scheduler_with_optimizer: bool,
+        rng_types: list[Any],
+        dataloader_config: DataLoaderConfiguration,
+        autocast_handler: AutocastKwargs | None,
+    ) -> None:
+        super().__init__(state, core, project_configuration)
+        self.device_placement = device_placement
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.rng_types = rng_types
+        self.dataloader_config = dataloader_config
+        self.autocast_handler = autocast_handler
+        self._sparse_weights: set[int] = set()
+        self._deepspeed_plugin = state.deepspeed_plugin
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Prepares models, optimizers, data loaders and schedulers, and returns them in the given order. Collective.
+
+        Objects of other types are returned unchanged. A model stays the same module.
+        """
+        places = device_placement or [True] * len(args)
+        if len(places) != len(args):
+            raise _core.ConfigError(
+                f"[prepare] device_placement has {len(places)} values; expected one for each of {len(args)} objects"
+            )
+        self._sparse_weights |= sparse_weights(obj for obj in args if isinstance(obj, torch.nn.Module))
+        results = [self._prepare_first(obj, place) for obj, place in zip(args, places)]
+        models = [obj for obj in results if isinstance(obj, torch.nn.Module)]
+        optimizers = [obj for obj in results if isinstance(obj, AcceleratedOptimizer)]
+        loaders = [obj for obj in results if isinstance(obj, PreparedLoader)]
+        self._register(models, loaders, optimizers)
+        results = [
+            self._make_scheduler(obj, optimizers) if self._is_scheduler(obj) else obj for obj in results
+        ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _prepare_first(self, obj: Any, place: bool) -> Any:
+        if isinstance(obj, torch.utils.data.DataLoader):
+            return self._make_loader(obj)
+        if isinstance(obj, torch.nn.Module):
+            self._place_model(obj, place)
+            return obj
+        if isinstance(obj, torch.optim.Optimizer):
+            return self._make_optimizer(obj)
+        return obj
+
+    def _register(self, models: list[Any], loaders: list[Any], optimizers: list[AcceleratedOptimizer]) -> None:
+        if (models or optimizers) and self.state.deepspeed_plugin is not self._deepspeed_plugin:
+            raise _core.ConfigError(
+                "[prepare] another DeepSpeed plugin was selected after this Accelerator was created, which keeps its "
+                "own; select a plugin before you create the Accelerator for it"
+            )
+        new_models = [model for model in models if not any(model is known for known in self._models)]
+        handles = self._core.prepare(
+            [own_module(model) for model in models],
+            [loader._core for loader in loaders],
+            [optimizer._inner for optimizer in optimizers],
+        )
+        share_transient_buffers([own_module(model) for model in new_models], self.state.group, "prepare")
+        new_loaders = [loader for loader in loaders if not any(loader is known for known in self._dataloaders)]
+        share_seed(new_loaders, len(self._dataloaders))
+        for optimizer, handle in zip(optimizers, handles):
+            optimizer._prepared = handle
+            optimizer._accelerator = self
+        for known, new in ((self._models, models), (self._optimizers, optimizers), (self._dataloaders, loaders)):
+            known += [obj for obj in new if not any(obj is other for other in known)]
+        for model in models:
+            if self.state.mixed_precision != "no":
+                self._wrap_forward(model)
+            if self.state.num_processes > 1 and self.device_placement and self.state.device.type != "cpu":
+                move_inputs(model, self.state.device)
+
+    def _place_model(self, model: torch.nn.Module, place: bool) -> None:
+        device_map: Any = getattr(model, "hf_device_map", {})  # transformers' and Accelerate's models have it.
+        if len(set(device_map.values())) > 1:
+            raise _core.ConfigError(
+                "[prepare] the model is spread over several devices (hf_device_map); load it without device_map"
+            )
+        # Buffers that are not saved are not the C++ library's.
+        if place and self.device_placement and self.state.device.type != "cpu":
+            model.to(self.state.device)
+
+    def _wrap_forward(self, model: torch.nn.Module) -> None:
+        if not isinstance(model.__dict__.get("forward"), AutocastForward):
+            model.forward = AutocastForward(model, self.autocast)
+
+    def prepare_model(
+        self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        """Prepares a model. With `evaluation_mode` it is only moved, and computes in mixed precision."""
+        self._place_model(model, device_placement is not False)
+        if evaluation_mode:
+            if self.state.mixed_precision != "no":
+                self._wrap_forward(model)
+            return model
+        self._sparse_weights |= sparse_weights([model])
+        self._register([model], [], [])
+        return model
+
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> Any:
+        loader = self._make_loader(data_loader, device_placement, slice_fn_for_dispatch)
+        self._register([], [loader], [])
+        return loader
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        prepared = self._make_optimizer(optimizer)
+        self._register([], [], [prepared])
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        return self._make_scheduler(scheduler, [])
+
+    def _make_loader(self, loader: Any, place: bool | None = None, slice_fn: Any = None) -> Any:
+        if isinstance(loader, PreparedLoader):
+            return loader
+        config = self.dataloader_config
+        on_device = self.device_placement if place is None else place
+        return prepare_data_loader(
+            loader,
+            self.state.device,
+            split_batches=config.split_batches,
+            put_on_device=on_device,
+            rng_types=list(self.rng_types),
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
+            slice_fn_for_dispatch=slice_fn,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
+            non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader,
+        )
+
+    def _make_optimizer(self, optimizer: torch.optim.Optimizer) -> AcceleratedOptimizer:
+        if isinstance(optimizer, AcceleratedOptimizer):
+            return optimizer
+        for known in self._optimizers:
+            if known.optimizer is optimizer:
+                return known
+        return AcceleratedOptimizer(
+            optimizer, self.device_placement, sparse=self._sparse_weights, sharded=self._core.shards_updates
+        )
+
+    @staticmethod
+    def _is_scheduler(obj: Any) -> bool:
+        return isinstance(obj, torch.optim.lr_scheduler.LRScheduler) or (
+            not isinstance(obj, AcceleratedScheduler)
+            and type(obj).__name__.endswith("Scheduler")
+            and hasattr(obj, "step")
+            and hasattr(obj, "get_last_lr")
+        )
+
+    def _make_scheduler(self, scheduler: Any, optimizers: list[AcceleratedOptimizer]) -> AcceleratedScheduler:
+        if isinstance(scheduler, AcceleratedScheduler):
+            return scheduler
+        candidates = optimizers or self._optimizers
+        own = [prepared for prepared in candidates if prepared.optimizer is getattr(scheduler, "optimizer", None)]
+        prepared = AcceleratedScheduler(
+            scheduler, own or self._optimizers, self.step_scheduler_with_optimizer, self.dataloader_config.split_batches
+        )
+        self._schedulers.append(prepared)
+        return prepared
+
+    def unwrap_model(
+        self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> torch.nn.Module:
+        """Returns the model itself: prepare wraps nothing around it. Options remove autocast and torch.compile."""
+        if not keep_torch_compile:
+            model = own_module(model)
+        if not keep_fp32_wrapper and isinstance(model.__dict__.get("forward"), AutocastForward):
+            original = model.forward.original
+            del model.forward
+            if original is not None:
+                model.forward = original
+        return model
+
+    @contextmanager
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
+        """Computes a block in mixed precision. Does nothing without it."""
+        handler = autocast_handler or self.autocast_handler or AutocastKwargs()
+        scope = self._core.autocast(bool(handler.enabled), bool(handler.cache_enabled))
+        try:
+            yield
+        finally:
+            scope.end()
