@@ -388,7 +388,9 @@ void Accelerator::join_uneven_inputs(const std::function<void()>& body) {
 
 void Accelerator::join_uneven_inputs(
     const JoinUnevenInputs& options, const std::function<void()>& body) {
-  state_->uneven_inputs.run(options, body);
+  CollectiveScope scope = state_->uneven_inputs.begin(options);
+  body();
+  scope.finish();
 }
 
 // --- sharded models, and memory

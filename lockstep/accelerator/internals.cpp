@@ -57,6 +57,11 @@ void AcceleratorInternals::trigger_sync(
   accelerator.trigger_sync(models);
 }
 
+CollectiveScope AcceleratorInternals::begin_join(
+    Accelerator& accelerator, const JoinUnevenInputs& options) {
+  return accelerator.state_->uneven_inputs.begin(options);
+}
+
 std::shared_ptr<void> AcceleratorInternals::begin_zero_init(Accelerator& accelerator) {
   return accelerator.begin_zero_init();
 }

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "lockstep/accelerator/backward/collective_scope.h"
 #include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/accelerator/prepare/preparer.h"
 #include "lockstep/accelerator/step/optimizer.h"
@@ -25,6 +26,7 @@ class FiniteGuard;
 class LocalSgd;
 class LocalSgdScopes;
 class TrainingStep;
+struct JoinUnevenInputs;
 struct LocalSgdScopeOptions;
 struct PreparedObjects;
 struct RunContext;
@@ -51,6 +53,8 @@ class AcceleratorInternals {
   static GradientScope begin_no_sync(
       Accelerator& accelerator, const std::vector<const void*>& models);
   static void trigger_sync(Accelerator& accelerator, const std::vector<const void*>& models);
+  /// Begins Accelerator::join_uneven_inputs. The Accelerator must outlive the scope.
+  static CollectiveScope begin_join(Accelerator& accelerator, const JoinUnevenInputs& options);
   static std::shared_ptr<void> begin_zero_init(Accelerator& accelerator);
   static void finish_zero_init(Accelerator& accelerator, const NamedTensors& tensors);
   static void save_model_tensors(

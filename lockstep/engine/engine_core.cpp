@@ -54,11 +54,12 @@ EngineCore::EngineCore(std::shared_ptr<EngineContext> context)
     : parts_(
           std::make_shared<std::shared_ptr<Parts>>(std::make_shared<Parts>(std::move(context)))) {}
 
-std::shared_ptr<EngineCore::Parts> EngineCore::live() const {
-  if (!*parts_) {
+std::shared_ptr<EngineCore::Parts> EngineCore::live(
+    const std::shared_ptr<std::shared_ptr<Parts>>& parts) {
+  if (!*parts) {
     throw ConfigError("engine", "the engine is destroyed; call initialize() to create another");
   }
-  return *parts_;
+  return *parts;
 }
 
 EngineContext& EngineCore::context() const {
@@ -130,10 +131,17 @@ GradientScope EngineCore::no_sync() {
 }
 
 void EngineCore::coalesce_grad_reduction(const std::function<void()>& body) {
-  live()->backward->coalesce_grad_reduction([&] {
-    body();
-    live();  // Throws ConfigError if `body` has destroyed the engine.
-  });
+  CollectiveScope scope = begin_coalescing();
+  body();
+  scope.finish();
+}
+
+CollectiveScope EngineCore::begin_coalescing() {
+  const auto scope = std::make_shared<CollectiveScope>(live()->backward->begin_coalescing());
+  return {scope, [scope, parts = parts_] {
+            live(parts);  // Throws ConfigError if the block has destroyed the engine.
+            scope->finish();
+          }};
 }
 
 // --- configuration and counts

@@ -75,6 +75,8 @@ class EngineCore {
   /// Full gradients stay on each rank meanwhile. If `body` throws, nothing is averaged. Collective.
   /// Throws ConfigError in stage 0, within no_sync(), and with managed_gradient_accumulation false.
   void coalesce_grad_reduction(const std::function<void()>& body);
+  /// Begins such a block; the scope's finish() ends it.
+  CollectiveScope begin_coalescing();
 
   // --- configuration and counts
   Accelerator& accelerator() const;
@@ -187,7 +189,8 @@ class EngineCore {
 
  private:
   /// Returns the engine's parts. Throws ConfigError after destroy().
-  std::shared_ptr<Parts> live() const;
+  std::shared_ptr<Parts> live() const { return live(parts_); }
+  static std::shared_ptr<Parts> live(const std::shared_ptr<std::shared_ptr<Parts>>& parts);
   /// Returns the engine's context. Throws ConfigError after destroy().
   EngineContext& context() const;
 

@@ -51,7 +51,7 @@ class Reducer;
 ///   may reach no parameter on this rank needs `begin_backward` and `finish_backward` around it.
 ///
 /// Sends 2(N-1)/N * gradient bytes per step and rank (ring), less with a comm hook (comm_hook.h).
-/// Memory: the gradients. For different numbers of batches see run_joined (join.h). A group of one
+/// Memory: the gradients. For different numbers of batches see Join (join.h). A group of one
 /// has no hooks, no buckets and no communication.
 ///
 /// Not thread-safe; one backward at a time. Modelled on Li et al., "PyTorch Distributed", VLDB
@@ -94,11 +94,7 @@ class DataParallel final : public GradientSync {
   size_t bucket_count() const;
 
  private:
-  friend void run_joined(
-      const std::vector<std::shared_ptr<DataParallel>>& models,
-      const std::function<void()>& body,
-      JoinOptions options,
-      const std::function<std::vector<at::Tensor>()>& more);
+  friend class Join;
 
   CommHookType comm_hook_;
   std::vector<at::Tensor> everything_;  ///< Parameters and buffers, including frozen ones.

@@ -16,6 +16,17 @@
 namespace lockstep {
 namespace {
 
+/// Runs `body` between the begin and the end of a join.
+void run_joined(
+    std::vector<std::shared_ptr<DataParallel>> models,
+    const std::function<void()>& body,
+    JoinOptions options = {},
+    const std::function<std::vector<at::Tensor>()>& more = nullptr) {
+  Join join(std::move(models), options);
+  body();
+  join.finish(more);
+}
+
 /// One process that does what the ranks together should: step s takes batch s of every rank that
 /// has one. `every`: accumulation, counted by each rank on its own and cut short at its end.
 JoinNet join_reference(const std::vector<int>& batches, bool divide_by_initial, int every) {

@@ -24,6 +24,17 @@
 namespace lockstep {
 namespace {
 
+/// Runs `body` between the begin and the end of a join.
+void run_joined(
+    std::vector<std::shared_ptr<DataParallel>> models,
+    const std::function<void()>& body,
+    JoinOptions options = {},
+    const std::function<std::vector<at::Tensor>()>& more = nullptr) {
+  Join join(std::move(models), options);
+  body();
+  join.finish(more);
+}
+
 using ::testing::HasSubstr;
 
 TEST(Join, AccumulatedGradientsOfAFinishedRankAreIncluded) {

@@ -198,12 +198,12 @@ void bind_step(py::class_<Accelerator>& accelerator) {
       .def("average_gradients", &Accelerator::average_gradients, NoGil())
       .def("parameters_without_gradient", &Accelerator::parameters_without_gradient)
       .def(
-          "join_uneven_inputs",
-          [](Accelerator& self, py::object body, std::optional<bool> even_batches) {
-            const auto call = body_of(std::move(body));
-            const py::gil_scoped_release no_gil;
-            self.join_uneven_inputs(JoinUnevenInputs{.even_batches = even_batches}, call);
-          })
+          "begin_join",
+          [](Accelerator& self, std::optional<bool> even_batches) {
+            return Internals::begin_join(self, {.even_batches = even_batches});
+          },
+          NoGil(),
+          py::keep_alive<0, 1>())
       // The batch of the innermost loop: (is_last, rows of all ranks, new rows of all ranks).
       .def_property_readonly("current_batch", [](Accelerator& self) {
         using Batch = std::tuple<bool, std::vector<int64_t>, std::vector<int64_t>>;
@@ -469,6 +469,9 @@ void bind_local_sgd(py::module_& module) {
 
 void bind_accelerator(py::module_& module) {
   py::class_<Scope>(module, "Scope").def("end", &Scope::end);
+  py::class_<CollectiveScope>(module, "CollectiveScope")
+      .def("finish", &CollectiveScope::finish, NoGil())
+      .def("abandon", &CollectiveScope::abandon, NoGil());
   bind_byte_collectives(module);
   bind_saved_states(module);
   py::class_<Accelerator> accelerator(module, "Accelerator");

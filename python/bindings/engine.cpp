@@ -350,16 +350,7 @@ void bind_engine(py::module_& module) {
       .def(
           "begin_no_sync",
           [](PythonEngine& self) { return std::make_shared<GradientScope>(self.no_sync()); })
-      .def(
-          "coalesce_grad_reduction",
-          [](PythonEngine& self, py::object body) {
-            const Held<> held(std::move(body));
-            const py::gil_scoped_release no_gil;
-            self.coalesce_grad_reduction([&held] {
-              const py::gil_scoped_acquire gil;
-              held.get()();
-            });
-          })
+      .def("begin_coalescing", &PythonEngine::begin_coalescing)
       .def_property_readonly(
           "accelerator",
           [](PythonEngine& self) -> Accelerator& { return self.accelerator(); },

@@ -10,7 +10,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/accelerator/prepare/equal_optimizers.h"
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
@@ -54,23 +53,45 @@ class EvenBatches {
   bool even_ = false;
 };
 
+/// What a running loop has changed, and its destructor restores.
+struct JoinedLoop {
+  JoinedLoop(
+      const PreparedObjects& objects, TrainingStep& training_step, const JoinUnevenInputs& options)
+      : even(objects.loaders, options.even_batches),
+        step(training_step),
+        join(parallels_of(objects), options.join) {
+    step.set_joining(true);
+  }
+  ~JoinedLoop() { step.set_joining(false); }
+  JoinedLoop(const JoinedLoop&) = delete;
+  JoinedLoop& operator=(const JoinedLoop&) = delete;
+
+  static std::vector<std::shared_ptr<DataParallel>> parallels_of(const PreparedObjects& objects) {
+    std::vector<std::shared_ptr<DataParallel>> parallels;
+    for (const PreparedModel& model : objects.models) {
+      parallels.push_back(model.parallel);
+    }
+    return parallels;
+  }
+
+  EvenBatches even;
+  TrainingStep& step;
+  Join join;
+};
+
 }  // namespace
 
-void UnevenInputs::run(const JoinUnevenInputs& options, const std::function<void()>& body) {
+CollectiveScope UnevenInputs::begin(const JoinUnevenInputs& options) {
   check_mode();
-  const EvenBatches even(objects_.loaders, options.even_batches);
   step_.scaling().update_if_due();
-  step_.set_joining(true);
-  const GradientScope after([this] { step_.set_joining(false); });
-  std::vector<std::shared_ptr<DataParallel>> parallels;
-  for (const PreparedModel& model : objects_.models) {
-    parallels.push_back(model.parallel);
-  }
-  run_joined(parallels, body, options.join);
-  step_.scaling().update_if_due();
-  if (objects_.context.is_distributed()) {
-    make_equal();
-  }
+  const auto loop = std::make_shared<JoinedLoop>(objects_, step_, options);
+  return {loop, [this, &join = loop->join] {
+            join.finish();
+            step_.scaling().update_if_due();
+            if (objects_.context.is_distributed()) {
+              make_equal();
+            }
+          }};
 }
 
 void UnevenInputs::check_mode() const {

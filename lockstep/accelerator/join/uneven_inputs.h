@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
-
+#include "lockstep/accelerator/backward/collective_scope.h"
 #include "lockstep/accelerator/backward/gradients.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
@@ -28,9 +27,9 @@ class UnevenInputs {
         gradients_(gradients),
         local_sgds_(local_sgds) {}
 
-  /// Throws ConfigError for a mode of training in which all processes must take part in each
-  /// update. Collective.
-  void run(const JoinUnevenInputs& options, const std::function<void()>& body);
+  /// Begins a loop, which must be over before the scope's finish(). Throws ConfigError for a mode
+  /// of training in which all processes must take part in each update. Collective.
+  CollectiveScope begin(const JoinUnevenInputs& options);
 
  private:
   void check_mode() const;

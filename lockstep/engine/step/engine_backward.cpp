@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/engine/step/engine_backward.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -136,7 +137,7 @@ GradientScope EngineBackward::no_sync() {
   });
 }
 
-void EngineBackward::coalesce_grad_reduction(const std::function<void()>& body) {
+CollectiveScope EngineBackward::begin_coalescing() {
   const char* const name = "coalesce_grad_reduction";
   if (!context_.config.managed_gradient_accumulation.value) {
     throw ConfigError(
@@ -157,17 +158,14 @@ void EngineBackward::coalesce_grad_reduction(const std::function<void()>& body) 
     throw ConfigError(name, "the engine has no optimizer; add one to the configuration");
   }
   within_no_sync_ = within_coalescing_ = true;
-  try {
-    body();
-  } catch (...) {
-    within_no_sync_ = within_coalescing_ = false;
-    throw;
-  }
-  within_no_sync_ = within_coalescing_ = false;
-  const StepMonitor::Time began = monitor_.now();
-  context_.accelerator->average_gradients();
-  gradients_are_averaged_ = true;
-  monitor_.add_gradient_averaging(began);
+  const std::shared_ptr<EngineBackward> self = shared_from_this();
+  return {std::make_shared<GradientScope>([self] { self->end_coalescing(); }), [self] {
+            self->end_coalescing();
+            const StepMonitor::Time began = self->monitor_.now();
+            self->context_.accelerator->average_gradients();
+            self->gradients_are_averaged_ = true;
+            self->monitor_.add_gradient_averaging(began);
+          }};
 }
 
 void EngineBackward::check_before_step() {

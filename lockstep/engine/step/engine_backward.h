@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/backward/collective_scope.h"
 #include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/engine/step/step_monitor.h"
@@ -29,7 +30,7 @@ class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
   at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options);
   at::Tensor scale(const at::Tensor& loss);
   GradientScope no_sync();
-  void coalesce_grad_reduction(const std::function<void()>& body);
+  CollectiveScope begin_coalescing();
 
   /// Throws ConfigError within no_sync(), and after a program's backward that has thrown.
   void check_before_step();
@@ -42,6 +43,7 @@ class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
   void drop_unfinished_backward();
 
  private:
+  void end_coalescing() { within_no_sync_ = within_coalescing_ = false; }
   bool defers_averaging() const;
   at::Tensor part_of_update(const char* where, const at::Tensor& loss, bool scale_wrt_gas);
   at::Tensor scaled_for_reduction(const at::Tensor& part) const;

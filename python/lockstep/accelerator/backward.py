@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from .._joined_block import joined_block
+from .._collective_block import collective_block
 from .._own_module import own_module
 from ..state import AcceleratorState
 from ..utils.dataclasses import DistributedType, ProjectConfiguration
@@ -129,5 +129,5 @@ class BackwardCalls(AcceleratorBase):
                 "prepared loaders of iterable datasets keep theirs",
                 stacklevel=3,
             )
-        with joined_block(lambda body: self._core.join_uneven_inputs(body, even_batches)):
+        with collective_block(self._core.begin_join(even_batches)):
             yield

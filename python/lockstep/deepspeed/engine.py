@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import _core
-from .._joined_block import joined_block
+from .._collective_block import collective_block
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import share_seed
 from ..utils.operations import convert_to_fp32
@@ -149,7 +149,7 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
     @contextmanager
     def coalesce_grad_reduction(self) -> Iterator[None]:
         """Runs a block whose backward passes send nothing; their sum is averaged at its end. Stages 1 to 3."""
-        with joined_block(self.core.coalesce_grad_reduction):
+        with collective_block(self.core.begin_coalescing()):
             yield
 
     # --- accumulation and counters
