@@ -16,7 +16,7 @@ namespace lockstep::storage {
 /// The kernel answers an access to an unreadable page, or to a truncated file, with SIGBUS. So call
 /// `fetch` before an access. It cannot help if a file shrinks, or its pages are evicted and the
 /// disk then fails, between a fetch and the access: that still ends the process. Code that must
-/// survive even that reads blocks, as check_content does.
+/// survive even that reads blocks, as verify_content does.
 ///
 /// Thread safety: immutable.
 class PrivateMap {
