@@ -34,7 +34,7 @@ struct ContentWatch {
 /// Reads an open file in blocks.
 class BlockReader {
  public:
-  BlockReader(const std::filesystem::path& path, const Descriptor& file, const ContentWatch& watch)
+  BlockReader(const std::filesystem::path& path, const UniqueFd& file, const ContentWatch& watch)
       : path_(path), file_(file), watch_(watch), block_(kBlockBytes, '\0') {}
 
   std::string read(uint64_t offset, size_t size) {
@@ -58,7 +58,7 @@ class BlockReader {
 
  private:
   const std::filesystem::path& path_;
-  const Descriptor& file_;
+  const UniqueFd& file_;
   const ContentWatch& watch_;
   std::string block_;
 };

@@ -6,11 +6,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::data {
 namespace {
@@ -19,25 +19,15 @@ namespace {
   throw ConfigError(path, fmt::format("{}; {}", what, std::generic_category().message(errno)));
 }
 
-/// RAII scope: a file descriptor, needed only until the file is mapped.
-struct Descriptor {
-  int value;
-  ~Descriptor() {
-    if (value >= 0) {
-      close(value);
-    }
-  }
-};
-
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
-  const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.value < 0) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.is_open()) {
     fail(path, "cannot be opened");
   }
   struct stat status {};
-  if (fstat(file.value, &status) != 0) {
+  if (fstat(file.get(), &status) != 0) {
     fail(path, "cannot be examined");
   }
   if (!S_ISREG(status.st_mode)) {
@@ -47,7 +37,7 @@ MappedFile::MappedFile(const std::string& path) {
   if (size_ == 0) {
     return;  // mmap refuses a length of zero.
   }
-  void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.value, 0);
+  void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapping == MAP_FAILED) {
     fail(path, "cannot be mapped");
   }

@@ -74,11 +74,11 @@ std::vector<fs::path> prune(const fs::path& folder, const PruneOptions& options)
   }
   std::vector<fs::path> removed;
   std::vector<fs::path> renamed;
-  std::vector<Descriptor> held;  // So that no other process removes these at the same time.
+  std::vector<UniqueFd> held;  // So that no other process removes these at the same time.
   for (const fs::path& path : old) {
     const fs::path name = temporary_name(path);
-    Descriptor mark = mark_as_in_use(path);
-    if (!mark) {
+    UniqueFd mark = mark_as_in_use(path);
+    if (!mark.is_open()) {
       continue;
     }
     if (std::rename(path.c_str(), name.c_str()) == 0) {

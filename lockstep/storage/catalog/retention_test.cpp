@@ -126,7 +126,7 @@ TEST_F(Retention, OneThatIsKnownToBeDamagedDoesNotCount) {
 TEST_F(Retention, OneInUseByAnotherProcessIsSkipped) {
   save("one");
   save("two");
-  const Descriptor mark = mark_as_in_use(folder_ / "one");
+  const UniqueFd mark = mark_as_in_use(folder_ / "one");
   EXPECT_THAT(prune_to(1), IsEmpty());
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("one", "two"));
 }

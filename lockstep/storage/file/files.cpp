@@ -13,26 +13,15 @@
 
 namespace lockstep::storage {
 
-Descriptor::~Descriptor() {
-  if (value_ >= 0) {
-    close(value_);
-  }
-}
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(value_, other.value_);
-  return *this;
-}
-
 void throw_errno(const std::filesystem::path& path, const std::string& what) {
   throw CheckpointError(path, what + "; " + std::generic_category().message(errno));
 }
 
-std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path, Links links) {
+std::pair<UniqueFd, uint64_t> open_regular(const std::filesystem::path& path, Links links) {
   // Non-blocking, since opening a pipe would wait for a writer.
   const int follow = links == Links::kRefuse ? O_NOFOLLOW : 0;
-  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | follow));
-  if (!file) {
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | follow));
+  if (!file.is_open()) {
     if (errno == ELOOP && links == Links::kRefuse) {
       throw CheckpointError(
           path, "is a symbolic link, which a checkpoint must not contain; replace it by the file");
@@ -62,7 +51,7 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes, Lin
 
 void read_at(
     const std::filesystem::path& path,
-    const Descriptor& file,
+    const UniqueFd& file,
     uint64_t offset,
     char* data,
     size_t size,
@@ -86,8 +75,8 @@ void read_at(
 }
 
 void sync_folder(const std::filesystem::path& folder) {
-  const Descriptor file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!file) {
+  const UniqueFd file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file.is_open()) {
     throw_errno(folder, "cannot be opened to flush it to disk");
   }
   if (fsync(file.get()) != 0) {

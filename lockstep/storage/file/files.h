@@ -8,22 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/unique_fd.h"
+
 namespace lockstep::storage {
-
-/// An open file descriptor, closed by the destructor.
-class Descriptor {
- public:
-  explicit Descriptor(int value = -1) : value_(value) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  int get() const { return value_; }
-  explicit operator bool() const { return value_ >= 0; }
-  int release() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
 
 /// Throws CheckpointError `[path] what; <errno in words>`.
 [[noreturn]] void throw_errno(const std::filesystem::path& path, const std::string& what);
@@ -36,7 +23,7 @@ enum class Links {
 
 /// Opens a regular file for reading, and returns its size. Throws CheckpointError for anything
 /// else: a symbolic link is not followed unless `links` allows it, a pipe does not block.
-std::pair<Descriptor, uint64_t> open_regular(
+std::pair<UniqueFd, uint64_t> open_regular(
     const std::filesystem::path& path, Links links = Links::kRefuse);
 
 /// Reads a regular file. Throws CheckpointError as open_regular, and if the file is longer than
@@ -48,7 +35,7 @@ std::string read_file(
 /// `tensor`, for a disk error, or if the file is too short.
 void read_at(
     const std::filesystem::path& path,
-    const Descriptor& file,
+    const UniqueFd& file,
     uint64_t offset,
     char* data,
     size_t size,

@@ -44,7 +44,7 @@ class OutputFile {
   void sync(uint64_t from, uint64_t to, unsigned how);
 
   std::filesystem::path path_;
-  Descriptor file_;
+  UniqueFd file_;
   std::vector<std::byte> buffer_;
   uint64_t written_ = 0;  ///< Bytes written from the buffer.
   uint64_t begun_ = 0;    ///< Part of it whose flush was started.

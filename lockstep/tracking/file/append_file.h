@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/unique_fd.h"
+
 namespace lockstep::tracking {
 
 /// Creates `folder` and its missing parents. Throws ConfigError, naming it, if that fails.
@@ -25,10 +27,6 @@ class AppendFile {
   bool create(const std::filesystem::path& path);
   /// Opens `path`, or creates it.
   void open(const std::filesystem::path& path);
-  AppendFile() = default;
-  ~AppendFile();
-  AppendFile(const AppendFile&) = delete;
-  AppendFile& operator=(const AppendFile&) = delete;
 
   void append(std::string_view record);
   /// Flushes everything to disk.
@@ -43,7 +41,7 @@ class AppendFile {
 
  private:
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  UniqueFd file_;
   std::optional<char> last_byte_;
 };
 
