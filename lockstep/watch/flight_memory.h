@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/file_map.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/watch/operation.h"
 
@@ -76,13 +77,11 @@ class FlightMemory {
 
  private:
   struct Layout;
-  struct Unmap {
-    void operator()(Layout* layout) const;
-  };
-  FlightMemory(Layout* layout, UniqueFd fd, std::string path);
+  FlightMemory(FileMap map, Layout* layout, UniqueFd fd, std::string path);
   void record_progress();
 
-  std::unique_ptr<Layout, Unmap> layout_;
+  FileMap map_;
+  Layout* layout_;
   UniqueFd fd_;
   std::string path_;
 };

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
@@ -12,6 +13,19 @@
 #include "lockstep/base/error.h"
 
 namespace lockstep::storage {
+namespace {
+
+/// Returns whether the error of madvise means that an access would raise SIGBUS.
+bool is_read_error(int error) {
+  return error == EFAULT || error == EIO || error == EHWPOISON;
+}
+
+std::string reason_of(int error) {
+  return error == EFAULT ? "the file was truncated, or its disk fails"
+                         : std::generic_category().message(error);
+}
+
+}  // namespace
 
 void throw_errno(const std::filesystem::path& path, const std::string& what) {
   throw CheckpointError(path, what + "; " + std::generic_category().message(errno));
@@ -71,6 +85,41 @@ void read_at(
     data += got;
     size -= static_cast<size_t>(got);
     offset += static_cast<uint64_t>(got);
+  }
+}
+
+FileMap map_private(const std::filesystem::path& path, Links links) {
+  const auto [file, bytes] = open_regular(path, links);
+  // Without NORESERVE a host without overcommit would count the file as used memory.
+  FileMap map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE);
+  if (!map.is_mapped()) {
+    throw_errno(path, fmt::format("cannot be mapped ({} bytes)", bytes));
+  }
+  return map;
+}
+
+void fetch_pages(
+    const std::filesystem::path& path,
+    const FileMap& map,
+    size_t begin,
+    size_t size,
+    const std::string& tensor) {
+  static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (size == 0) {
+    return;
+  }
+  const size_t past_page = begin % page;
+  // Other errors are ignored: if they matter, the access fails.
+  if (madvise(map.data() + begin - past_page, size + past_page, MADV_POPULATE_READ) != 0 &&
+      is_read_error(errno)) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "cannot be read: {}, at bytes {} to {}; try an earlier checkpoint, or another copy",
+            reason_of(errno),
+            begin,
+            begin + size),
+        tensor);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/file_map.h"
 #include "lockstep/base/unique_fd.h"
 
 namespace lockstep::storage {
@@ -38,6 +39,26 @@ void read_at(
     const UniqueFd& file,
     uint64_t offset,
     char* data,
+    size_t size,
+    const std::string& tensor = "");
+
+/// Maps a regular file into memory. Writes to the memory do not change the file; a page needs its
+/// own memory only after a write. Throws CheckpointError as open_regular, and if it cannot be
+/// mapped.
+///
+/// The kernel answers an access to an unreadable page, or to a truncated file, with SIGBUS. So call
+/// `fetch_pages` before an access. It cannot help if a file shrinks, or its pages are evicted and
+/// the disk then fails, between a fetch and the access: that still ends the process. Code that must
+/// survive even that reads blocks, as verify_content does.
+FileMap map_private(const std::filesystem::path& path, Links links = Links::kRefuse);
+
+/// Reads a part of a mapped file into the page cache. Throws CheckpointError, naming `path` and
+/// `tensor`, for a disk error. Costs as much as the first access, which then costs nothing. No
+/// effect on Linux before 5.14.
+void fetch_pages(
+    const std::filesystem::path& path,
+    const FileMap& map,
+    size_t begin,
     size_t size,
     const std::string& tensor = "");
 
