@@ -36,7 +36,7 @@ constexpr auto kLinger = std::chrono::seconds(2);
 class Job {
  public:
   Job(const Program& program,
-      const JobOptions& options,
+      const config::JobOptions& options,
       const JobPlan& plan,
       const NodeContext& context,
       FailureSink on_failure)
@@ -248,7 +248,7 @@ class Job {
   }
 
   const Program& program_;
-  const JobOptions& options_;
+  const config::JobOptions& options_;
   JobPlan plan_;
   Console console_;
   JobControl control_;
@@ -269,7 +269,7 @@ double restart_delay_seconds(double backoff_seconds, int number) {
 
 int run_planned_job(
     const Program& program,
-    const JobOptions& options,
+    const config::JobOptions& options,
     const JobPlan& plan,
     const NodeContext& context,
     FailureSink on_failure) {
@@ -277,7 +277,8 @@ int run_planned_job(
   return Job(program, options, plan, context, std::move(on_failure)).run();
 }
 
-int run_job(const Program& program, const JobOptions& options, const FailureSink& on_failure) {
+int run_job(
+    const Program& program, const config::JobOptions& options, const FailureSink& on_failure) {
   return run_planned_job(program, options, plan_job(options, own_environment()), {}, on_failure);
 }
 

@@ -124,7 +124,7 @@ std::optional<LaunchCall> launch_call() {
   std::exit(code);
 }
 
-void check_can_launch(const JobOptions& options) {
+void check_can_launch(const config::JobOptions& options) {
   const WorldSpec world = world_from_environment(Environment::process());
   if (calls().in_rank) {
     throw ConfigError(
@@ -169,7 +169,7 @@ Outcome failed(const RankFailure& cause, int ranks, const std::string& content) 
 }
 
 /// Returns the outcome of a job that ended without a failed rank.
-Outcome ended_otherwise(int code, const JobOptions& options) {
+Outcome ended_otherwise(int code, const config::JobOptions& options) {
   if (code == kExitTimedOut) {
     return {
         .error =
@@ -183,7 +183,7 @@ Outcome ended_otherwise(int code, const JobOptions& options) {
   return {.error = fmt::format("the ranks ended with exit code {}", code)};
 }
 
-Outcome run_ranks(JobOptions options, int64_t call) {
+Outcome run_ranks(config::JobOptions options, int64_t call) {
   const MemfdMessage earlier;
   MemfdMessage::write_to(earlier.path(), pack_outcomes(calls().done));
   const std::vector<MemfdMessage> messages(static_cast<size_t>(options.ranks));
@@ -231,7 +231,7 @@ std::string bare_text(const std::string& text) {
 
 /// Runs the ranks of this call and records its result or exception. Ranks of later calls count the
 /// calls of main, so each call needs a record.
-const Outcome& run_and_record(const JobOptions& options, int64_t call) {
+const Outcome& run_and_record(const config::JobOptions& options, int64_t call) {
   std::vector<Outcome>& done = calls().done;
   try {
     check_can_launch(options);
@@ -248,7 +248,7 @@ const Outcome& run_and_record(const JobOptions& options, int64_t call) {
 }  // namespace
 
 std::vector<std::string> launch_self(
-    const std::function<std::string()>& body, const JobOptions& options) {
+    const std::function<std::string()>& body, const config::JobOptions& options) {
   const std::optional<LaunchCall> own = launch_call();
   const int64_t call = ++calls().count;
   if (own && call < own->call) {
