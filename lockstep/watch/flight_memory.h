@@ -14,7 +14,7 @@
 
 namespace lockstep::watch {
 
-/// Holds a snapshot of a rank's record.
+/// A snapshot of a rank's record.
 struct FlightRecord {
   int64_t pid = 0;  ///< 0: no process uses the memory yet.
   int64_t rank = 0;

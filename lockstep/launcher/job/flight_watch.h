@@ -22,7 +22,7 @@ namespace lockstep::launcher {
 /// Reads the flight records of the ranks of this host, and detects stalls and slow ranks.
 ///
 /// The flight record: a rank's last operations, in memory that the launcher reads (as PyTorch's
-/// Flight Recorder). Cost: one read copies 45 KiB per rank and a line of /proc. Not thread-safe.
+/// Flight Recorder). Cost: one read copies 45 KiB per rank and a line of /proc.
 class FlightWatch {
  public:
   /// `stall_timeout_seconds` 0: stalls are not detected.

@@ -13,8 +13,7 @@
 
 namespace lockstep::launcher {
 
-/// Receives a job's signals and commands while no rank runs, and holds the job's time limit. Not
-/// thread-safe.
+/// Receives a job's signals and commands while no rank runs, and holds the job's time limit.
 class JobControl {
  public:
   /// Both arguments must outlive this object.

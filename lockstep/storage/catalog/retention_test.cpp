@@ -98,7 +98,7 @@ TEST_F(Retention, TheOnlyCompleteOneIsKept) {
   const fs::path flipped = save("flipped");
   flip_bit(flipped / "state.json", 5);
   std::vector<std::string> reported;
-  const PruneOptions options{.keep = 1, .not_counted = [&](const Skipped& skipped) {
+  const PruneOptions options{.keep = 1, .not_counted = [&](const SkippedEntry& skipped) {
                                reported.push_back(skipped.path.filename().string() + skipped.why);
                              }};
   EXPECT_THAT(prune(folder_.path(), options), IsEmpty());

@@ -18,7 +18,7 @@ namespace lockstep::storage {
 /// The name must be free: nothing is overwritten and no symbolic link followed. Throws
 /// CheckpointError for disk errors, including those at the very end, and for a file beyond the size
 /// limit. For that the first instance makes the process ignore SIGXFSZ unless the program handles
-/// it. Not thread-safe.
+/// it.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);

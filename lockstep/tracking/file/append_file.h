@@ -17,7 +17,7 @@ void make_folders(const std::filesystem::path& folder);
 std::optional<std::string> file_bytes(const std::filesystem::path& path);
 
 /// Appends complete records to a file. Each record is one write(2), so that the file of a killed
-/// process ends with a complete record. Closed on exec. Not thread-safe.
+/// process ends with a complete record. Closed on exec.
 ///
 /// Throws ConfigError if opening fails, and Error later, both with the path and errno's text. A
 /// partly written record (a full disk) is removed, so that the next one is readable if it fits.
