@@ -46,6 +46,8 @@ find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(yaml-cpp 0.7 REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
+# Only headers: Debian's libprotozero-dev.
+find_path(LOCKSTEP_PROTOZERO_INCLUDE protozero/pbf_writer.hpp REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
 include(lockstepCudart)
 find_package(Torch 2.11 REQUIRED)

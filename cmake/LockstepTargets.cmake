@@ -78,7 +78,8 @@ function(lockstep_configure_core target)
   set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN")
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
-  target_include_directories(${target} SYSTEM PRIVATE $<BUILD_INTERFACE:${LOCKSTEP_FMT_ONLY}>)
+  target_include_directories(${target} SYSTEM PRIVATE
+    $<BUILD_INTERFACE:${LOCKSTEP_FMT_ONLY}> $<BUILD_INTERFACE:${LOCKSTEP_PROTOZERO_INCLUDE}>)
   target_compile_definitions(${target} PRIVATE LOCKSTEP_VERSION="${PROJECT_VERSION}")
   target_compile_features(${target} PUBLIC cxx_std_20)
   # lockstepConfig.cmake defines lockstep::json and the others.

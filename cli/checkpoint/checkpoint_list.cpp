@@ -17,7 +17,7 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using storage::Listed;
+using storage::CheckpointEntry;
 using storage::Manifest;
 using Json = nlohmann::json;
 
@@ -56,7 +56,7 @@ Json step_of(const Manifest& manifest) {
 }
 
 /// Returns the index of the checkpoint that a resume would load.
-std::optional<size_t> newest_of(const std::vector<Listed>& listed) {
+std::optional<size_t> newest_of(const std::vector<CheckpointEntry>& listed) {
   for (size_t i = listed.size(); i-- > 0;) {
     if (listed[i].manifest && listed[i].why.empty()) {
       return i;
@@ -65,11 +65,11 @@ std::optional<size_t> newest_of(const std::vector<Listed>& listed) {
   return std::nullopt;
 }
 
-bool is_leftover(const Listed& listed) {
+bool is_leftover(const CheckpointEntry& listed) {
   return storage::is_temporary_name(listed.path.filename().native());
 }
 
-std::string state_of(const Listed& listed) {
+std::string state_of(const CheckpointEntry& listed) {
   if (is_leftover(listed)) {
     return "incomplete: it is being written, or a killed save or prune left it; the next save or "
            "prune removes it";
@@ -82,7 +82,7 @@ std::string state_of(const Listed& listed) {
   return error ? "valid" : fmt::format("valid; a symbolic link to {}", printable(target));
 }
 
-Json to_json(const Listed& listed, bool newest) {
+Json to_json(const CheckpointEntry& listed, bool newest) {
   Json json = {
       {"name", listed.path.filename().native()},
       {"path", listed.path.native()},
@@ -105,7 +105,7 @@ Json to_json(const Listed& listed, bool newest) {
   return json;
 }
 
-std::vector<std::string> to_row(const Listed& listed, bool newest) {
+std::vector<std::string> to_row(const CheckpointEntry& listed, bool newest) {
   const std::string name = (newest ? "* " : "  ") + printable(listed.path.filename());
   const std::string state = state_of(listed);
   if (!listed.manifest) {
@@ -141,10 +141,11 @@ storage::StoredCheckpoint open_checkpoint(const fs::path& path, storage::Verify 
 
 Report list_report(const fs::path& folder) {
   require_parent(folder);
-  const std::vector<Listed> listed = storage::list_checkpoints(folder);
+  const std::vector<CheckpointEntry> listed = storage::list_checkpoints(folder);
   const std::optional<size_t> newest = newest_of(listed);
-  const bool none = std::none_of(
-      listed.begin(), listed.end(), [](const Listed& item) { return item.manifest.has_value(); });
+  const bool none = std::none_of(listed.begin(), listed.end(), [](const CheckpointEntry& item) {
+    return item.manifest.has_value();
+  });
   if (const auto deepspeeds = storage::deepspeed_checkpoint(folder); none && deepspeeds) {
     throw CheckpointError(*deepspeeds);
   }
@@ -181,10 +182,10 @@ Report prune_report(const fs::path& folder, const storage::PruneOptions& options
           fmt::format("removed {}, which a killed save or prune left\n", printable(path));
     }
   }
-  const std::vector<Listed> before = storage::list_checkpoints(folder);
+  const std::vector<CheckpointEntry> before = storage::list_checkpoints(folder);
   Json damaged = Json::array();
   storage::PruneOptions reporting = options;
-  reporting.not_counted = [&](const storage::Skipped& skipped) {
+  reporting.not_counted = [&](const storage::SkippedEntry& skipped) {
     damaged.push_back({{"name", skipped.path.filename().native()}, {"why", skipped.why}});
     report.text += fmt::format(
         "{} is damaged and does not count: {}\n",
@@ -195,7 +196,7 @@ Report prune_report(const fs::path& folder, const storage::PruneOptions& options
   Json removed = Json::array();
   Json kept = Json::array();
   uint64_t bytes = 0;
-  for (const Listed& listed : before) {
+  for (const CheckpointEntry& listed : before) {
     if (!listed.manifest) {
       continue;
     }

@@ -6,10 +6,11 @@
 #include "cli/checkpoint/checkpoint_reports.h"
 #include "lockstep/base/program/progress.h"
 #include "lockstep/storage/catalog/catalog.h"
-#include "lockstep/storage/damage.h"
 #include "lockstep/storage/file/files.h"
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/byte_size.h"
+#include "lockstep/storage/stored_checkpoint.h"
+#include "lockstep/storage/verify.h"
 
 namespace lockstep::cli {
 namespace {

@@ -81,7 +81,7 @@ int LaunchCommand::run(const std::vector<std::string>& program) const {
     return print_plan(program);
   }
   const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
-  const launcher::JobOptions options = job_options(flags, machine(), launcher::own_environment());
+  const config::JobOptions options = job_options(flags, machine(), launcher::own_environment());
   check_has_program(program);
   launcher::JobPlan plan = launcher::plan_job(options, launcher::own_environment());
   name_allocated_hosts(flags, Environment::process(), plan);
@@ -107,7 +107,7 @@ int LaunchCommand::print_plan(const std::vector<std::string>& program) const {
   return print_report("lockstep.launch", flags_.options.json, [&] {
     const std::vector<std::string> inherited = launcher::own_environment();
     const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
-    const launcher::JobOptions options = job_options(flags, machine(), inherited);
+    const config::JobOptions options = job_options(flags, machine(), inherited);
     launcher::JobPlan plan = launcher::plan_job(options, inherited);
     name_allocated_hosts(flags, Environment::process(), plan);
     check_has_program(program);

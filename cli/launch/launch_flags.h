@@ -7,9 +7,9 @@
 #include <CLI/CLI.hpp>
 
 #include "lockstep/base/env.h"
+#include "lockstep/config/settings/job_options.h"
 #include "lockstep/config/settings/launch_flags.h"
 #include "lockstep/launcher/plan/cores.h"
-#include "lockstep/launcher/plan/job_options.h"
 #include "lockstep/launcher/process/program.h"
 
 namespace lockstep::cli {
@@ -32,7 +32,7 @@ LaunchFlags with_settings(
 
 /// Returns the job that `flags` describe on this machine, whose environment is `inherited`. Throws
 /// ConfigError that names the flag for an invalid value or a contradiction.
-launcher::JobOptions job_options(
+config::JobOptions job_options(
     const LaunchFlags& flags,
     const launcher::Machine& machine,
     const std::vector<std::string>& inherited);

@@ -24,8 +24,8 @@
 namespace lockstep::cli {
 namespace {
 
-using launcher::CpuBind;
-using launcher::JobOptions;
+using config::CpuBind;
+using config::JobOptions;
 
 constexpr int kMostNodes = 1 << 20;
 

@@ -52,7 +52,7 @@ std::vector<std::string> allocated_hosts(const Environment& environment) {
 }  // namespace
 
 void prepare_starter(
-    const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options) {
+    const LaunchFlags& flags, const Environment& environment, config::JobOptions& options) {
   const auto starter = chosen_starter(flags);
   if (!flags.launcher.empty() && flags.launcher != kLocal && !starter) {
     std::vector<std::string> names = {kLocal};

@@ -14,7 +14,7 @@ namespace lockstep::cli {
 /// hosts, and the first node of the allocation as the rendezvous address. Throws ConfigError for an
 /// unknown launcher, for ssh and mpirun without a hostfile, and for srun without an allocation.
 void prepare_starter(
-    const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options);
+    const LaunchFlags& flags, const Environment& environment, config::JobOptions& options);
 
 /// Names the hosts of `plan` after the allocation's nodes if srun starts their launchers without a
 /// hostfile. Throws ConfigError if SLURM_JOB_NODELIST is missing or malformed.

@@ -4,9 +4,14 @@
 #include <map>
 #include <string_view>
 
-#include "cli/report/page_files.h"
-
 namespace lockstep::cli {
+
+// The files of the same name, which CMake puts into the program.
+extern const char* const kPageHtml;
+extern const char* const kPageCss;
+extern const char* const kPageChartsJs;
+extern const char* const kPageJs;
+
 namespace {
 
 /// Replaces {{name}} in `text` by values, which are not searched again. All names must exist.

@@ -14,8 +14,8 @@
 #include "cli/report/page.h"
 #include "cli/report/page_data.h"
 #include "cli/report/run_files.h"
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/new_file.h"
 #include "lockstep/launcher/job/flight_watch.h"
 
 namespace lockstep::cli {
@@ -153,14 +153,9 @@ std::string summary_of(const OrderedJson& run) {
 }
 
 void write_page(const fs::path& path, const std::string& page) {
-  NewFile file(path);
-  file.write(page);
-  file.rename_to(path, true);
-  // NewFile's are for the user only; this one is for others, too, as the umask says.
   const mode_t mask = ::umask(0);
   ::umask(mask);
-  std::error_code error;
-  fs::permissions(path, static_cast<fs::perms>(0666 & ~mask), error);
+  write_atomically(path, page, 0666 & ~mask);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ struct Curve {
   std::vector<std::pair<int64_t, double>> points;
 };
 
-/// Holds the contents of a run's files.
+/// The contents of a run's files.
 struct RunFiles {
   std::filesystem::path folder;  ///< The folder of steps_<rank>.jsonl and metrics.jsonl.
   std::string name;              ///< The path that the user gave.

@@ -185,7 +185,7 @@ int TestCommand::run_ranks(
   if (json_) {
     argv.emplace_back("--silent");
   }
-  launcher::JobOptions options;
+  config::JobOptions options;
   options.ranks = ranks;
   options.quiet = true;
   options.json = json_;

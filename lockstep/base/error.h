@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Is the base class of all exceptions that Lockstep throws.
+/// The base class of all exceptions that Lockstep throws.
 ///
 /// A message reads `[where] what happened; got X, expected Y; try Z (rank r of n)`. The constructor
 /// adds the brackets and the rank; the caller writes the rest. There are exactly three subclasses,

@@ -14,7 +14,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 /// Selects the ranks that write a line.
 enum class LogAudience { kMainOnly, kEveryRank };
 
-/// Holds the format of log lines. Read once from the environment, or set by the program.
+/// The format of log lines. Read once from the environment, or set by the program.
 struct LogOptions {
   LogLevel level = LogLevel::kInfo;
   bool json = false;

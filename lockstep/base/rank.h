@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Holds the rank that log lines and error messages name. It has no other effect.
+/// The rank that log lines and error messages name. It has no other effect.
 ///
 /// A process has one label, set once when its world is known. A thread may have its own, which
 /// takes precedence: tests run ranks as threads. `rank` is -1 while it is unknown.

@@ -22,6 +22,8 @@ class UniqueFd {
 
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
+  /// Returns the descriptor, which the caller must close.
+  int release() { return std::exchange(fd_, -1); }
   void reset(int fd = -1) {
     if (fd_ >= 0) {
       ::close(fd_);

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/new_file.h"
 #include "lockstep/config/document/scalars.h"
 #include "lockstep/config/settings/settings.h"
 
@@ -155,7 +155,7 @@ bool write_config(const fs::path& path, const std::string& text, bool replace) {
     }
   }
   make_folder(target.parent_path());
-  NewFile file(target);
+  AtomicFile file(target);
   file.write(text);
   return file.rename_to(target, replace);
 }

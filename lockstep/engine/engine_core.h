@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/backward/collective_scope.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/checkpoint/checkpoint_options.h"

@@ -15,6 +15,7 @@
 #include <ATen/ops/empty.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/file_map.h"
 #include "lockstep/base/unique_fd.h"
 
 namespace lockstep::offload {
@@ -64,16 +65,13 @@ namespace {
 
 /// The context of a mapping's DataPtr: the memory to unmap, and its offset in the file.
 struct Mapping {
-  void* begin;
-  size_t bytes;
+  FileMap map;
   std::shared_ptr<const ScratchFile::Opened> file;
   int64_t offset;
 };
 
 void unmap(void* context) {
-  auto* const mapping = static_cast<Mapping*>(context);
-  munmap(mapping->begin, mapping->bytes);
-  delete mapping;
+  delete static_cast<Mapping*>(context);
 }
 
 }  // namespace
@@ -203,11 +201,12 @@ void ScratchFile::write(int64_t offset, const void* from, int64_t bytes) {
 
 at::DataPtr ScratchFile::map(int64_t offset, int64_t bytes) const {
   const auto length = static_cast<size_t>(rounded(bytes));
-  void* begin = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(), offset);
-  if (begin == MAP_FAILED) {
+  FileMap map(file_->fd(), length, PROT_READ | PROT_WRITE, MAP_SHARED, offset);
+  if (!map.is_mapped()) {
     file_->refuse("mapped", message_of(errno));
   }
-  return {begin, new Mapping{begin, length, file_, offset}, &unmap, at::kCPU};
+  void* const begin = map.data();
+  return {begin, new Mapping{std::move(map), file_, offset}, &unmap, at::kCPU};
 }
 
 at::Tensor in_memory(const at::Tensor& tensor) {

@@ -28,7 +28,7 @@ struct ReduceOnPlateauOptions {
 /// reduction overwrites a rate that other code has set in the optimizer.
 ///
 /// The rates depend on the metrics, so checkpoints need the state. The metric must be equal on all
-/// ranks (a gathered one), or the ranks' rates diverge. A NaN is never better. Not thread-safe.
+/// ranks (a gathered one), or the ranks' rates diverge. A NaN is never better.
 class ReduceOnPlateau {
  public:
   /// `lrs`: the optimizer's rates, one for each parameter group. Throws ConfigError for invalid

@@ -10,12 +10,11 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
-#include "lockstep/storage/content_check.h"
 #include "lockstep/storage/file/files.h"
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors/json_text.h"
 #include "lockstep/storage/saved_meta.h"
-#include "lockstep/storage/structure.h"
+#include "lockstep/storage/verify.h"
 
 namespace lockstep::storage {
 
@@ -33,7 +32,7 @@ StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path, Verify ver
   }
   if (verify == Verify::kFull) {
     for (const FileRecord& record : manifest_->files) {
-      verify_content(record);
+      verify_content(path_ / record.name, record);
     }
     const std::vector<CheckpointError> faults = find_structural_faults(*this);
     if (!faults.empty()) {
@@ -79,15 +78,6 @@ const FileRecord& StoredCheckpoint::record(const std::string& file_name) const {
       path_,
       fmt::format(
           "has no file {}; it has {} others", in_quotes(file_name), manifest_->files.size()));
-}
-
-void StoredCheckpoint::verify_content(const FileRecord& record) const {
-  check_content(
-      path_ / record.name,
-      record,
-      {.damaged = [](const std::string& /*tensor*/,
-                     const CheckpointError& error) { throw CheckpointError(error); },
-       .advance = [](uint64_t /*bytes*/) {}});
 }
 
 SafetensorsMap StoredCheckpoint::open_tensors(const std::string& file_name) const {

@@ -61,8 +61,6 @@ class StoredCheckpoint {
   SafetensorsMap tensor_map(const std::string& file_name) const;
   /// Does the same for a JSON file.
   nlohmann::json json(const std::string& file_name) const;
-  /// Verifies one file, without returning or mapping it.
-  void verify_content(const FileRecord& record) const;
 
  private:
   std::filesystem::path path_;

@@ -9,23 +9,12 @@
 
 #include "lockstep/comm/connect/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/sync/join.h"
 #include "lockstep/sync/test_gradients.h"
+#include "lockstep/sync/test_join.h"
 #include "lockstep/sync/test_join_net.h"
 
 namespace lockstep {
 namespace {
-
-/// Runs `body` between the begin and the end of a join.
-void run_joined(
-    std::vector<std::shared_ptr<DataParallel>> models,
-    const std::function<void()>& body,
-    JoinOptions options = {},
-    const std::function<std::vector<at::Tensor>()>& more = nullptr) {
-  Join join(std::move(models), options);
-  body();
-  join.finish(more);
-}
 
 /// One process that does what the ranks together should: step s takes batch s of every rank that
 /// has one. `every`: accumulation, counted by each rank on its own and cut short at its end.

@@ -19,21 +19,11 @@
 #include "lockstep/sync/comm_hook/test_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/test_gradients.h"
+#include "lockstep/sync/test_join.h"
 #include "lockstep/sync/test_join_net.h"
 
 namespace lockstep {
 namespace {
-
-/// Runs `body` between the begin and the end of a join.
-void run_joined(
-    std::vector<std::shared_ptr<DataParallel>> models,
-    const std::function<void()>& body,
-    JoinOptions options = {},
-    const std::function<std::vector<at::Tensor>()>& more = nullptr) {
-  Join join(std::move(models), options);
-  body();
-  join.finish(more);
-}
 
 using ::testing::HasSubstr;
 

@@ -48,7 +48,6 @@ const char* name_of(RunStatus status);
 ///
 /// The public functions check their arguments for every tracker; a new tracker implements the four
 /// pure private ones, the others if it stores() such values, and a destructor that does not throw.
-/// Not thread-safe.
 class Tracker {
  public:
   Tracker() = default;

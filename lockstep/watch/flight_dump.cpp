@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/new_file.h"
 
 namespace lockstep::watch {
 namespace {
@@ -143,10 +143,7 @@ void write_dump(const FlightDump& dump, const std::filesystem::path& path) {
       {"time", dump.time},
       {"now_ns", dump.now_ns},
       {"ranks", std::move(ranks)}};
-  const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-  NewFile file(path);
-  file.write(text);
-  file.rename_to(path, true);
+  write_atomically(path, json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 FlightDump read_dump(const std::filesystem::path& path) {

@@ -12,7 +12,7 @@
 
 namespace lockstep::watch {
 
-/// Holds the operations of all ranks of a job at one moment. It is written when a job fails, and
+/// The operations of all ranks of a job at one moment. It is written when a job fails, and
 /// read by `lockstep flight`.
 struct FlightDump {
   std::string run_id;

@@ -80,21 +80,17 @@ struct FlightMemory::Layout {
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
 };
 
-void FlightMemory::Unmap::operator()(Layout* layout) const {
-  ::munmap(layout, sizeof(Layout));
-}
-
-FlightMemory::FlightMemory(Layout* layout, UniqueFd fd, std::string path)
-    : layout_(layout), fd_(std::move(fd)), path_(std::move(path)) {}
+FlightMemory::FlightMemory(FileMap map, Layout* layout, UniqueFd fd, std::string path)
+    : map_(std::move(map)), layout_(layout), fd_(std::move(fd)), path_(std::move(path)) {}
 
 FlightMemory FlightMemory::create() {
   UniqueFd fd(::memfd_create("lockstep-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  void* memory = MAP_FAILED;
+  FileMap map;
   if (fd.is_open() && ::ftruncate(fd.get(), sizeof(Layout)) == 0 &&
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
-    memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    map = FileMap(fd.get(), sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED);
   }
-  if (memory == MAP_FAILED) {
+  if (map.data() == nullptr) {
     throw Error(
         "watch",
         fmt::format(
@@ -102,7 +98,8 @@ FlightMemory FlightMemory::create() {
             system_error_text(errno)));
   }
   std::string path = fmt::format("/proc/{}/fd/{}", ::getpid(), fd.get());
-  return {new (memory) Layout, std::move(fd), std::move(path)};
+  auto* const layout = new (map.data()) Layout;
+  return {std::move(map), layout, std::move(fd), std::move(path)};
 }
 
 std::optional<FlightMemory> FlightMemory::open(const std::string& path) {
@@ -112,11 +109,12 @@ std::optional<FlightMemory> FlightMemory::open(const std::string& path) {
       (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
     return std::nullopt;
   }
-  void* memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (memory == MAP_FAILED) {
+  FileMap map(fd.get(), sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED);
+  if (!map.is_mapped()) {
     return std::nullopt;
   }
-  FlightMemory opened(static_cast<Layout*>(memory), UniqueFd(), "");
+  auto* const layout = reinterpret_cast<Layout*>(map.data());
+  FlightMemory opened(std::move(map), layout, UniqueFd(), "");
   if (opened.layout_->magic.load() != kMagic) {
     return std::nullopt;
   }

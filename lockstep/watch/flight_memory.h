@@ -8,12 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/file_map.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/watch/operation.h"
 
 namespace lockstep::watch {
 
-/// Holds a snapshot of a rank's record.
+/// A snapshot of a rank's record.
 struct FlightRecord {
   int64_t pid = 0;  ///< 0: no process uses the memory yet.
   int64_t rank = 0;
@@ -76,13 +77,11 @@ class FlightMemory {
 
  private:
   struct Layout;
-  struct Unmap {
-    void operator()(Layout* layout) const;
-  };
-  FlightMemory(Layout* layout, UniqueFd fd, std::string path);
+  FlightMemory(FileMap map, Layout* layout, UniqueFd fd, std::string path);
   void record_progress();
 
-  std::unique_ptr<Layout, Unmap> layout_;
+  FileMap map_;
+  Layout* layout_;
   UniqueFd fd_;
   std::string path_;
 };

@@ -10,7 +10,7 @@
 
 namespace lockstep::watch {
 
-/// Holds the kernel's state of a process.
+/// The kernel's state of a process.
 struct ProcessState {
   /// The letter in /proc/PID/stat. R: running. S: sleeping. D: waiting for a disk. T: stopped by a
   /// signal. t: stopped by a debugger. Z: ended.
@@ -23,7 +23,7 @@ std::optional<ProcessState> process_state(int64_t pid);
 /// Returns the bytes it has read and written, including files and sockets; nothing if unknown.
 std::optional<int64_t> process_bytes(int64_t pid);
 
-/// Holds the launcher's view of one rank at one moment.
+/// The launcher's view of one rank at one moment.
 struct RankView {
   int rank = 0;
   std::string host{};

@@ -17,7 +17,7 @@ constexpr double kWaitingAtLeast = 0.2;
 // With shared memory, dozens of operations may fit into one delay by the kernel's scheduler.
 constexpr int64_t kWaitedAtLeastNs = 100'000'000;
 
-/// Holds the time at which each rank issued an operation, and the rank.
+/// The time at which each rank issued an operation, and the rank.
 using Arrivals = std::vector<std::pair<int64_t, int>>;
 
 /// Sums up the operations that one rank issued last.

@@ -109,7 +109,7 @@ void try_reader(Reader reader, const std::string& text) {
       }
       return;
     case Reader::kEnvFile:
-      for (const lockstep::launcher::EnvVariable& variable :
+      for (const lockstep::config::EnvVariable& variable :
            lockstep::launcher::parse_env_file(text, kPath)) {
         require(
             lockstep::launcher::variable_fault(variable.name).empty(), "a name unfit to be set");

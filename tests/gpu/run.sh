@@ -5,7 +5,7 @@
 #
 # For a machine with a GPU, and torch for CUDA in python3. It may be offline: CMAKE_PREFIX_PATH may name a folder into
 # which Debian's libyaml-cpp-dev, libyaml-cpp0.7, nlohmann-json3-dev, libcli11-dev, libgtest-dev, libgmock-dev,
-# googletest and zlib1g-dev were unpacked (dpkg -x). 58 files are compiled. Prints the result of each part.
+# googletest, libprotozero-dev and zlib1g-dev were unpacked (dpkg -x). 58 files are compiled. Prints the result of each part.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
 (($# == 1)) || { echo "run.sh got $# arguments; expected BUILD_FOLDER" >&2 && exit 2; }

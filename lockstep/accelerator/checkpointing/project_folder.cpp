@@ -52,9 +52,9 @@ void tidy_up(
 
 /// Throws, since a start from the beginning would look like a resume.
 [[noreturn]] void refuse_to_start_again(
-    const fs::path& folder, const std::vector<storage::Skipped>& skipped) {
+    const fs::path& folder, const std::vector<storage::SkippedEntry>& skipped) {
   std::vector<std::string> reasons;
-  for (const storage::Skipped& each : skipped) {
+  for (const storage::SkippedEntry& each : skipped) {
     reasons.push_back(without_rank_suffix(each.why));
   }
   throw CheckpointError(
@@ -184,8 +184,8 @@ std::optional<fs::path> ProjectFolder::newest_checkpoint(storage::Verify verify)
     // Also completes the rename of a save that was interrupted.
     storage::remove_stale(folder);
     const storage::NewestCheckpoint newest = storage::find_newest(folder, verify);
-    std::vector<storage::Skipped> damaged;
-    for (const storage::Skipped& skipped : newest.skipped) {
+    std::vector<storage::SkippedEntry> damaged;
+    for (const storage::SkippedEntry& skipped : newest.skipped) {
       log_warning(fmt::format("skipped {}: {}", skipped.path.string(), skipped.why));
       if (skipped.was_checkpoint) {
         damaged.push_back(skipped);

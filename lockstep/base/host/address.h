@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Holds an IPv4 or IPv6 socket address. Thread safety: that of a value.
+/// An IPv4 or IPv6 socket address. Thread safety: that of a value.
 struct Address {
   sockaddr_storage storage{};
   socklen_t length = 0;

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Holds the hardware and system facts of a machine, as the kernel reports them. If the kernel does
+/// The hardware and system facts of a machine, as the kernel reports them. If the kernel does
 /// not report a fact, a text is empty, a number is 0, and an optional has no value.
 struct Machine {
   struct System {
@@ -35,7 +35,7 @@ struct Machine {
     uint64_t bytes = 0;
     uint64_t free_bytes = 0;
   };
-  /// Holds one of `ulimit`'s limits. Nothing: unlimited.
+  /// One of `ulimit`'s limits. Nothing: unlimited.
   struct Limit {
     std::string name;
     std::optional<uint64_t> soft;

@@ -18,7 +18,7 @@ constexpr int64_t kMaxWorld = 1 << 20;
 constexpr int kFirstDerivedPort = 20000;
 constexpr int kDerivedPorts = 12000;  // Below Linux' ephemeral range, which starts at 32768.
 
-/// Holds the names of one launcher's variables. The first one that is set counts; for the job all
+/// The names of one launcher's variables. The first one that is set counts; for the job all
 /// that are set.
 struct Family {
   const char* source;
@@ -54,28 +54,28 @@ const std::vector<Family>& families() {
   return all;
 }
 
-struct Found {
+struct IntegerVariable {
   const char* name = nullptr;
   int64_t value = 0;
 };
 
-std::optional<Found> first_integer(
+std::optional<IntegerVariable> first_integer(
     const Environment& environment,
     const std::vector<const char*>& names,
     int64_t min,
     int64_t max) {
   for (const char* name : names) {
     if (const auto value = environment.integer(name, min, max)) {
-      return Found{name, *value};
+      return IntegerVariable{name, *value};
     }
   }
   return std::nullopt;
 }
 
-/// Holds the rank and world size that one launcher's variables report.
+/// The rank and world size that one launcher's variables report.
 struct Identity {
   const Family* family;
-  Found rank, size;
+  IntegerVariable rank, size;
 
   bool is(const char* source) const { return std::string(family->source) == source; }
 };
@@ -173,15 +173,16 @@ std::vector<int64_t> tasks_per_node(const std::string& list) {
   return tasks;
 }
 
-std::optional<Found> slurm_local_size(const Environment& environment, int64_t world_size) {
+std::optional<IntegerVariable> slurm_local_size(
+    const Environment& environment, int64_t world_size) {
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
     const std::vector<int64_t> tasks = tasks_per_node(environment.text(name).value_or(""));
     const auto node = environment.integer("SLURM_NODEID", 0, kMaxWorld);
     if (tasks.size() == 1) {
-      return Found{name, tasks[0]};
+      return IntegerVariable{name, tasks[0]};
     }
     if (node && *node < static_cast<int64_t>(tasks.size())) {
-      return Found{name, tasks[static_cast<size_t>(*node)]};
+      return IntegerVariable{name, tasks[static_cast<size_t>(*node)]};
     }
   }
   // The requested number: the last node of a job, or a smaller step, may have fewer.
@@ -198,10 +199,10 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
-/// Holds the rank and size within the host, from the first of the agreeing launchers that sets
+/// The rank and size within the host, from the first of the agreeing launchers that sets
 /// them.
 struct Local {
-  std::optional<Found> rank, size;
+  std::optional<IntegerVariable> rank, size;
 };
 
 Local find_local(

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Holds the place of this process in its job; a world of one if no launcher started it.
+/// The place of this process in its job; a world of one if no launcher started it.
 struct WorldSpec {
   int rank = 0;
   int size = 1;

@@ -75,7 +75,7 @@ const Variables kSrun = {
     {"SLURM_NODELIST", "node[07-09,12]"},
     {"SLURM_JOB_ID", "4711"}};
 
-/// Has the variables that sbatch -n 4 sets for its script, before any srun.
+/// The variables that sbatch -n 4 sets for its script, before any srun.
 const Variables kBatchScript = {
     {"ENVIRONMENT", "BATCH"},
     {"SLURM_PROCID", "0"},

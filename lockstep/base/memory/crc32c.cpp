@@ -48,7 +48,7 @@ constexpr uint32_t multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-/// Holds the effect of appending zero bytes to the data of a checksum, as one table for each byte.
+/// The effect of appending zero bytes to the data of a checksum, as one table for each byte.
 using Shift = std::array<std::array<uint32_t, 256>, 4>;
 
 constexpr Shift make_shift(size_t bytes) {

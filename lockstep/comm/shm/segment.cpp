@@ -72,21 +72,17 @@ Segment::Offsets::Offsets(const SegmentSizes& sizes)
       end(arenas + sizes.arena_bytes * static_cast<size_t>(sizes.ranks)) {}
 
 Segment::Segment(UniqueFd fd, SegmentSizes sizes)
-    : fd_(std::move(fd)), sizes_(sizes), offsets_(sizes) {
-  void* base = ::mmap(
-      nullptr, offsets_.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
-  if (base == MAP_FAILED) {
+    : fd_(std::move(fd)),
+      sizes_(sizes),
+      offsets_(sizes),
+      map_(fd_.get(), offsets_.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE) {
+  if (!map_.is_mapped()) {
     throw Error(
         "shared memory",
         fmt::format("cannot map {} bytes of address space: {}", offsets_.end, errno_text()));
   }
-  base_ = static_cast<std::byte*>(base);
   // A core dump needs the rank's own tensors, not the messages between ranks.
-  ::madvise(base, offsets_.end, MADV_DONTDUMP);
-}
-
-Segment::~Segment() {
-  ::munmap(base_, offsets_.end);
+  ::madvise(map_.data(), offsets_.end, MADV_DONTDUMP);
 }
 
 std::shared_ptr<Segment> Segment::create(SegmentSizes sizes) {
@@ -113,8 +109,8 @@ std::shared_ptr<Segment> Segment::create(SegmentSizes sizes) {
         "shared memory", fmt::format("cannot set the size to {} bytes: {}", end, errno_text()));
   }
   std::shared_ptr<Segment> segment(new Segment(std::move(fd), sizes));
-  segment->reserve(segment->base_, segment->offsets_.channels, "the slots of all ranks");
-  new (segment->base_) Head{.magic = kSegmentMagic, .sizes = sizes};
+  segment->reserve(segment->map_.data(), segment->offsets_.channels, "the slots of all ranks");
+  new (segment->map_.data()) Head{.magic = kSegmentMagic, .sizes = sizes};
   return segment;
 }
 
@@ -136,13 +132,13 @@ std::shared_ptr<Segment> Segment::attach(UniqueFd fd) {
 
 Control& Segment::control(int rank) const {
   // The kernel's zeros are valid values of all its members.
-  return *(std::launder(reinterpret_cast<Control*>(base_ + offsets_.controls)) + rank);
+  return *(std::launder(reinterpret_cast<Control*>(map_.data() + offsets_.controls)) + rank);
 }
 
 std::byte* Segment::slot(int rank, uint64_t phase) const {
   const auto index = static_cast<size_t>(rank * sizes_.slots) +
                      static_cast<size_t>(phase % static_cast<uint64_t>(sizes_.slots));
-  return base_ + offsets_.slots + index * sizes_.slot_bytes;
+  return map_.data() + offsets_.slots + index * sizes_.slot_bytes;
 }
 
 size_t Segment::channel_offset(int from, int to) const {
@@ -150,16 +146,16 @@ size_t Segment::channel_offset(int from, int to) const {
 }
 
 Channel& Segment::channel(int from, int to) const {
-  return *std::launder(reinterpret_cast<Channel*>(base_ + channel_offset(from, to)));
+  return *std::launder(reinterpret_cast<Channel*>(map_.data() + channel_offset(from, to)));
 }
 
 std::byte* Segment::chunk(int from, int to, uint32_t number) const {
-  return base_ + channel_offset(from, to) + round_up_to_pages(sizeof(Channel)) +
+  return map_.data() + channel_offset(from, to) + round_up_to_pages(sizeof(Channel)) +
          (number % 2) * sizes_.chunk_bytes;
 }
 
 std::byte* Segment::arena(int rank) const {
-  return base_ + offsets_.arenas + sizes_.arena_bytes * static_cast<size_t>(rank);
+  return map_.data() + offsets_.arenas + sizes_.arena_bytes * static_cast<size_t>(rank);
 }
 
 void Segment::reserve(const std::byte* begin, size_t bytes, const char* what) const {
@@ -177,7 +173,7 @@ void Segment::reserve(const std::byte* begin, size_t bytes, const char* what) co
             what,
             free));
   }
-  const auto offset = static_cast<size_t>(begin - base_);
+  const auto offset = static_cast<size_t>(begin - map_.data());
   const size_t first = offset / kPage * kPage;
   int error = 0;
   do {
@@ -202,14 +198,15 @@ void Segment::reserve(const std::byte* begin, size_t bytes, const char* what) co
 }
 
 void Segment::reserve_channel(int from, int to) const {
-  reserve(base_ + channel_offset(from, to), channel_bytes(sizes_), "a channel between two ranks");
+  reserve(
+      map_.data() + channel_offset(from, to), channel_bytes(sizes_), "a channel between two ranks");
 }
 
 void Segment::release(const std::byte* begin, size_t bytes) const noexcept {
   ::fallocate(
       fd_.get(),
       FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-      static_cast<off_t>(begin - base_),
+      static_cast<off_t>(begin - map_.data()),
       static_cast<off_t>(bytes));
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/base/file_map.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/comm/transport/transport.h"
 
@@ -77,7 +78,6 @@ class Segment {
   static std::shared_ptr<Segment> create(SegmentSizes sizes);
   /// Maps the segment of another process. Throws CommError if `fd` is not a segment.
   static std::shared_ptr<Segment> attach(UniqueFd fd);
-  ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
@@ -109,7 +109,7 @@ class Segment {
   UniqueFd fd_;
   SegmentSizes sizes_;
   Offsets offsets_;
-  std::byte* base_ = nullptr;
+  FileMap map_;
 };
 
 }  // namespace lockstep::comm::shm

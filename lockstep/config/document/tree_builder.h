@@ -12,7 +12,7 @@
 namespace lockstep::config {
 
 /// Builds a document from parser events, in order, with the checks of parse_document. In a map,
-/// keys and values alternate. Not thread-safe.
+/// keys and values alternate.
 class TreeBuilder {
  public:
   explicit TreeBuilder(std::string path) : path_(std::move(path)) {}

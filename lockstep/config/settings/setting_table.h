@@ -54,7 +54,9 @@ struct RankVariable {
 
 /// Describes one setting of `lockstep launch`. The command line, the configuration file, the
 /// environment, `lockstep config`, the ranks' environment, the messages between launchers, and
-/// docs/configuration.md read this row. The default is that of `member` in JobOptions.
+/// docs/configuration.md read this row. The default is that of `member` in JobOptions. Three things
+/// are outside of the table: the rules between settings (cli::job_options), the keys of
+/// Accelerate's files (config/import), and the arguments of Python's notebook_launcher.
 struct SettingSpec {
   std::string name = {};  ///< Its key in a file; empty: only a flag.
   SettingType type = SettingType::kText;
@@ -74,7 +76,7 @@ struct SettingSpec {
   /// Returns "" for a valid text, else a description of the valid texts. May be null.
   std::string (*check)(const std::string& text) = nullptr;
   JobMember member = {};
-  /// Holds the text until cli::job_options() has parsed it into `member`.
+  /// The member with the text, which cli::job_options() parses into `member`.
   TextMember text = {};
   /// Stores a text of the file or the environment. Null: it is converted to the member's type.
   void (*set)(const std::string& text, LaunchFlags& flags) = nullptr;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/data/dataset/mapped_tensor.h"
 
+#include <cerrno>
+#include <fcntl.h>
 #include <limits>
 #include <memory>
+#include <sys/stat.h>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,7 +14,8 @@
 #include <ATen/ops/from_blob.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/dataset/mapped_file.h"
+#include "lockstep/base/file_map.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::data {
 namespace {
@@ -31,6 +36,31 @@ int64_t record_bytes(
   return bytes;
 }
 
+[[noreturn]] void fail(const std::string& path, const char* what) {
+  throw ConfigError(path, fmt::format("{}; {}", what, std::generic_category().message(errno)));
+}
+
+/// Maps a regular file for reading: writing to the memory ends the process with SIGSEGV.
+std::shared_ptr<const FileMap> map_for_reading(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.is_open()) {
+    fail(path, "cannot be opened");
+  }
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) {
+    fail(path, "cannot be examined");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw ConfigError(path, "cannot be mapped; expected a regular file");
+  }
+  auto map = std::make_shared<const FileMap>(
+      file.get(), static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED);
+  if (!map->is_mapped()) {
+    fail(path, "cannot be mapped");
+  }
+  return map;
+}
+
 }  // namespace
 
 at::Tensor mapped_tensor(
@@ -40,7 +70,7 @@ at::Tensor mapped_tensor(
     int64_t offset_bytes) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t bytes = record_bytes(path, record_shape, element_bytes);
-  auto file = std::make_shared<MappedFile>(path);
+  std::shared_ptr<const FileMap> file = map_for_reading(path);
   const auto file_bytes = static_cast<int64_t>(file->size());
   if (offset_bytes < 0 || offset_bytes > file_bytes || offset_bytes % element_bytes != 0) {
     throw ConfigError(
@@ -69,7 +99,7 @@ at::Tensor mapped_tensor(
   std::vector<int64_t> shape = {rest / bytes};
   shape.insert(shape.end(), record_shape.begin(), record_shape.end());
   // Tensors cannot be marked read-only; the read-only mapping refuses writes.
-  auto* first = const_cast<std::byte*>(file->data());
+  std::byte* const first = file->data();
   return at::from_blob(
       first == nullptr ? nullptr : first + offset_bytes,
       shape,

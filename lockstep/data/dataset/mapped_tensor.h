@@ -10,7 +10,7 @@
 namespace lockstep::data {
 
 /// Maps a file of fixed-size records as a tensor [n, record_shape...] without reading it. The file
-/// stays mapped as long as the tensor or a view of it exists. See MappedFile.
+/// stays mapped as long as the tensor or a view of it exists.
 ///
 /// An empty `record_shape` means one element a record. `offset_bytes` is the size of a header to
 /// skip. Elements are in the byte order of this host. The tensor is read-only: writing to it ends

@@ -55,6 +55,24 @@ TEST(MappedTensor, StaysMappedAsLongAsAViewLives) {
   EXPECT_FALSE(is_mapped(path));
 }
 
+TEST(MappedTensor, OutlivesTheNameOfItsFile) {
+  const TestFolder folder;
+  const std::string path = write_file(folder, "file", "some bytes");
+  const at::Tensor tensor = mapped_tensor(path, at::kByte, {});
+  std::filesystem::remove(path);
+  EXPECT_EQ(bytes_of(tensor), "some bytes");
+}
+
+TEST(MappedTensor, NamesAFileThatCannotBeMapped) {
+  const TestFolder folder;
+  EXPECT_THAT(
+      [&] { mapped_tensor((folder / "missing").string(), at::kByte, {}); },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("/missing]"), HasSubstr("No such file"))));
+  EXPECT_THAT(
+      [&] { mapped_tensor(folder.path().string(), at::kByte, {}); },
+      ThrowsMessage<ConfigError>(HasSubstr("expected a regular file")));
+}
+
 TEST(MappedTensor, OfAnEmptyFileHasNoRecords) {
   const TestFolder folder;
   EXPECT_EQ(

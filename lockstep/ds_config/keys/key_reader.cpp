@@ -205,16 +205,16 @@ bool KeyReader::has_error_in(const std::vector<std::string>& keys) const {
   });
 }
 
-const Found* KeyReader::find(const std::string& path) const {
+const KeyValue* KeyReader::find(const std::string& path) const {
   const auto found = found_.find(path);
   return found == found_.end() ? nullptr : &found->second;
 }
 
-void KeyReader::keep(const std::string& path, Found found) {
+void KeyReader::keep(const std::string& path, KeyValue found) {
   found_.insert_or_assign(path, std::move(found));
 }
 
-Origin KeyReader::origin_of(const Found& found) const {
+Origin KeyReader::origin_of(const KeyValue& found) const {
   const std::string place = config::where(document_, found.value->place);
   if (found.is_auto) {
     return {Origin::Kind::kDefault, fmt::format("\"auto\" at {}", place)};

@@ -17,7 +17,7 @@
 namespace lockstep::ds_config {
 
 /// A key with a valid value in the file.
-struct Found {
+struct KeyValue {
   const config::Node* value;    // [not null]
   config::Place key;            ///< Position of the key.
   std::string other_name = {};  ///< The file's name of it, if different.
@@ -25,7 +25,7 @@ struct Found {
 };
 
 /// Reads a document by a table of keys: reports the errors of each, and keeps the valid ones. Keeps
-/// references to its arguments. Not thread-safe.
+/// references to its arguments.
 class KeyReader {
  public:
   KeyReader(const config::Document& document, Reading& reading)
@@ -41,12 +41,12 @@ class KeyReader {
   bool has_error_in(const std::vector<std::string>& keys) const;
 
   /// Returns null if the key is absent or invalid.
-  const Found* find(const std::string& path) const;
+  const KeyValue* find(const std::string& path) const;
 
   /// Sets `field` to the file's value of `path`; leaves it unchanged without one.
   template <typename T>
   void take(const std::string& path, Resolved<T>& field) const {
-    const Found* const found = find(path);
+    const KeyValue* const found = find(path);
     if (found == nullptr) {
       return;
     }
@@ -56,7 +56,7 @@ class KeyReader {
     }
   }
 
-  Origin origin_of(const Found& found) const;
+  Origin origin_of(const KeyValue& found) const;
 
   size_t error_count() const { return reading_.errors.size(); }
   void error(config::Place place, const std::string& what);
@@ -70,7 +70,7 @@ class KeyReader {
       const KeySpec& spec, const config::Node& section, const config::Entry& entry);
   /// Returns `entry` without its quotes, after a note; null if it stays unchanged.
   const config::Entry* without_quotes(const KeySpec& spec, const config::Entry& entry);
-  void keep(const std::string& path, Found found);
+  void keep(const std::string& path, KeyValue found);
   /// Reports a key like "fp16.enabled" in `section`: other tools flatten sections to this form.
   void unknown_dotted(const config::Entry& entry, const std::string& section);
 
@@ -91,7 +91,7 @@ class KeyReader {
 
   const config::Document& document_;
   Reading& reading_;
-  std::map<std::string, Found> found_;
+  std::map<std::string, KeyValue> found_;
   std::deque<config::Entry> unquoted_;  ///< `found_` may refer to it.
 };
 

@@ -59,7 +59,8 @@ using FieldOf = AnyFieldOf<
     std::optional<std::vector<std::string>>>;
 
 /// Describes one key of ds_config.json: parsing, checking, `lockstep ds-config check` and `keys`,
-/// and docs/ds_config.md read this row. The default is that of `field` in DsConfig.
+/// and docs/ds_config.md read this row. The default is that of `field` in DsConfig. Rules between
+/// keys are in ds_config/rules, and the translation to Lockstep's options is in engine/setup.
 struct KeySpec {
   std::string path;  ///< "fp16.enabled".
   KeyKind kind = KeyKind::kAny;
@@ -107,7 +108,7 @@ const KeySpec* find_key(const std::string& path);
 /// Returns the key names of a section; "" is the file itself.
 std::vector<std::string> keys_of(const std::string& section);
 
-/// Holds a table in Markdown, row by row. The first row has the headings.
+/// A table in Markdown, row by row. The first row has the headings.
 using TableRows = std::vector<std::vector<std::string>>;
 
 /// Returns the table of docs/ds_config.md, with the defaults of DsConfig.

@@ -75,13 +75,13 @@ class TypedSection {
   TypedSection(KeyReader& reader, std::string path) : reader_(reader), path_(std::move(path)) {}
 
   bool exists() const { return reader_.find(path_) != nullptr; }
-  const Found* type() const { return reader_.find(path_ + ".type"); }
+  const KeyValue* type() const { return reader_.find(path_ + ".type"); }
 
   /// Returns null, after an error, if the file does not name a supported type.
   const TypeSpec* read_type(const std::vector<TypeSpec>& types, bool any_case) const {
-    const Found* const found = type();
+    const KeyValue* const found = type();
     if (found == nullptr) {
-      const Found& section = *reader_.find(path_);
+      const KeyValue& section = *reader_.find(path_);
       if (section.value->find("type") == nullptr) {
         reader_.error(
             section.key, fmt::format("{0} has no type; expected a name; set {0}.type", path_));
@@ -112,8 +112,8 @@ class TypedSection {
 
   /// Returns all parameters of the type, in its order.
   Parameters read_params(const TypeSpec& type) const {
-    const Found* const params = reader_.find(path_ + ".params");
-    std::vector<std::optional<Found>> found(type.parameters.size());
+    const KeyValue* const params = reader_.find(path_ + ".params");
+    std::vector<std::optional<KeyValue>> found(type.parameters.size());
     static const std::vector<Entry> none;
     for (const Entry& entry : params == nullptr ? none : params->value->entries) {
       const std::string name = fmt::format("{}.params.{}", path_, entry.key);
@@ -128,7 +128,7 @@ class TypedSection {
                 did_you_mean(entry.key, names_of(type))));
       } else if (reader_.check_entry(spec->key, entry, name)) {
         found[static_cast<size_t>(spec - type.parameters.data())] =
-            Found{.value = &entry.value, .key = entry.place, .is_auto = is_auto(entry.value)};
+            KeyValue{.value = &entry.value, .key = entry.place, .is_auto = is_auto(entry.value)};
       }
     }
     Parameters parameters;
@@ -141,8 +141,8 @@ class TypedSection {
  private:
   void add(
       const ParameterSpec& spec,
-      const std::optional<Found>& found,
-      const Found* params,
+      const std::optional<KeyValue>& found,
+      const KeyValue* params,
       Parameters& parameters) const {
     const std::string& name = spec.key.path;
     if (found && !found->is_auto) {
@@ -160,7 +160,7 @@ class TypedSection {
   std::string path_;
 };
 
-void check_adam(KeyReader& reader, const Found& type, OptimizerSection& section) {
+void check_adam(KeyReader& reader, const KeyValue& type, OptimizerSection& section) {
   Parameters& parameters = section.parameters;
   const bool decoupled = parameters.flag("adam_w_mode");
   if (section.name.value == "adamw" && !decoupled) {
@@ -207,7 +207,7 @@ void read_optimizer(KeyReader& reader, DsConfig& config) {
 }
 
 /// Replaces "auto" for the highest rate by the optimizer's rate, as Accelerate does.
-void fill_rate(KeyReader& reader, const Found& type, DsConfig& config) {
+void fill_rate(KeyReader& reader, const KeyValue& type, DsConfig& config) {
   Parameters& parameters = config.scheduler->parameters;
   const std::string name = "warmup_max_lr";
   if (!parameters.has(name) || parameters.origin(name).kind != Origin::Kind::kDefault ||

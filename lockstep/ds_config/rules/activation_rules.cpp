@@ -4,10 +4,10 @@
 namespace lockstep::ds_config {
 void apply_activation_rules(KeyReader& reader, const DsConfig& config) {
   const ActivationCheckpointingSection& section = config.activation_checkpointing;
-  const Found* const contiguous =
+  const KeyValue* const contiguous =
       reader.find("activation_checkpointing.contiguous_memory_optimization");
-  const Found* const number = reader.find("activation_checkpointing.number_checkpoints");
-  const Found* const partition = reader.find("activation_checkpointing.partition_activations");
+  const KeyValue* const number = reader.find("activation_checkpointing.number_checkpoints");
+  const KeyValue* const partition = reader.find("activation_checkpointing.partition_activations");
   if (section.partition_activations.value && partition != nullptr) {
     reader.note(
         partition->key,

@@ -57,7 +57,7 @@ void note_float32_parameters(KeyReader& reader, const DsConfig& config) {
     return;
   }
   const std::string word = word_of(*mode);
-  const Found* const found = reader.find(word + ".enabled");
+  const KeyValue* const found = reader.find(word + ".enabled");
   if (found != nullptr) {
     reader.note(
         found->key,
@@ -73,7 +73,7 @@ void note_float32_parameters(KeyReader& reader, const DsConfig& config) {
 void read_patterns(KeyReader& reader, DsConfig& config) {
   const std::string path = "data_types.keep_in_fp32_modules";
   std::vector<std::string>& patterns = config.data_types.keep_in_fp32_modules.value;
-  const Found* const found = reader.find(path);
+  const KeyValue* const found = reader.find(path);
   if (found != nullptr && found->value->kind != config::Node::Kind::kList) {
     if (!is_auto(*found->value)) {
       refuse_key(

@@ -52,7 +52,7 @@ void check_momentum(
     return;
   }
   const bool betas = has_betas(optimizer);
-  const Found& type = *reader.find("scheduler.type");
+  const KeyValue& type = *reader.find("scheduler.type");
   const std::string& optimizer_type = reader.find("optimizer.type")->value->text;
   if (schedule.cycles_betas_only() && !betas) {
     reader.note(

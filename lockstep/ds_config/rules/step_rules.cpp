@@ -22,7 +22,7 @@ void note_fixed_scale(KeyReader& reader, const Fp16Section& fp16) {
         "consecutive_hysteresis",
         "min_loss_scale"}) {
     const std::string path = fmt::format("fp16.{}", name);
-    if (const Found* const found = reader.find(path)) {
+    if (const KeyValue* const found = reader.find(path)) {
       reader.note(
           found->key,
           fmt::format("{} is ignored: loss_scale {} is constant", path, fp16.loss_scale.value));
@@ -68,7 +68,7 @@ void apply_precision_rules(KeyReader& reader, DsConfig& config) {
     if (!key.is_on) {
       continue;
     }
-    const Found& found = *reader.find(key.path);
+    const KeyValue& found = *reader.find(key.path);
     if (first != nullptr && first->dtype == key.dtype) {
       continue;  // torch_autocast beside bf16: operations compute in that dtype once.
     }
@@ -98,7 +98,7 @@ void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size,
   if (resolved.fault.empty() || reader.has_error_in(names)) {
     return;
   }
-  const Found* const train = reader.find(names[0]);
+  const KeyValue* const train = reader.find(names[0]);
   reader.error(train == nullptr ? file : train->value->place, resolved.fault);
 }
 

@@ -67,7 +67,7 @@ void apply_watching_rules(KeyReader& reader, DsConfig& config) {
   check_job_name(reader, "tensorboard.job_name", config.tensorboard);
   check_job_name(reader, "csv_monitor.job_name", config.csv_monitor);
   CommsLoggerSection& comms = config.comms_logger;
-  const Found* const named = reader.find(kOps);
+  const KeyValue* const named = reader.find(kOps);
   for (std::string& name : comms.prof_ops.value) {
     const std::string own = own_name(name);
     if (std::find(operations().begin(), operations().end(), own) == operations().end()) {

@@ -16,7 +16,7 @@ std::string zero_path(const std::string& key) {
 }
 
 void read_old_zero(KeyReader& reader, ZeroSection& zero) {
-  const Found* const found = reader.find(kZero);
+  const KeyValue* const found = reader.find(kZero);
   const auto is_on = found == nullptr ? std::nullopt : truth_of(*found->value);
   if (!is_on) {
     return;
@@ -34,11 +34,11 @@ void read_old_zero(KeyReader& reader, ZeroSection& zero) {
 template <typename Section>
 void read_old_offload(
     KeyReader& reader, const std::string& old_name, const std::string& name, Section& section) {
-  const Found* const old = reader.find(zero_path(old_name));
+  const KeyValue* const old = reader.find(zero_path(old_name));
   if (old == nullptr || old->is_auto) {
     return;
   }
-  if (const Found* const now = reader.find(zero_path(name))) {
+  if (const KeyValue* const now = reader.find(zero_path(name))) {
     reader.error(
         old->key,
         fmt::format(
@@ -94,7 +94,7 @@ void check_offload(
   if (device == OffloadDevice::kNvme && !section.nvme_path.value) {
     refuse_key(reader, path + ".device", "nvme needs nvme_path, a folder on that disk");
   }
-  if (const Found* const folder = reader.find(path + ".nvme_path");
+  if (const KeyValue* const folder = reader.find(path + ".nvme_path");
       device != OffloadDevice::kNvme && folder != nullptr) {
     reader.note(
         folder->key,
@@ -111,7 +111,7 @@ void complete_offload(KeyReader& reader, const std::string& param_device, ZeroSe
       reader.find(zero_path("cpu_offload")) != nullptr) {
     return;
   }
-  const Found& param = *reader.find(param_device);
+  const KeyValue& param = *reader.find(param_device);
   optimizer.device = {OffloadDevice::kCpu, reader.origin_of(param)};
   reader.note(
       param.key,
@@ -216,7 +216,7 @@ void check_plus_plus(
 
 void check_unused_parameters(KeyReader& reader, const ZeroSection& zero) {
   const std::string path = zero_path("ignore_unused_parameters");
-  const Found* const found = reader.find(path);
+  const KeyValue* const found = reader.find(path);
   if (found != nullptr && !zero.ignore_unused_parameters.value && zero.stage.value != 1 &&
       zero.stage.value != 2) {
     reader.note(
@@ -231,7 +231,7 @@ void check_unused_parameters(KeyReader& reader, const ZeroSection& zero) {
 
 /// Notes that a valid key has no effect in this run.
 void note_without_effect(KeyReader& reader, const std::string& key, const std::string& why) {
-  const Found* const found = reader.find(zero_path(key));
+  const KeyValue* const found = reader.find(zero_path(key));
   if (found != nullptr && !found->is_auto) {
     reader.note(found->key, fmt::format("{} is ignored: {}", zero_path(key), why));
   }
@@ -284,7 +284,7 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
 }  // namespace
 
 void refuse_key(KeyReader& reader, const std::string& path, const std::string& what) {
-  if (const Found* const found = reader.find(path)) {
+  if (const KeyValue* const found = reader.find(path)) {
     reader.error(found->value->place, path + " " + what);
   }
 }

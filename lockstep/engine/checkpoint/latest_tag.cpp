@@ -13,9 +13,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/atomic_file.h"
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/new_file.h"
 #include "lockstep/storage/deepspeed_folder.h"
 
 namespace lockstep {
@@ -90,7 +90,7 @@ bool LatestTag::is_writer() const {
 
 /// Lets no rank continue before `latest` is written everywhere, or all ranks have the failure.
 void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
-  std::optional<NewFile> prepared;
+  std::optional<AtomicFile> prepared;
   std::optional<std::string> previous;
   bool is_renamed = false;
   const auto on_writers = [&](const std::function<void()>& step) {
@@ -118,7 +118,7 @@ void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
     if (!failure.empty()) {
       on_writers([&] {
         if (is_renamed && previous) {
-          NewFile restored(save_dir / kLatest);
+          AtomicFile restored(save_dir / kLatest);
           restored.write(*previous + "\n");
           restored.rename_to(save_dir / kLatest, /*replace=*/true);
         } else if (is_renamed) {

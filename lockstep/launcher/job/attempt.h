@@ -18,8 +18,7 @@
 
 namespace lockstep::launcher {
 
-/// Runs one attempt on this host: starts its ranks and watches them until all have ended. Not
-/// thread-safe.
+/// Runs one attempt on this host: starts its ranks and watches them until all have ended.
 class Attempt {
  public:
   /// `console` gets the ranks' output and messages; `inbox` the user's signals.

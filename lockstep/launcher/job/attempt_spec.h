@@ -3,9 +3,9 @@
 
 #include <optional>
 
+#include "lockstep/config/settings/job_options.h"
 #include "lockstep/launcher/multi_host/control_channel.h"
 #include "lockstep/launcher/output/log_files.h"
-#include "lockstep/launcher/plan/job_options.h"
 #include "lockstep/launcher/plan/plan.h"
 #include "lockstep/launcher/process/clock.h"
 #include "lockstep/launcher/process/program.h"
@@ -15,7 +15,7 @@ namespace lockstep::launcher {
 /// The inputs of an attempt. All pointers must outlive it.
 struct AttemptSpec {
   const Program* program = nullptr;               ///< [not null]
-  const JobOptions* options = nullptr;            ///< [not null]
+  const config::JobOptions* options = nullptr;    ///< [not null]
   const JobPlan* plan = nullptr;                  ///< [not null]
   const LogFolder* logs = nullptr;                ///< Null: no log files.
   int number = 0;                                 ///< Number of previous attempts.

@@ -20,7 +20,6 @@ namespace lockstep::launcher {
 void explain_by_departed_rank(FailureReport& report, const std::vector<watch::RankView>& ranks);
 
 /// Collects the facts on a failed attempt: the states of all ranks, the flight dump, the report.
-/// Not thread-safe.
 class FailureDiagnosis {
  public:
   /// All arguments must outlive this object.

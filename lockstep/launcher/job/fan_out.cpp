@@ -47,7 +47,7 @@ std::string names_of(const std::vector<PlannedHost>& hosts) {
 /// Returns the command that runs `lockstep node` on `host`. It contains no user input except the
 /// host's name, the port and --launcher-args; `lockstep` is this program's path there.
 std::vector<std::string> ssh_command(
-    const std::string& host, const JobOptions& options, const std::string& lockstep) {
+    const std::string& host, const config::JobOptions& options, const std::string& lockstep) {
   std::vector<std::string> command = {
       "ssh",
       "-T",
@@ -67,7 +67,7 @@ std::vector<std::string> ssh_command(
 /// Returns the command that runs `lockstep node` on all hosts. The spec is in kNodeSpecVariable.
 std::vector<std::string> mpirun_command(
     const std::vector<PlannedHost>& hosts,
-    const JobOptions& options,
+    const config::JobOptions& options,
     const std::string& lockstep,
     bool as_root) {
   std::vector<std::string> command = {
@@ -91,7 +91,9 @@ std::vector<std::string> mpirun_command(
 }
 
 std::vector<std::string> srun_command(
-    const std::vector<PlannedHost>& hosts, const JobOptions& options, const std::string& lockstep) {
+    const std::vector<PlannedHost>& hosts,
+    const config::JobOptions& options,
+    const std::string& lockstep) {
   const std::string count = std::to_string(hosts.size());
   std::vector<std::string> command = {
       "srun", "--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--export=ALL"};
@@ -116,7 +118,7 @@ class FanOut {
   static constexpr double kPeersGraceSeconds = 5;
 
  public:
-  FanOut(const JobOptions& options, size_t launchers)
+  FanOut(const config::JobOptions& options, size_t launchers)
       : console_(static_cast<int>(launchers), options.quiet),
         inbox_(options.signals),
         pid_file_(options.pid_file),
@@ -329,7 +331,7 @@ int run_fan_out(
     Starter starter,
     const std::vector<std::string>& words,
     ProgramKind kind,
-    const JobOptions& options,
+    const config::JobOptions& options,
     const JobPlan& plan) {
   open_standard_streams();
   NodeSpec spec{

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launcher/plan/job_options.h"
+#include "lockstep/config/settings/job_options.h"
 #include "lockstep/launcher/plan/plan.h"
 #include "lockstep/launcher/process/program.h"
 
@@ -27,7 +27,7 @@ int run_fan_out(
     Starter starter,
     const std::vector<std::string>& words,
     ProgramKind kind,
-    const JobOptions& options,
+    const config::JobOptions& options,
     const JobPlan& plan);
 
 /// Implements `lockstep node`: the launcher of one host, which run_fan_out() has started. Reads its

@@ -163,7 +163,7 @@ std::optional<watch::SlowRank> FlightWatch::slow_rank(const std::vector<watch::R
   return slow;
 }
 
-double stall_timeout_seconds(const JobOptions& options) {
+double stall_timeout_seconds(const config::JobOptions& options) {
   return options.stall_timeout_seconds >= 0 ? options.stall_timeout_seconds
                                             : default_stall_timeout_seconds(Environment::process());
 }

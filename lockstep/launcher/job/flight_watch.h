@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "lockstep/base/env.h"
+#include "lockstep/config/settings/job_options.h"
 #include "lockstep/launcher/job/rank_set.h"
-#include "lockstep/launcher/plan/job_options.h"
 #include "lockstep/launcher/process/clock.h"
 #include "lockstep/watch/flight_memory.h"
 #include "lockstep/watch/rank_view.h"
@@ -22,7 +22,7 @@ namespace lockstep::launcher {
 /// Reads the flight records of the ranks of this host, and detects stalls and slow ranks.
 ///
 /// The flight record: a rank's last operations, in memory that the launcher reads (as PyTorch's
-/// Flight Recorder). Cost: one read copies 45 KiB per rank and a line of /proc. Not thread-safe.
+/// Flight Recorder). Cost: one read copies 45 KiB per rank and a line of /proc.
 class FlightWatch {
  public:
   /// `stall_timeout_seconds` 0: stalls are not detected.
@@ -79,7 +79,7 @@ class FlightWatch {
 
 /// Returns the seconds without progress after which a job with these options counts as stalled; 0:
 /// never.
-double stall_timeout_seconds(const JobOptions& options);
+double stall_timeout_seconds(const config::JobOptions& options);
 
 /// Returns the default of stall_timeout_seconds(): nine tenths of an operation's timeout
 /// (LOCKSTEP_TIMEOUT_MS, 10 minutes), so that the launcher, which sees all ranks, reports first.

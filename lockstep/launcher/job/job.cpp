@@ -30,13 +30,13 @@ namespace {
 constexpr size_t kMostAttemptsListed = 10;
 constexpr double kLongestDelaySeconds = 30;
 
-constexpr auto kLinger = std::chrono::seconds(2);
+constexpr auto kLastMessagesTimeout = std::chrono::seconds(2);
 
 /// Runs the attempts of a job, one after another.
 class Job {
  public:
   Job(const Program& program,
-      const JobOptions& options,
+      const config::JobOptions& options,
       const JobPlan& plan,
       const NodeContext& context,
       FailureSink on_failure)
@@ -104,35 +104,36 @@ class Job {
       session_->begin_attempt();
       AttemptEnd end_here;
       session_->report_result(run_attempt(number, &end_here));
-      if (const std::optional<int> end = await_verdict()) {
+      if (const std::optional<int> end = await_job_result()) {
         return *end;
       }
-      Verdict verdict = *session_->verdict();
-      if (verdict.failure) {
-        verdict.failure->flight = end_here.flight;
+      JobResult job_result = *session_->job_result();
+      if (job_result.failure) {
+        job_result.failure->flight = end_here.flight;
         const std::vector<watch::RankView> others = session_->other_views();
         end_here.views.insert(end_here.views.end(), others.begin(), others.end());
-        explain_by_departed_rank(*verdict.failure, end_here.views);
-        add_failed(number, verdict.failure->cause);
+        explain_by_departed_rank(*job_result.failure, end_here.views);
+        add_failed(number, job_result.failure->cause);
       }
-      std::optional<int> end = verdict.exit_code;
-      if (verdict.restart) {
-        end = control_.await_restart(number + 1, "the job ended because " + verdict.cause);
+      std::optional<int> end = job_result.exit_code;
+      if (job_result.restart) {
+        end = control_.await_restart(number + 1, "the job ended because " + job_result.cause);
       }
       if (end) {
-        return end_together(verdict, *end, number + 1);
+        return end_together(job_result, *end, number + 1);
       }
     }
   }
 
-  int end_together(const Verdict& verdict, int exit_code, int attempts) {
-    if (verdict.failure) {
-      report(*verdict.failure, exit_code, attempts);
-    } else if (!verdict.cause.empty()) {
-      console_.say(fmt::format("the job ended because {}; exit code {}", verdict.cause, exit_code));
+  int end_together(const JobResult& job_result, int exit_code, int attempts) {
+    if (job_result.failure) {
+      report(*job_result.failure, exit_code, attempts);
+    } else if (!job_result.cause.empty()) {
+      console_.say(
+          fmt::format("the job ended because {}; exit code {}", job_result.cause, exit_code));
     }
     // The last messages of node 0 must arrive before it closes the connections.
-    const Clock::time_point end = Clock::now() + kLinger;
+    const Clock::time_point end = Clock::now() + kLastMessagesTimeout;
     while (!session_->others_left() && Clock::now() < end) {
       control_.channel()->reactor().wait(std::chrono::milliseconds(100));
       control_.channel()->reactor().dispatch();
@@ -141,10 +142,10 @@ class Job {
   }
 
   /// Waits until the ranks of all hosts have ended. Returns an exit code if the user does not wait.
-  std::optional<int> await_verdict() {
+  std::optional<int> await_job_result() {
     constexpr auto kLongestWait = std::chrono::milliseconds(500);
     int signals = 0;
-    while (!session_->verdict()) {
+    while (!session_->job_result()) {
       control_.channel()->reactor().wait(kLongestWait, control_.inbox().fd());
       control_.channel()->reactor().dispatch();
       console_.flush();
@@ -180,7 +181,7 @@ class Job {
     }
   }
 
-  /// The state that the verdict on all hosts needs after an attempt.
+  /// The state that the result on all hosts needs after an attempt.
   struct AttemptEnd {
     std::string flight;
     std::vector<watch::RankView> views;
@@ -248,7 +249,7 @@ class Job {
   }
 
   const Program& program_;
-  const JobOptions& options_;
+  const config::JobOptions& options_;
   JobPlan plan_;
   Console console_;
   JobControl control_;
@@ -269,7 +270,7 @@ double restart_delay_seconds(double backoff_seconds, int number) {
 
 int run_planned_job(
     const Program& program,
-    const JobOptions& options,
+    const config::JobOptions& options,
     const JobPlan& plan,
     const NodeContext& context,
     FailureSink on_failure) {
@@ -277,7 +278,8 @@ int run_planned_job(
   return Job(program, options, plan, context, std::move(on_failure)).run();
 }
 
-int run_job(const Program& program, const JobOptions& options, const FailureSink& on_failure) {
+int run_job(
+    const Program& program, const config::JobOptions& options, const FailureSink& on_failure) {
   return run_planned_job(program, options, plan_job(options, own_environment()), {}, on_failure);
 }
 

@@ -4,8 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "lockstep/config/settings/job_options.h"
 #include "lockstep/launcher/output/report.h"
-#include "lockstep/launcher/plan/job_options.h"
 #include "lockstep/launcher/plan/plan.h"
 #include "lockstep/launcher/process/program.h"
 
@@ -39,7 +39,8 @@ using FailureSink = std::function<void(const FailureReport& failure)>;
 /// Throws ConfigError or Error if not all ranks could be started, or not all launchers joined.
 /// Memory: a few hundred bytes per rank, plus at most 64 KiB for each unfinished line. Other
 /// threads may run, but none that waits for arbitrary children (waitpid(-1)).
-int run_job(const Program& program, const JobOptions& options, const FailureSink& on_failure = {});
+int run_job(
+    const Program& program, const config::JobOptions& options, const FailureSink& on_failure = {});
 
 /// The connection of a launcher with the process that started it, and with other launchers.
 struct NodeContext {
@@ -52,7 +53,7 @@ inline constexpr const char* kTokenVariable = "LOCKSTEP_JOB_TOKEN";
 /// Runs a job as run_job() does, for an existing plan.
 int run_planned_job(
     const Program& program,
-    const JobOptions& options,
+    const config::JobOptions& options,
     const JobPlan& plan,
     const NodeContext& context,
     FailureSink on_failure = {});

@@ -40,7 +40,7 @@ std::string token_of_environment() {
 
 }  // namespace
 
-JobControl::JobControl(const JobOptions& options, Console& console)
+JobControl::JobControl(const config::JobOptions& options, Console& console)
     : options_(options), console_(console), inbox_(options.signals) {
   if (options.timeout_seconds > 0) {
     time_limit_ = in_seconds(options.timeout_seconds);

@@ -13,12 +13,11 @@
 
 namespace lockstep::launcher {
 
-/// Receives a job's signals and commands while no rank runs, and holds the job's time limit. Not
-/// thread-safe.
+/// Receives a job's signals and commands while no rank runs, and holds the job's time limit.
 class JobControl {
  public:
   /// Both arguments must outlive this object.
-  JobControl(const JobOptions& options, Console& console);
+  JobControl(const config::JobOptions& options, Console& console);
 
   /// Connects this launcher with its starter and with the launchers of other hosts, if there are
   /// any. `plan` must outlive this object. Throws ConfigError without a valid token.
@@ -47,7 +46,7 @@ class JobControl {
   std::optional<int> wait_until(Clock::time_point then);
   std::optional<int> exit_code_of(int signal);
 
-  const JobOptions& options_;
+  const config::JobOptions& options_;
   Console& console_;
   SignalInbox inbox_;
   std::unique_ptr<ControlChannel> channel_;

@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launcher/plan/job_options.h"
+#include "lockstep/config/settings/job_options.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -33,17 +33,21 @@ bool died_of(const ExitStatus& exit_status, int signal) {
 }  // namespace
 
 JobStateMachine::JobStateMachine(
-    RankSet& ranks, double grace_seconds, Say say, LostPeer lost_peer, IsSaving is_saving)
+    RankSet& ranks,
+    double grace_seconds,
+    ShowMessage show_message,
+    LostPeer lost_peer,
+    IsSaving is_saving)
     : ranks_(ranks),
       grace_seconds_(grace_seconds),
-      say_(std::move(say)),
+      show_message_(std::move(show_message)),
       lost_peer_(std::move(lost_peer)),
       is_saving_(std::move(is_saving)) {}
 
 void JobStateMachine::on_signal(int signal) {
   if (signal == SIGUSR1 || signal == SIGUSR2) {
     if (phase_ == Phase::kRunning) {
-      say_(fmt::format("{} received and forwarded", signal_name(signal)));
+      show_message_(fmt::format("{} received and forwarded", signal_name(signal)));
       forwarded_.insert(signal);
       ranks_.send(signal);
     }
@@ -59,13 +63,13 @@ void JobStateMachine::on_signal(int signal) {
     failures_.clear();
     reason_ = Reason::kSignal;
     signal_ = signal;
-    say_(fmt::format(
+    show_message_(fmt::format(
         "{} received and forwarded; the ranks have {:g} s to finish",
         signal_name(signal),
         grace_seconds_));
     stop(signal, grace_seconds_);
   } else if (phase_ != Phase::kKilling && (signal == SIGINT || signal == SIGTERM)) {
-    say_(fmt::format("{} received; killing the ranks now", signal_name(signal)));
+    show_message_(fmt::format("{} received; killing the ranks now", signal_name(signal)));
     kill();
   } else if (phase_ == Phase::kStopping) {
     ranks_.send(signal);
@@ -118,7 +122,7 @@ void JobStateMachine::on_timeout(double seconds) {
   }
   reason_ = Reason::kTimeout;
   signal_ = SIGTERM;
-  say_(fmt::format(
+  show_message_(fmt::format(
       "the job has run for {:g} s, its time limit; SIGTERM sent, the ranks have {:g} s to finish",
       seconds,
       grace_seconds_));
@@ -170,7 +174,7 @@ void JobStateMachine::on_output_lost(int error) {
   if (is_undecided()) {
     reason_ = Reason::kOutputLost;
     if (error != EPIPE) {
-      say_(fmt::format(
+      show_message_(fmt::format(
           "the ranks' output cannot be written: {}; the job ends", std::strerror(error)));
     }
     if (phase_ == Phase::kRunning) {
@@ -187,7 +191,7 @@ void JobStateMachine::on_deadline() {
     const bool by_request = reason_ == Reason::kSignal || reason_ == Reason::kTimeout;
     const bool saving = by_request && !ended_elsewhere_ && is_saving_ && is_saving_();
     if (saving && !waits_for_save_) {
-      say_(
+      show_message_(
           "a rank is still saving a checkpoint; waiting for it; a second SIGTERM or SIGINT kills "
           "it");
     }
@@ -198,7 +202,7 @@ void JobStateMachine::on_deadline() {
       return;
     }
     if (by_request) {
-      say_(fmt::format(
+      show_message_(fmt::format(
           "some processes have not ended in time after {}; killing them", end_reason()));
     }
     kill();
@@ -322,7 +326,7 @@ void JobStateMachine::report_end() const {
       ++named;
     }
   }
-  say_(text);
+  show_message_(text);
 }
 
 }  // namespace lockstep::launcher

@@ -23,20 +23,20 @@ namespace lockstep::launcher {
 /// not hidden by ranks that fail because they lost it: both exits arrive in any order. After a rank
 /// ends with 75 (state saved), the others have grace_seconds to do the same. No rank is killed at
 /// the time limit while it still saves, unless no restart follows. Events arrive through the on_
-/// functions; each acts at once on the ranks. Not thread-safe.
+/// functions; each acts at once on the ranks.
 class JobStateMachine {
  public:
-  using Say = std::function<void(const std::string& text)>;
+  using ShowMessage = std::function<void(const std::string& text)>;
   /// Returns whether an ended rank had lost another rank before.
   using LostPeer = std::function<bool(size_t local_rank)>;
   /// Returns whether a rank saves a state that would be lost if it were killed.
   using IsSaving = std::function<bool()>;
 
-  /// `ranks` must outlive this; `say` gets each message for the user, one or more lines.
+  /// `ranks` must outlive this; `show_message` gets each message for the user, one or more lines.
   JobStateMachine(
       RankSet& ranks,
       double grace_seconds,
-      Say say,
+      ShowMessage show_message,
       LostPeer lost_peer = {},
       IsSaving is_saving = {});
 
@@ -100,7 +100,7 @@ class JobStateMachine {
 
   RankSet& ranks_;
   double grace_seconds_;
-  Say say_;
+  ShowMessage show_message_;
   LostPeer lost_peer_;  // Empty: unknown.
   IsSaving is_saving_;  // Empty: no rank saves.
   bool waits_for_save_ = false;

@@ -7,20 +7,20 @@
 #include <vector>
 
 #include "lockstep/base/memory/packed.h"
-#include "lockstep/launcher/plan/job_options.h"
+#include "lockstep/config/settings/job_options.h"
 
 namespace lockstep {
 namespace launcher {
 
 /// Implements launch() for results that are bytes.
 std::vector<std::string> launch_self(
-    const std::function<std::string()>& body, const JobOptions& options);
+    const std::function<std::string()>& body, const config::JobOptions& options);
 
 }  // namespace launcher
 
 /// Further options of launch(): start, core binding, logs and monitoring of the ranks. Options for
 /// several hosts (nodes, hostfile) are refused.
-using LaunchOptions = launcher::JobOptions;
+using LaunchOptions = config::JobOptions;
 
 /// Runs `body` in `ranks` processes of this program, and returns their results in rank order.
 ///

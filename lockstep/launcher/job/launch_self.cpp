@@ -32,8 +32,8 @@ constexpr char kResult = '=';
 constexpr char kConfigError = '2';
 constexpr char kOtherError = '1';
 
-/// The outcome of a call.
-struct Outcome {
+/// The result of a call.
+struct CallResult {
   std::vector<std::string> results{};
   std::string error{};   ///< The text of the exception; empty without one.
   bool by_user = false;  ///< The exception was a ConfigError.
@@ -52,7 +52,7 @@ struct Outcome {
 struct Calls {
   int64_t count = 0;     // launch() calls of this process.
   bool in_rank = false;  // This process was started for the last of them.
-  std::vector<Outcome> done;
+  std::vector<CallResult> done;
 };
 
 Calls& calls() {
@@ -60,25 +60,25 @@ Calls& calls() {
   return calls;
 }
 
-std::string pack_outcomes(const std::vector<Outcome>& outcomes) {
+std::string pack_results(const std::vector<CallResult>& results) {
   std::string bytes;
-  for (const Outcome& outcome : outcomes) {
-    Packed<std::vector<std::string>>::put(outcome.results, bytes);
-    Packed<std::string>::put(outcome.error, bytes);
-    Packed<bool>::put(outcome.by_user, bytes);
+  for (const CallResult& result : results) {
+    Packed<std::vector<std::string>>::put(result.results, bytes);
+    Packed<std::string>::put(result.error, bytes);
+    Packed<bool>::put(result.by_user, bytes);
   }
   return bytes;
 }
 
-std::vector<Outcome> unpack_outcomes(const std::string& bytes) {
-  std::vector<Outcome> outcomes;
+std::vector<CallResult> unpack_results(const std::string& bytes) {
+  std::vector<CallResult> results;
   for (PackedReader reader(bytes); reader.left() > 0;) {
-    Outcome& outcome = outcomes.emplace_back();
-    outcome.results = Packed<std::vector<std::string>>::take(reader);
-    outcome.error = Packed<std::string>::take(reader);
-    outcome.by_user = Packed<bool>::take(reader);
+    CallResult& result = results.emplace_back();
+    result.results = Packed<std::vector<std::string>>::take(reader);
+    result.error = Packed<std::string>::take(reader);
+    result.by_user = Packed<bool>::take(reader);
   }
-  return outcomes;
+  return results;
 }
 
 /// The call for which a rank of launch() was started.
@@ -100,7 +100,7 @@ std::optional<LaunchCall> launch_call() {
         kWhere, fmt::format("invalid value '{}' for {}; unset it", *text, kCallVariable));
   }
   if (calls().done.empty()) {
-    calls().done = unpack_outcomes(MemfdMessage::read_from(parts[1]));
+    calls().done = unpack_results(MemfdMessage::read_from(parts[1]));
   }
   return LaunchCall{*call, parts[rank + 2]};
 }
@@ -124,7 +124,7 @@ std::optional<LaunchCall> launch_call() {
   std::exit(code);
 }
 
-void check_can_launch(const JobOptions& options) {
+void check_can_launch(const config::JobOptions& options) {
   const WorldSpec world = world_from_environment(Environment::process());
   if (calls().in_rank) {
     throw ConfigError(
@@ -159,7 +159,7 @@ Program this_program() {
 }
 
 /// Returns the error of the rank that failed first.
-Outcome failed(const RankFailure& cause, int ranks, const std::string& content) {
+CallResult failed(const RankFailure& cause, int ranks, const std::string& content) {
   if (!content.empty() && content.front() != kResult) {
     return {
         .error = fmt::format("rank {} of {} failed: {}", cause.rank, ranks, content.substr(1)),
@@ -168,8 +168,8 @@ Outcome failed(const RankFailure& cause, int ranks, const std::string& content) 
   return {.error = cause.sentence(ranks)};
 }
 
-/// Returns the outcome of a job that ended without a failed rank.
-Outcome ended_otherwise(int code, const JobOptions& options) {
+/// Returns the result of a job that ended without a failed rank.
+CallResult ended_otherwise(int code, const config::JobOptions& options) {
   if (code == kExitTimedOut) {
     return {
         .error =
@@ -183,9 +183,9 @@ Outcome ended_otherwise(int code, const JobOptions& options) {
   return {.error = fmt::format("the ranks ended with exit code {}", code)};
 }
 
-Outcome run_ranks(JobOptions options, int64_t call) {
+CallResult run_ranks(config::JobOptions options, int64_t call) {
   const MemfdMessage earlier;
-  MemfdMessage::write_to(earlier.path(), pack_outcomes(calls().done));
+  MemfdMessage::write_to(earlier.path(), pack_results(calls().done));
   const std::vector<MemfdMessage> messages(static_cast<size_t>(options.ranks));
   std::string value = fmt::format("{},{}", call, earlier.path());
   for (const MemfdMessage& message : messages) {
@@ -207,20 +207,20 @@ Outcome run_ranks(JobOptions options, int64_t call) {
   if (code != 0) {
     return ended_otherwise(code, options);
   }
-  Outcome outcome;
+  CallResult result;
   for (const MemfdMessage& message : messages) {
     const std::string content = message.read();
     if (content.empty() || content.front() != kResult) {
-      outcome.error = fmt::format(
+      result.error = fmt::format(
           "rank {} of {} ended before it reached launch(); main must reach the same call in every "
           "rank",
-          outcome.results.size(),
+          result.results.size(),
           options.ranks);
-      return outcome;
+      return result;
     }
-    outcome.results.push_back(content.substr(1));
+    result.results.push_back(content.substr(1));
   }
-  return outcome;
+  return result;
 }
 
 /// Returns the error without the "[where] " that the constructor of Error adds.
@@ -231,8 +231,8 @@ std::string bare_text(const std::string& text) {
 
 /// Runs the ranks of this call and records its result or exception. Ranks of later calls count the
 /// calls of main, so each call needs a record.
-const Outcome& run_and_record(const JobOptions& options, int64_t call) {
-  std::vector<Outcome>& done = calls().done;
+const CallResult& run_and_record(const config::JobOptions& options, int64_t call) {
+  std::vector<CallResult>& done = calls().done;
   try {
     check_can_launch(options);
     return done.emplace_back(run_ranks(options, call));
@@ -248,7 +248,7 @@ const Outcome& run_and_record(const JobOptions& options, int64_t call) {
 }  // namespace
 
 std::vector<std::string> launch_self(
-    const std::function<std::string()>& body, const JobOptions& options) {
+    const std::function<std::string()>& body, const config::JobOptions& options) {
   const std::optional<LaunchCall> own = launch_call();
   const int64_t call = ++calls().count;
   if (own && call < own->call) {

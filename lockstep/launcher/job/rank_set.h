@@ -28,7 +28,7 @@ struct RankProcess {
 /// A rank that has ended is reaped only in close(): its pid, and so the id of its group, cannot be
 /// reused before. Processes that a rank leaves behind become children of this process (a
 /// subreaper), so that their end can be awaited. A process that has left the rank's group (setsid)
-/// is ignored. Not thread-safe.
+/// is ignored.
 class RankSet {
  public:
   /// Sinks must outlive the set. `prefix` puts "[rank N] " before each line; N counts from

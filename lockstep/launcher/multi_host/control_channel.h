@@ -13,8 +13,7 @@ namespace lockstep::launcher {
 
 /// Receives commands from the job's other launchers and from this launcher's starter.
 ///
-/// The starter is the process that started this launcher; its commands are lines on stdin. Not
-/// thread-safe.
+/// The starter is the process that started this launcher; its commands are lines on stdin.
 class ControlChannel {
  public:
   /// Reads lines `signal N` from `command_fd`; -1: no starter. End of file ends the job.

@@ -20,8 +20,8 @@ namespace {
 // Enough for the records of thousands of ranks; a longer line is not from a launcher.
 constexpr size_t kLongestMessage = size_t{16} << 20;
 
-constexpr auto kBeatInterval = std::chrono::milliseconds(500);
-constexpr std::chrono::duration<double> kShortestSilence = 4 * kBeatInterval;
+constexpr auto kHeartbeatInterval = std::chrono::milliseconds(500);
+constexpr std::chrono::duration<double> kShortestSilence = 4 * kHeartbeatInterval;
 constexpr const char* kAlive = "alive";
 
 constexpr const char* kInvalidMessage = "it sent an invalid message";
@@ -58,7 +58,7 @@ MessageConnection::MessageConnection(
 
 MessageConnection::~MessageConnection() {
   reactor_.cancel(timer_);
-  reactor_.cancel(beat_timer_);
+  reactor_.cancel(heartbeat_timer_);
   reactor_.unwatch(fd_.get());
   if (alive_ != nullptr) {
     *alive_ = false;
@@ -97,8 +97,8 @@ void MessageConnection::start_heartbeat(double limit_seconds, OnSilence on_silen
   }
   on_silence_ = std::move(on_silence);
   last_received_ = Clock::now();
-  beat_due_ = last_received_;
-  beat();
+  heartbeat_due_ = last_received_;
+  send_heartbeat();
 }
 
 void MessageConnection::pause_heartbeat(bool paused) {
@@ -106,9 +106,9 @@ void MessageConnection::pause_heartbeat(bool paused) {
   last_received_ = Clock::now();
 }
 
-void MessageConnection::beat() {
+void MessageConnection::send_heartbeat() {
   const Clock::time_point now = Clock::now();
-  if (now > beat_due_ + kShortestSilence) {
+  if (now > heartbeat_due_ + kShortestSilence) {
     last_received_ = now;
   }
   const std::chrono::duration<double> silence = now - last_received_;
@@ -120,8 +120,8 @@ void MessageConnection::beat() {
   if (!heartbeat_paused_) {
     send({{kAlive, true}});
   }
-  beat_due_ = now + kBeatInterval;
-  beat_timer_ = reactor_.at(beat_due_, [this] { beat(); });
+  heartbeat_due_ = now + kHeartbeatInterval;
+  heartbeat_timer_ = reactor_.at(heartbeat_due_, [this] { send_heartbeat(); });
 }
 
 void MessageConnection::on_ready(uint32_t events) {
@@ -181,7 +181,7 @@ void MessageConnection::deliver() {
 
 void MessageConnection::end(const std::string& why) {
   ended_ = true;
-  reactor_.cancel(beat_timer_);
+  reactor_.cancel(heartbeat_timer_);
   reactor_.unwatch(fd_.get());
   const OnEnd on_end = std::move(on_end_);
   on_end(why);

@@ -17,7 +17,7 @@ namespace lockstep::launcher {
 ///
 /// The socket is one that a RendezvousListener has accepted. It uses keepalive and counts as broken
 /// if the other host has not answered for 15 s. This only checks the host; start_heartbeat() checks
-/// the launcher. Not thread-safe.
+/// the launcher.
 class MessageConnection {
  public:
   using OnMessage = std::function<void(const nlohmann::json& message)>;
@@ -51,7 +51,7 @@ class MessageConnection {
   void deliver();
   void write_more();
   void end(const std::string& why);
-  void beat();
+  void send_heartbeat();
 
   Reactor& reactor_;
   UniqueFd fd_;
@@ -63,8 +63,8 @@ class MessageConnection {
   OnSilence on_silence_;
   std::chrono::duration<double> silence_limit_{0};
   Clock::time_point last_received_;  // Initially the start of the heartbeat.
-  Clock::time_point beat_due_;
-  Reactor::TimerId beat_timer_ = 0;
+  Clock::time_point heartbeat_due_;
+  Reactor::TimerId heartbeat_timer_ = 0;
   bool heartbeat_paused_ = false;
   bool* alive_ = nullptr;  // A flag of the running callback; the destructor clears it.
   bool ended_ = false;

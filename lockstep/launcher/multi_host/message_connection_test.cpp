@@ -112,7 +112,7 @@ TEST(MessageConnection, IsNotSilentWhileTheOtherSideRunsOrIsPaused) {
   held->pause_heartbeat(true);
   const auto end = Clock::now() + 3s;
   run_until(reactor, [&] { return Clock::now() >= end; });
-  EXPECT_TRUE(heard.messages.empty()) << "beats are no messages";
+  EXPECT_TRUE(heard.messages.empty()) << "heartbeats are no messages";
 }
 
 TEST(MessageConnection, EndsAtAnInvalidMessage) {

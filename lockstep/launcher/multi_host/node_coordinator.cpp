@@ -28,11 +28,11 @@ constexpr auto kGracePeriod = 200ms;
 }  // namespace
 
 NodeCoordinator::NodeCoordinator(
-    Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say)
+    Reactor& reactor, const JobPlan& plan, const NodeOptions& options, ShowMessage show_message)
     : reactor_(reactor),
       plan_(plan),
       options_(options),
-      say_(std::move(say)),
+      show_message_(std::move(show_message)),
       store_relay_(reactor, options.join_timeout_seconds) {
   open_listener();
 }
@@ -53,14 +53,14 @@ bool NodeCoordinator::open_listener() {
       [this](const std::string& purpose, UniqueFd socket, std::string read) {
         on_connection(purpose, std::move(socket), std::move(read));
       },
-      [this](const std::string& text) { say_(text); });
+      [this](const std::string& text) { show_message_(text); });
   return true;
 }
 
 bool NodeCoordinator::await_listener(
     const std::function<bool()>& is_cancelled, Clock::time_point deadline) {
   if (!listener_) {
-    say_(fmt::format(
+    show_message_(fmt::format(
         "{}; retrying for up to {:g} s (--join-timeout)",
         listener_error_,
         options_.join_timeout_seconds));
@@ -118,7 +118,7 @@ void NodeCoordinator::on_hello(uint64_t number, const Json& message) {
   auto link = std::move(unidentified_.extract(number).mapped());
   if (!fault.empty()) {
     link->send({{"refused", fault}});
-    say_(fmt::format(
+    show_message_(fmt::format(
         "refused a launcher on {} ({}): {}", hello.host, peer_address(link->fd()).host(), fault));
     link->set_callbacks([](const Json& /*message*/) {}, [](const std::string& /*why*/) {});
     refused_.push_back(std::move(link));
@@ -149,7 +149,7 @@ bool NodeCoordinator::join(const std::function<bool()>& is_cancelled) {
       return false;
     }
     if (!reported && Clock::now() >= report_at) {
-      say_(fmt::format(
+      show_message_(fmt::format(
           "waiting at {} port {} for {}",
           plan_.common.master_addr,
           listener_->port(),
@@ -252,7 +252,7 @@ void NodeCoordinator::on_lost(int node, const std::string& how, int exit_code) {
   if (!results_.contains(node)) {
     end_all(fmt::format("the launcher of node {} ({}) {}", node, member.host, how), exit_code);
     results_[node] = {.exit_code = exit_code};
-    decide_verdict();
+    decide_job_result();
   }
 }
 
@@ -325,24 +325,24 @@ void NodeCoordinator::note_result(int node, const NodeResult& result) {
     note_failure(node, result);
   }
   results_[node] = result;
-  decide_verdict();
+  decide_job_result();
 }
 
-void NodeCoordinator::decide_verdict() {
-  if (results_.size() < plan_.hosts.size() || verdict()) {
+void NodeCoordinator::decide_job_result() {
+  if (results_.size() < plan_.hosts.size() || job_result()) {
     return;
   }
   // All ranks have ended: no stop is needed now, nor at the start of the next attempt.
   reactor_.cancel(grace_timer_);
   grace_timer_ = 0;
-  Verdict verdict;
+  JobResult job_result;
   for (const auto& [node, result] : results_) {
-    verdict.exit_code = std::max(verdict.exit_code, result.exit_code);
+    job_result.exit_code = std::max(job_result.exit_code, result.exit_code);
   }
   std::erase_if(failures_, [](const auto& each) { return !each.second.failure.has_value(); });
   if (other_cause_) {
-    verdict.cause = other_cause_->first;
-    verdict.exit_code = other_cause_->second;
+    job_result.cause = other_cause_->first;
+    job_result.exit_code = other_cause_->second;
   } else if (!failures_.empty()) {
     std::vector<RankFailure> causes;
     for (const auto& [node, result] : failures_) {
@@ -353,23 +353,25 @@ void NodeCoordinator::decide_verdict() {
     const auto& root = std::find_if(failures_.begin(), failures_.end(), [rank](const auto& each) {
                          return each.second.failure->cause.rank == rank;
                        })->second;
-    verdict.failure = root.failure;
-    verdict.failure->ranks = plan_.world_size();
-    verdict.failure->stopped =
-        plan_.world_size() - 1 - static_cast<int>(verdict.failure->also_failed.size());
-    verdict.exit_code = root.exit_code;
-    verdict.cause = fmt::format(
+    job_result.failure = root.failure;
+    job_result.failure->ranks = plan_.world_size();
+    job_result.failure->stopped =
+        plan_.world_size() - 1 - static_cast<int>(job_result.failure->also_failed.size());
+    job_result.exit_code = root.exit_code;
+    job_result.cause = fmt::format(
         "rank {} on {} {}", rank, root.failure->host, root.failure->cause.description());
     const bool all_connected = std::all_of(members_.begin(), members_.end(), [](const auto& each) {
       return each.second.link != nullptr;
     });
-    verdict.restart = root.may_restart && attempt() < options_.max_restarts && all_connected;
+    job_result.restart = root.may_restart && attempt() < options_.max_restarts && all_connected;
   }
   broadcast(
       {{"verdict",
-        {{"exit_code", verdict.exit_code}, {"cause", verdict.cause}, {"restart", verdict.restart}}},
+        {{"exit_code", job_result.exit_code},
+         {"cause", job_result.cause},
+         {"restart", job_result.restart}}},
        {"attempt", attempt()}});
-  set_verdict(std::move(verdict));
+  set_job_result(std::move(job_result));
 }
 
 bool NodeCoordinator::others_left() const {

@@ -15,10 +15,12 @@
 
 namespace lockstep::launcher {
 
-/// Implements NodeSession on node 0: accepts the other launchers, and decides the verdict.
+/// Implements NodeSession on node 0: accepts the other launchers, and decides the result of an
+/// attempt.
 class NodeCoordinator final : public NodeSession {
  public:
-  NodeCoordinator(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+  NodeCoordinator(
+      Reactor& reactor, const JobPlan& plan, const NodeOptions& options, ShowMessage show_message);
   ~NodeCoordinator() override;
 
   bool join(const std::function<bool()>& is_cancelled) override;
@@ -59,13 +61,13 @@ class NodeCoordinator final : public NodeSession {
   void note_failure(int node, const NodeResult& result);
   void stop_all();
   void end_all(const std::string& why, int exit_code);
-  void decide_verdict();
+  void decide_job_result();
   std::string missing_nodes() const;
 
   Reactor& reactor_;
   const JobPlan& plan_;
   NodeOptions options_;
-  Say say_;
+  ShowMessage show_message_;
   std::unique_ptr<RendezvousListener> listener_;  // Null until the master's address is known.
   std::string listener_error_;
   std::map<uint64_t, std::unique_ptr<MessageConnection>>

@@ -28,8 +28,9 @@ constexpr auto kLongestUseOfAddress = 5s;
 
 }  // namespace
 
-NodeMember::NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say)
-    : reactor_(reactor), plan_(plan), options_(options), say_(std::move(say)) {
+NodeMember::NodeMember(
+    Reactor& reactor, const JobPlan& plan, const NodeOptions& options, ShowMessage show_message)
+    : reactor_(reactor), plan_(plan), options_(options), show_message_(std::move(show_message)) {
   listen_for_ranks();
 }
 
@@ -85,7 +86,7 @@ void NodeMember::connect_to_node_0(Clock::time_point deadline) {
       return;
     }
     if (!lookup_reported_) {
-      say_(fmt::format(
+      show_message_(fmt::format(
           "{}; retrying for up to {:g} s (--join-timeout)", why, options_.join_timeout_seconds));
       lookup_reported_ = true;
     }
@@ -205,11 +206,11 @@ void NodeMember::on_message(const Json& message) {
     pause_heartbeat(signal.signal);
     queue_signal(signal);
   } else if (message.contains("verdict")) {
-    const Json& verdict = message.at("verdict");
-    set_verdict(
-        {.exit_code = verdict.at("exit_code").get<int>(),
-         .cause = verdict.at("cause").get<std::string>(),
-         .restart = verdict.at("restart").get<bool>()});
+    const Json& job_result = message.at("verdict");
+    set_job_result(
+        {.exit_code = job_result.at("exit_code").get<int>(),
+         .cause = job_result.at("cause").get<std::string>(),
+         .restart = job_result.at("restart").get<bool>()});
   }
 }
 
@@ -221,7 +222,7 @@ void NodeMember::lose_node_0(const std::string& how, int exit_code) {
   lost_ = fmt::format("the launcher of node 0 ({}) {}", plan_.common.master_addr, how);
   lost_code_ = exit_code;
   link_.reset();
-  if (started_ && !verdict()) {
+  if (started_ && !job_result()) {
     set_stop(lost_);
     decide_alone();
   }
@@ -234,8 +235,8 @@ void NodeMember::pause_heartbeat(int signal) {
 }
 
 void NodeMember::decide_alone() {
-  if (result_reported_ && !lost_.empty() && !verdict()) {
-    set_verdict({.exit_code = lost_code_, .cause = lost_});
+  if (result_reported_ && !lost_.empty() && !job_result()) {
+    set_job_result({.exit_code = lost_code_, .cause = lost_});
   }
 }
 

@@ -19,7 +19,8 @@ namespace lockstep::launcher {
 /// Implements NodeSession on every node but 0.
 class NodeMember final : public NodeSession {
  public:
-  NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+  NodeMember(
+      Reactor& reactor, const JobPlan& plan, const NodeOptions& options, ShowMessage show_message);
   ~NodeMember() override;
 
   bool join(const std::function<bool()>& is_cancelled) override;
@@ -53,13 +54,13 @@ class NodeMember final : public NodeSession {
   void lose_node_0(const std::string& how, int exit_code);
   void pause_heartbeat(int signal);
   void send(nlohmann::json message);
-  /// Decides the verdict without node 0, if it is lost and the ranks here have ended.
+  /// Decides the result without node 0, if it is lost and the ranks here have ended.
   void decide_alone();
 
   Reactor& reactor_;
   const JobPlan& plan_;
   NodeOptions options_;
-  Say say_;
+  ShowMessage show_message_;
   bool lookup_reported_ = false;  // The unresolved name of node 0 was reported.
   std::vector<Address> master_;   // As last resolved.
   size_t lookups_ = 0;

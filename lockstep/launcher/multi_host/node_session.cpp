@@ -12,17 +12,17 @@
 namespace lockstep::launcher {
 
 std::unique_ptr<NodeSession> NodeSession::make(
-    Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say) {
+    Reactor& reactor, const JobPlan& plan, const NodeOptions& options, ShowMessage show_message) {
   if (plan.here == 0) {
-    return std::make_unique<NodeCoordinator>(reactor, plan, options, std::move(say));
+    return std::make_unique<NodeCoordinator>(reactor, plan, options, std::move(show_message));
   }
-  return std::make_unique<NodeMember>(reactor, plan, options, std::move(say));
+  return std::make_unique<NodeMember>(reactor, plan, options, std::move(show_message));
 }
 
 void NodeSession::begin_attempt() {
   ++attempt_;
   stop_.reset();
-  verdict_.reset();
+  job_result_.reset();
 }
 
 bool NodeSession::is_current(const nlohmann::json& message, int node) {

@@ -46,7 +46,7 @@ struct NodeSignal {
 };
 
 /// The result of an attempt on all hosts.
-struct Verdict {
+struct JobResult {
   int exit_code = 0;
   /// The failure that caused the others on all hosts; set on node 0 only.
   std::optional<FailureReport> failure{};
@@ -68,14 +68,14 @@ struct Verdict {
 /// callbacks come from the reactor.
 class NodeSession {
  public:
-  using Say = std::function<void(const std::string& text)>;
+  using ShowMessage = std::function<void(const std::string& text)>;
 
-  /// Creates the session of node `plan.here`; `plan` must outlive it. `say` gets messages for the
-  /// user. Throws ConfigError if node 0 cannot listen at the address that the others use. A name
-  /// that does not resolve is not an error yet: join() looks it up again, since pods start before
-  /// their names resolve.
+  /// Creates the session of node `plan.here`; `plan` must outlive it. `show_message` gets messages
+  /// for the user. Throws ConfigError if node 0 cannot listen at the address that the others use. A
+  /// name that does not resolve is not an error yet: join() looks it up again, since pods start
+  /// before their names resolve.
   static std::unique_ptr<NodeSession> make(
-      Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+      Reactor& reactor, const JobPlan& plan, const NodeOptions& options, ShowMessage show_message);
   NodeSession() = default;
   virtual ~NodeSession() = default;
   NodeSession(const NodeSession&) = delete;
@@ -114,10 +114,11 @@ class NodeSession {
   /// Returns the last operations of other hosts' ranks, with times of this host's clock. Empty
   /// except on node 0.
   virtual std::vector<watch::RankView> other_views() const { return {}; }
-  /// Returns whether the launchers of the other hosts have received the verdict and disconnected.
+  /// Returns whether the launchers of the other hosts have received the job_result and
+  /// disconnected.
   virtual bool others_left() const { return true; }
-  /// Returns the verdict, after the ranks of all hosts have ended.
-  const std::optional<Verdict>& verdict() const { return verdict_; }
+  /// Returns the result of the attempt, after the ranks of all hosts have ended.
+  const std::optional<JobResult>& job_result() const { return job_result_; }
 
  protected:
   /// Describes a silent launcher: "is stopped or hangs: ...".
@@ -128,7 +129,7 @@ class NodeSession {
   void set_host_address(std::string address) { host_address_ = std::move(address); }
   void set_stop(const std::string& why);
   void queue_signal(const NodeSignal& signal) { signals_.push_back(signal); }
-  void set_verdict(Verdict verdict) { verdict_ = std::move(verdict); }
+  void set_job_result(JobResult job_result) { job_result_ = std::move(job_result); }
   /// Returns the number of the attempt, from 0.
   int attempt() const { return attempt_; }
   /// Returns whether `message` is about this attempt, or about none. Keeps a message about the next
@@ -144,7 +145,7 @@ class NodeSession {
   std::vector<nlohmann::json> next_attempt_messages_;
   std::optional<std::string> stop_;
   std::deque<NodeSignal> signals_;
-  std::optional<Verdict> verdict_;
+  std::optional<JobResult> job_result_;
 };
 
 }  // namespace lockstep::launcher

@@ -92,10 +92,10 @@ class Node {
     }
     return is_done;
   }
-  Verdict conclude(const NodeResult& result) {
+  JobResult conclude(const NodeResult& result) {
     session_->report_result(result);
-    EXPECT_TRUE(run_until([&] { return session_->verdict().has_value(); }));
-    return session_->verdict().value_or(Verdict{.exit_code = -1});
+    EXPECT_TRUE(run_until([&] { return session_->job_result().has_value(); }));
+    return session_->job_result().value_or(JobResult{.exit_code = -1});
   }
   /// Runs the session until the other hosts end the job.
   std::string await_stop() {
@@ -132,10 +132,10 @@ void run_both(
 
 TEST(NodeSession, EndsWhenAllHostsHave) {
   const auto ends_well = [](Node& node) {
-    const Verdict verdict = node.conclude({.exit_code = 0});
-    EXPECT_EQ(verdict.exit_code, 0);
-    EXPECT_EQ(verdict.cause, "");
-    EXPECT_FALSE(verdict.restart);
+    const JobResult job_result = node.conclude({.exit_code = 0});
+    EXPECT_EQ(job_result.exit_code, 0);
+    EXPECT_EQ(job_result.cause, "");
+    EXPECT_FALSE(job_result.restart);
   };
   run_both(ends_well, ends_well);
 }
@@ -150,19 +150,19 @@ TEST(NodeSession, EndsOnAllHostsWhenARankOfOneFails) {
   run_both(
       [](Node& node) {
         EXPECT_EQ(node.await_stop(), "rank 3 on hostb was killed by SIGKILL (signal 9)");
-        const Verdict verdict = node.conclude({.exit_code = 143});
-        EXPECT_EQ(verdict.exit_code, 137);
-        ASSERT_TRUE(verdict.failure);
-        EXPECT_EQ(verdict.failure->ranks, 4);
-        EXPECT_EQ(verdict.failure->host, "hostb");
-        EXPECT_EQ(verdict.failure->last_lines, std::vector<std::string>{"last words"});
+        const JobResult job_result = node.conclude({.exit_code = 143});
+        EXPECT_EQ(job_result.exit_code, 137);
+        ASSERT_TRUE(job_result.failure);
+        EXPECT_EQ(job_result.failure->ranks, 4);
+        EXPECT_EQ(job_result.failure->host, "hostb");
+        EXPECT_EQ(job_result.failure->last_lines, std::vector<std::string>{"last words"});
       },
       [](Node& node) {
         const NodeResult result = result_of_killed_rank(3, "hostb", SIGKILL);
         node.session().report_failure(result);
-        const Verdict verdict = node.conclude(result);
-        EXPECT_EQ(verdict.exit_code, 137);
-        EXPECT_THAT(verdict.cause, HasSubstr("rank 3 on hostb was killed by SIGKILL"));
+        const JobResult job_result = node.conclude(result);
+        EXPECT_EQ(job_result.exit_code, 137);
+        EXPECT_THAT(job_result.cause, HasSubstr("rank 3 on hostb was killed by SIGKILL"));
       });
 }
 
@@ -173,9 +173,9 @@ TEST(NodeSession, BlamesTheRankThatWasKilledNotThePeersItTookAlong) {
   run_both(
       [&](Node& node) {
         node.session().report_failure(consequence);
-        const Verdict verdict = node.conclude(consequence);
-        EXPECT_EQ(verdict.exit_code, 137);
-        EXPECT_EQ(verdict.failure->cause.rank, 2);
+        const JobResult job_result = node.conclude(consequence);
+        EXPECT_EQ(job_result.exit_code, 137);
+        EXPECT_EQ(job_result.failure->cause.rank, 2);
       },
       [](Node& node) {
         EXPECT_EQ(node.conclude(result_of_killed_rank(2, "hostb", SIGKILL)).exit_code, 137);
@@ -248,9 +248,9 @@ TEST(NodeSession, EndsIfNode0IsLost) {
       [](Node& node) { node.leave(); },
       [](Node& node) {
         EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 0 (127.0.0.1) is lost"));
-        const Verdict verdict = node.conclude({.exit_code = 143});
-        EXPECT_EQ(verdict.exit_code, 1);
-        EXPECT_THAT(verdict.cause, HasSubstr("the launcher of node 0 (127.0.0.1) is lost"));
+        const JobResult job_result = node.conclude({.exit_code = 143});
+        EXPECT_EQ(job_result.exit_code, 1);
+        EXPECT_THAT(job_result.cause, HasSubstr("the launcher of node 0 (127.0.0.1) is lost"));
       });
 }
 
@@ -258,10 +258,10 @@ TEST(NodeSession, EndsIfAnotherLauncherIsLost) {
   run_both(
       [](Node& node) {
         EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 1"));
-        const Verdict verdict = node.conclude({.exit_code = 143});
-        EXPECT_EQ(verdict.exit_code, 1);
-        EXPECT_THAT(verdict.cause, AllOf(HasSubstr("node 1"), HasSubstr("is lost")));
-        EXPECT_FALSE(verdict.restart);
+        const JobResult job_result = node.conclude({.exit_code = 143});
+        EXPECT_EQ(job_result.exit_code, 1);
+        EXPECT_THAT(job_result.cause, AllOf(HasSubstr("node 1"), HasSubstr("is lost")));
+        EXPECT_FALSE(job_result.restart);
       },
       [](Node& node) { node.leave(); },
       {.max_restarts = 5});
@@ -375,10 +375,10 @@ TEST(NodeSession, DoesNotWaitForOthersOnceItIsCalledOff) {
 TEST(NodeSession, EndsWith124OnAllHostsWhenTheTimeIsUpOnOne) {
   const auto ends = [](Node& node) {
     // One host ends at its time limit, the other at the signal that follows.
-    const Verdict verdict = node.conclude(result_of_killed_rank(2, "a", SIGTERM));
-    EXPECT_EQ(verdict.exit_code, kExitTimedOut);
-    EXPECT_EQ(verdict.cause, "it reached its time limit of 5 s");
-    EXPECT_FALSE(verdict.restart);
+    const JobResult job_result = node.conclude(result_of_killed_rank(2, "a", SIGTERM));
+    EXPECT_EQ(job_result.exit_code, kExitTimedOut);
+    EXPECT_EQ(job_result.cause, "it reached its time limit of 5 s");
+    EXPECT_FALSE(job_result.restart);
   };
   const auto hears = [](Node& node) {
     EXPECT_TRUE(node.run_until([&] { return node.session().next_signal().has_value(); }));

@@ -20,9 +20,9 @@ template <typename Value>
 Json json_of(const Value& value) {
   return value;
 }
-Json json_of(const std::vector<EnvVariable>& variables) {
+Json json_of(const std::vector<config::EnvVariable>& variables) {
   Json json = Json::array();
-  for (const EnvVariable& variable : variables) {
+  for (const config::EnvVariable& variable : variables) {
     json.push_back({variable.name, variable.value});
   }
   return json;
@@ -32,7 +32,7 @@ template <typename Value>
 void read(const Json& json, Value& value) {
   value = json.get<Value>();
 }
-void read(const Json& json, std::vector<EnvVariable>& variables) {
+void read(const Json& json, std::vector<config::EnvVariable>& variables) {
   for (const Json& variable : json) {
     variables.push_back({variable.at(0).get<std::string>(), variable.at(1).get<std::string>()});
   }
@@ -54,7 +54,7 @@ void for_each_sent(Options& options, const Visit& visit) {
   }
 }
 
-Json to_json(const JobOptions& options) {
+Json to_json(const config::JobOptions& options) {
   Json json = Json::object();
   for_each_sent(options, [&json](const std::string& name, const auto& value) {
     json[name] = json_of(value);
@@ -62,8 +62,8 @@ Json to_json(const JobOptions& options) {
   return json;
 }
 
-JobOptions options_of(const Json& json) {
-  JobOptions options;
+config::JobOptions options_of(const Json& json) {
+  config::JobOptions options;
   for_each_sent(
       options, [&json](const std::string& name, auto& value) { read(json.at(name), value); });
   return options;

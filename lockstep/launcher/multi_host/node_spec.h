@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launcher/plan/job_options.h"
+#include "lockstep/config/settings/job_options.h"
 #include "lockstep/launcher/plan/plan.h"
 #include "lockstep/launcher/process/program.h"
 
@@ -20,7 +20,7 @@ struct NodeSpec {
   std::string token;
   int node = kFromStarter;  ///< kFromStarter: the reader uses mpirun's or srun's rank.
   std::vector<PlannedHost> hosts;
-  JobOptions options;                ///< Without a hostfile: `hosts` has its content.
+  config::JobOptions options;        ///< Without a hostfile: `hosts` has its content.
   std::vector<std::string> command;  ///< The program and its arguments, as the user wrote them.
   ProgramKind kind = ProgramKind::kAny;
   std::string folder;  ///< The working directory.

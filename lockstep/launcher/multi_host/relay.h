@@ -15,8 +15,7 @@ namespace lockstep::launcher {
 /// breaks. The end of one direction is forwarded, so that half-closed connections work. Data is
 /// sent at once: TCP_NODELAY.
 ///
-/// Memory: up to 64 KiB in each direction; a slow reader makes the other side wait. Not
-/// thread-safe.
+/// Memory: up to 64 KiB in each direction; a slow reader makes the other side wait.
 class Relay {
  public:
   /// Takes ownership of both sockets, which must be non-blocking. `to_second` is data already read

@@ -12,7 +12,7 @@
 namespace lockstep::launcher {
 
 /// Connects to a RendezvousListener, with retries until it is accepted or the deadline is reached:
-/// the listener may start later. Not thread-safe.
+/// the listener may start later.
 class RendezvousClient {
  public:
   /// The result of the attempt to connect.

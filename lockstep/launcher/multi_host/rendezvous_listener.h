@@ -26,8 +26,6 @@ inline constexpr std::string_view kGreeting = "LOCKSTEP1 ";
 /// oldest: neither garbage nor hundreds of idle connections block a client that retries. The token
 /// is compared in constant time. Neither token nor data is encrypted: this protects against
 /// strangers and other jobs, not against readers of the network.
-///
-/// Not thread-safe.
 class RendezvousListener {
  public:
   /// `socket` is non-blocking; `read` is the data after the line.

@@ -13,7 +13,7 @@
 namespace lockstep::launcher {
 
 /// Connects other hosts' ranks with rank 0's store at loopback of node 0. The listener of node 0
-/// has accepted their connections. Not thread-safe.
+/// has accepted their connections.
 class StoreRelay {
  public:
   /// `reactor` must outlive this object. A connection is closed if the store does not accept it

@@ -10,7 +10,7 @@
 
 namespace lockstep::launcher {
 
-/// The launcher's stdout and stderr, which it shares with its ranks. Not thread-safe.
+/// The launcher's stdout and stderr, which it shares with its ranks.
 class Console {
  public:
   /// `launcher` is the launcher's source number (see Sink::write), which no rank has. `quiet` drops

@@ -24,8 +24,7 @@ enum class Shown {
 ///
 /// A carriage return ends a line too, so that progress bars work; such a line is not kept. An
 /// unfinished line is forwarded at the end of the stream, or if it is longer than
-/// kLongestLineBytes. Memory: that much, plus the kept lines, each cut at kKeptLineBytes. Not
-/// thread-safe.
+/// kLongestLineBytes. Memory: that much, plus the kept lines, each cut at kKeptLineBytes.
 class LineForwarder {
  public:
   static constexpr size_t kLongestLineBytes = size_t{64} << 10;

@@ -57,13 +57,14 @@ std::string temporary_folder() {
   return name;
 }
 
-std::unique_ptr<LogFile> open_file(const std::string& path, const LogFile::Say& say) {
+std::unique_ptr<LogFile> open_file(
+    const std::string& path, const LogFile::ShowMessage& show_message) {
   UniqueFd fd(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, kFileMode));
   if (!fd.is_open()) {
     refuse(path, errno);
   }
-  return std::make_unique<LogFile>(path, std::move(fd), say);
+  return std::make_unique<LogFile>(path, std::move(fd), show_message);
 }
 
 }  // namespace
@@ -76,7 +77,7 @@ void LogFile::write(std::string_view bytes) {
     } else if (errno != EINTR) {
       const int error = errno;
       fd_.reset();
-      say_(fmt::format(
+      show_message_(fmt::format(
           "{} cannot be written: {}; the job continues, with output on the console only",
           path_,
           std::strerror(error)));
@@ -93,11 +94,13 @@ LogFolder::LogFolder(const std::string& dir, const std::string& run_id)
 }
 
 std::vector<RankLogs> LogFolder::open(
-    int attempt, const std::vector<Streams>& streams, const LogFile::Say& say) const {
-  const LogFile::Say say_once =
-      [say, reported = std::make_shared<bool>(false)](const std::string& text) {
+    int attempt,
+    const std::vector<Streams>& streams,
+    const LogFile::ShowMessage& show_message) const {
+  const LogFile::ShowMessage show_once =
+      [show_message, reported = std::make_shared<bool>(false)](const std::string& text) {
         if (!std::exchange(*reported, true)) {
-          say(text);
+          show_message(text);
         }
       };
   std::vector<RankLogs> logs;
@@ -105,8 +108,8 @@ std::vector<RankLogs> LogFolder::open(
     const std::string folder = fmt::format("{}/attempt_{}/{}", path_, attempt, rank);
     make_folder(folder);
     logs.push_back(
-        {.out = streams[rank].out ? open_file(folder + "/stdout.log", say_once) : nullptr,
-         .err = streams[rank].err ? open_file(folder + "/stderr.log", say_once) : nullptr});
+        {.out = streams[rank].out ? open_file(folder + "/stdout.log", show_once) : nullptr,
+         .err = streams[rank].err ? open_file(folder + "/stderr.log", show_once) : nullptr});
   }
   return logs;
 }

@@ -15,14 +15,14 @@ namespace lockstep::launcher {
 /// A file with a copy of one stream of one rank.
 ///
 /// A write blocks the launcher until the disk accepts it. After a failed write (the disk is full)
-/// the rest is dropped and `say` gets a message, so that the job continues without the file. Not
-/// thread-safe.
+/// the rest is dropped and `show_message` gets a message, so that the job continues without the
+/// file.
 class LogFile {
  public:
-  using Say = std::function<void(const std::string& text)>;
+  using ShowMessage = std::function<void(const std::string& text)>;
 
-  LogFile(std::string path, UniqueFd fd, Say say)
-      : path_(std::move(path)), fd_(std::move(fd)), say_(std::move(say)) {}
+  LogFile(std::string path, UniqueFd fd, ShowMessage show_message)
+      : path_(std::move(path)), fd_(std::move(fd)), show_message_(std::move(show_message)) {}
 
   void write(std::string_view bytes);
   const std::string& path() const { return path_; }
@@ -31,7 +31,7 @@ class LogFile {
  private:
   std::string path_;
   UniqueFd fd_;
-  Say say_;
+  ShowMessage show_message_;
 };
 
 /// The files of one rank; null for a stream without a file.
@@ -52,10 +52,12 @@ class LogFolder {
   LogFolder(const std::string& dir, const std::string& run_id);
 
   const std::string& path() const { return path_; }
-  /// Opens the files of every local rank's `streams`. `say` gets one message after the first failed
-  /// write. Throws ConfigError if a file cannot be created.
+  /// Opens the files of every local rank's `streams`. `show_message` gets one message after the
+  /// first failed write. Throws ConfigError if a file cannot be created.
   std::vector<RankLogs> open(
-      int attempt, const std::vector<Streams>& streams, const LogFile::Say& say) const;
+      int attempt,
+      const std::vector<Streams>& streams,
+      const LogFile::ShowMessage& show_message) const;
 
  private:
   std::string path_;

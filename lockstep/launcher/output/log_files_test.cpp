@@ -25,7 +25,7 @@ unsigned mode_of(const std::filesystem::path& path) {
   return status.st_mode & 0777U;
 }
 
-const LogFile::Say kSilent = [](const std::string& text) { ADD_FAILURE() << text; };
+const LogFile::ShowMessage kSilent = [](const std::string& text) { ADD_FAILURE() << text; };
 
 TEST(LogFolder, HasTorchrunsLayoutForTheOwnerAlone) {
   const TestFolder folder;

@@ -12,7 +12,6 @@ namespace lockstep::launcher {
 /// Never blocks: text is buffered until the descriptor accepts it, and full() makes the sources
 /// wait. The descriptor's flags are unchanged, since other processes share them. An unfinished line
 /// of a source is ended before another source writes; the bytes of a single source pass unchanged.
-/// Not thread-safe.
 class Sink {
  public:
   /// The caller keeps `fd`. `bar`, if not null, is shared by all sinks of one terminal: its last

@@ -60,7 +60,7 @@ std::vector<int> ids_between(const std::vector<Core>& cores, size_t begin, size_
 
 }  // namespace
 
-CpuBind parse_cpu_bind(const std::string& text, const std::string& flag) {
+config::CpuBind parse_cpu_bind(const std::string& text, const std::string& flag) {
   const std::vector<std::string> names = config::choice_values(*config::find_setting("cpu_bind"));
   const auto found = std::find(names.begin(), names.end(), text);
   if (found == names.end()) {
@@ -73,7 +73,7 @@ CpuBind parse_cpu_bind(const std::string& text, const std::string& flag) {
             fmt::join(names, ", "),
             did_you_mean(text, names)));
   }
-  return static_cast<CpuBind>(found - names.begin());
+  return static_cast<config::CpuBind>(found - names.begin());
 }
 
 std::vector<Core> allowed_cores(const std::string& system) {
@@ -94,14 +94,15 @@ std::vector<Core> allowed_cores(const std::string& system) {
   return cores;
 }
 
-std::vector<std::vector<int>> bind_plan(CpuBind bind, const std::vector<Core>& cores, int ranks) {
+std::vector<std::vector<int>> bind_plan(
+    config::CpuBind bind, const std::vector<Core>& cores, int ranks) {
   std::vector<std::vector<int>> plan;
-  if (bind == CpuBind::kNone || cores.empty()) {
+  if (bind == config::CpuBind::kNone || cores.empty()) {
     return plan;
   }
   std::vector<size_t> borders;  // The first core of each part that is not split, and the end.
   for (size_t i = 0; i < cores.size(); ++i) {
-    if (bind == CpuBind::kCores || i == 0 || cores[i].node != cores[i - 1].node) {
+    if (bind == config::CpuBind::kCores || i == 0 || cores[i].node != cores[i - 1].node) {
       borders.push_back(i);
     }
   }

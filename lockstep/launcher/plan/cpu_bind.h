@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launcher/plan/job_options.h"
+#include "lockstep/config/settings/job_options.h"
 
 namespace lockstep::launcher {
 
 /// Parses "none", "cores" or "numa". Throws ConfigError that names `flag` for anything else.
-CpuBind parse_cpu_bind(const std::string& text, const std::string& flag);
+config::CpuBind parse_cpu_bind(const std::string& text, const std::string& flag);
 
 /// A core's number in the kernel, and its position.
 struct Core {
@@ -26,7 +26,8 @@ std::vector<Core> allowed_cores(const std::string& system = "/sys/devices/system
 ///
 /// With kCores, ranks get consecutive shares whose sizes differ by at most one; with more ranks
 /// than cores, some ranks share a core. With kNuma, consecutive ranks share a node. Pure.
-std::vector<std::vector<int>> bind_plan(CpuBind bind, const std::vector<Core>& cores, int ranks);
+std::vector<std::vector<int>> bind_plan(
+    config::CpuBind bind, const std::vector<Core>& cores, int ranks);
 
 /// Parses the kernel's notation "0-3,8"; nothing if it is invalid.
 std::vector<int> parse_core_list(const std::string& text);

@@ -25,30 +25,31 @@ const std::vector<Core> kTwoNodes = {
 
 TEST(BindPlan, SharesTheCoresEvenly) {
   EXPECT_THAT(
-      bind_plan(CpuBind::kCores, kTwoNodes, 2),
+      bind_plan(config::CpuBind::kCores, kTwoNodes, 2),
       ElementsAre(ElementsAre(0, 2, 4), ElementsAre(1, 3, 5)));
   EXPECT_THAT(
-      bind_plan(CpuBind::kCores, kTwoNodes, 4),
+      bind_plan(config::CpuBind::kCores, kTwoNodes, 4),
       ElementsAre(ElementsAre(0), ElementsAre(2, 4), ElementsAre(1), ElementsAre(3, 5)));
 }
 
 TEST(BindPlan, MoreRanksThanCoresShareThem) {
   const std::vector<Core> two = {{0, 0, 0}, {1, 0, 1}};
   EXPECT_THAT(
-      bind_plan(CpuBind::kCores, two, 4),
+      bind_plan(config::CpuBind::kCores, two, 4),
       ElementsAre(ElementsAre(0), ElementsAre(0), ElementsAre(1), ElementsAre(1)));
 }
 
 TEST(BindPlan, GivesRanksFullNumaNodes) {
   EXPECT_THAT(
-      bind_plan(CpuBind::kNuma, kTwoNodes, 4),
+      bind_plan(config::CpuBind::kNuma, kTwoNodes, 4),
       ElementsAre(
           ElementsAre(0, 2, 4), ElementsAre(0, 2, 4), ElementsAre(1, 3, 5), ElementsAre(1, 3, 5)));
-  EXPECT_THAT(bind_plan(CpuBind::kNuma, kTwoNodes, 1), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
+  EXPECT_THAT(
+      bind_plan(config::CpuBind::kNuma, kTwoNodes, 1), ElementsAre(ElementsAre(0, 1, 2, 3, 4, 5)));
 }
 
 TEST(BindPlan, BindsNoRankByDefault) {
-  EXPECT_THAT(bind_plan(CpuBind::kNone, kTwoNodes, 2), IsEmpty());
+  EXPECT_THAT(bind_plan(config::CpuBind::kNone, kTwoNodes, 2), IsEmpty());
 }
 
 TEST(AllowedCores, AreTheseOfThisProcessByNodeAndSibling) {
@@ -85,7 +86,7 @@ TEST(CoreList, IsTheKernels) {
 }
 
 TEST(ParseCpuBind, NamesTheFlagAndTheLikeliestWord) {
-  EXPECT_EQ(parse_cpu_bind("numa", "--cpu-bind"), CpuBind::kNuma);
+  EXPECT_EQ(parse_cpu_bind("numa", "--cpu-bind"), config::CpuBind::kNuma);
   EXPECT_THAT(
       [] { parse_cpu_bind("core", "--cpu-bind"); },
       ThrowsMessage<ConfigError>(HasSubstr(

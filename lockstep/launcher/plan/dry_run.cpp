@@ -56,7 +56,7 @@ std::string dry_run_text(const JobPlan& plan, const Program& program) {
           planned.first_rank + static_cast<int>(local),
           planned.slots[local],
           cores.empty() ? "" : ", cores " + core_list(cores));
-      for (const EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
+      for (const config::EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
         text += "    " +
                 shell_quoted({variable.name + "=" + shown_value(variable.name, variable.value)}) +
                 "\n";
@@ -94,7 +94,7 @@ nlohmann::json dry_run_json(const JobPlan& plan, const Program& program) {
           {"slot", planned.slots[local]}};
       rank["cores"] = cores_of(plan, host, local);
       rank["environment"] = nlohmann::json::object();
-      for (const EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
+      for (const config::EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
         rank["environment"][variable.name] = shown_value(variable.name, variable.value);
       }
       entry["ranks"].push_back(std::move(rank));

@@ -45,8 +45,8 @@ std::string unquoted(const FileLine& line, size_t at) {
 
 }  // namespace
 
-std::vector<EnvVariable> parse_env_file(const std::string& text, const std::string& file) {
-  std::vector<EnvVariable> variables;
+std::vector<config::EnvVariable> parse_env_file(const std::string& text, const std::string& file) {
+  std::vector<config::EnvVariable> variables;
   for_each_line(text, file, [&](const FileLine& line) {
     size_t begin = line.text.find_first_not_of(kSpaces);
     if (begin == std::string::npos || line.text[begin] == '#') {
@@ -69,12 +69,12 @@ std::vector<EnvVariable> parse_env_file(const std::string& text, const std::stri
   return variables;
 }
 
-std::vector<EnvVariable> read_env_files(const std::vector<std::string>& folders) {
-  std::vector<EnvVariable> all;
+std::vector<config::EnvVariable> read_env_files(const std::vector<std::string>& folders) {
+  std::vector<config::EnvVariable> all;
   for (const std::string& folder : folders) {
     const std::string file = folder + "/" + kEnvFile;
     if (::access(file.c_str(), F_OK) == 0) {
-      for (EnvVariable& variable : parse_env_file(read_small_file(file), file)) {
+      for (config::EnvVariable& variable : parse_env_file(read_small_file(file), file)) {
         set_variable(all, std::move(variable));
       }
     }
@@ -82,9 +82,9 @@ std::vector<EnvVariable> read_env_files(const std::vector<std::string>& folders)
   return all;
 }
 
-std::vector<EnvVariable> forwarded_variables(const std::vector<std::string>& inherited) {
+std::vector<config::EnvVariable> forwarded_variables(const std::vector<std::string>& inherited) {
   constexpr std::array kPrefixes = {"NCCL", "PYTHON", "MV2", "UCX", "MLFLOW"};
-  std::vector<EnvVariable> variables;
+  std::vector<config::EnvVariable> variables;
   for (const std::string& entry : inherited) {
     const size_t equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
@@ -111,7 +111,8 @@ std::string variable_fault(const std::string& name) {
   return "";
 }
 
-EnvVariable parse_env_flag(const std::string& text, const std::vector<std::string>& inherited) {
+config::EnvVariable parse_env_flag(
+    const std::string& text, const std::vector<std::string>& inherited) {
   const size_t equals = text.find('=');
   const std::string name = text.substr(0, equals);
   if (const std::string fault = variable_fault(name); !fault.empty()) {

@@ -16,9 +16,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-std::vector<std::string> lines_of(const std::vector<EnvVariable>& variables) {
+std::vector<std::string> lines_of(const std::vector<config::EnvVariable>& variables) {
   std::vector<std::string> lines;
-  for (const EnvVariable& variable : variables) {
+  for (const config::EnvVariable& variable : variables) {
     lines.push_back(variable.name + "=" + variable.value);
   }
   return lines;
@@ -84,7 +84,7 @@ TEST(ParseEnvFlag, SetsOrPassesOn) {
 
 TEST(ForwardedVariables, AreThoseOfPythonAndTheNetworks) {
   std::vector<std::string> names;
-  for (const EnvVariable& variable : forwarded_variables(
+  for (const config::EnvVariable& variable : forwarded_variables(
            {"NCCL_DEBUG=INFO",
             "PYTHONPATH=/a:/b=c",
             "PATH=/bin",

@@ -15,7 +15,7 @@
 namespace lockstep::launcher {
 namespace {
 
-/// Holds the slots that a filter names, for each host.
+/// The slots that a filter names, for each host.
 class Filter {
  public:
   Filter(const std::vector<Host>& hosts, std::string flag, const std::string& text)

@@ -64,7 +64,7 @@ void keep_total_ranks(std::vector<PlannedHost>& hosts, int ranks) {
   std::erase_if(hosts, [](const PlannedHost& host) { return host.slots.empty(); });
 }
 
-std::vector<PlannedHost> hosts_of_file(const JobOptions& options) {
+std::vector<PlannedHost> hosts_of_file(const config::JobOptions& options) {
   if (options.nodes > 1 || options.node_rank > 0) {
     refuse(
         "the hostfile gives the number of hosts; omit --nnodes and --node-rank, or the hostfile");
@@ -84,7 +84,7 @@ std::vector<PlannedHost> hosts_of_file(const JobOptions& options) {
 }
 
 /// Returns the hosts of a job without a hostfile, which all have the same number of ranks.
-std::vector<PlannedHost> equal_hosts(const JobOptions& options) {
+std::vector<PlannedHost> equal_hosts(const config::JobOptions& options) {
   if (!options.include.empty() || !options.exclude.empty() || options.most_hosts > 0) {
     refuse("--include, --exclude and --num-nodes select hosts of a hostfile; add --hostfile");
   }
@@ -111,7 +111,7 @@ std::vector<PlannedHost> equal_hosts(const JobOptions& options) {
   return hosts;
 }
 
-std::string master_address(const JobOptions& options, const JobPlan& plan) {
+std::string master_address(const config::JobOptions& options, const JobPlan& plan) {
   if (!options.master_addr.empty()) {
     if (const std::string fault = host_name_fault(options.master_addr); !fault.empty()) {
       refuse(fmt::format("--master-addr '{}' {}", options.master_addr, fault));
@@ -146,7 +146,7 @@ bool is_plain_id(const std::string& id) {
              std::string::npos;
 }
 
-std::string run_id(const JobOptions& options) {
+std::string run_id(const config::JobOptions& options) {
   if (options.run_id.empty()) {
     return random_run_id();
   }
@@ -160,24 +160,24 @@ std::string run_id(const JobOptions& options) {
 }
 
 /// Returns the variables of every rank that torchrun does not define.
-std::vector<EnvVariable> extra_variables(
-    const JobOptions& options,
+std::vector<config::EnvVariable> extra_variables(
+    const config::JobOptions& options,
     const std::vector<std::string>& env_folders,
     const std::vector<std::string>& inherited) {
-  std::vector<EnvVariable> extra;
+  std::vector<config::EnvVariable> extra;
   if (!options.hostfile.empty()) {
     extra = forwarded_variables(inherited);
   }
-  for (EnvVariable& variable : read_env_files(env_folders)) {
+  for (config::EnvVariable& variable : read_env_files(env_folders)) {
     set_variable(extra, std::move(variable));
   }
   if (options.cpu && !options.visible_devices.empty()) {
     refuse("--cpu and --gpu-ids contradict each other; give only one");
   }
-  for (EnvVariable& variable : setting_variables(options)) {
+  for (config::EnvVariable& variable : setting_variables(options)) {
     set_variable(extra, std::move(variable));
   }
-  for (const EnvVariable& variable : options.env) {
+  for (const config::EnvVariable& variable : options.env) {
     if (const std::string fault = variable_fault(variable.name); !fault.empty()) {
       refuse(fmt::format("the variable name '{}' {}", variable.name, fault));
     }
@@ -188,9 +188,9 @@ std::vector<EnvVariable> extra_variables(
 
 std::optional<std::string> value_of(
     const std::string& name,
-    const std::vector<EnvVariable>& extra,
+    const std::vector<config::EnvVariable>& extra,
     const std::vector<std::string>& inherited) {
-  for (const EnvVariable& variable : extra) {
+  for (const config::EnvVariable& variable : extra) {
     if (variable.name == name) {
       return variable.value;
     }
@@ -204,7 +204,7 @@ std::optional<std::string> value_of(
 }
 
 std::vector<std::string> env_folders(
-    const JobOptions& options, const std::vector<std::string>& inherited) {
+    const config::JobOptions& options, const std::vector<std::string>& inherited) {
   if (options.hostfile.empty()) {
     return {};
   }
@@ -225,7 +225,7 @@ void count_ranks(JobPlan& plan) {
   plan.common.nodes = static_cast<int>(plan.hosts.size());
 }
 
-void plan_hosts(const JobOptions& options, JobPlan& plan) {
+void plan_hosts(const config::JobOptions& options, JobPlan& plan) {
   plan.here = static_cast<size_t>(options.node_rank);
   plan.hosts = options.hostfile.empty() ? equal_hosts(options) : hosts_of_file(options);
   if (!options.hostfile.empty()) {
@@ -239,7 +239,7 @@ void plan_hosts(const JobOptions& options, JobPlan& plan) {
   count_ranks(plan);
 }
 
-std::vector<OutputPlan> plan_outputs(const JobOptions& options, int ranks) {
+std::vector<OutputPlan> plan_outputs(const config::JobOptions& options, int ranks) {
   const std::vector<bool> shown =
       parse_shown_ranks(options.local_ranks_filter, ranks, "--local-ranks-filter");
   const std::vector<Streams> redirected = parse_streams(options.redirects, ranks, "--redirects");
@@ -278,10 +278,11 @@ std::string binding_summary(const std::vector<std::vector<int>>& cores) {
 
 /// Computes the plan except its hosts.
 void finish_plan(
-    const JobOptions& options, const std::vector<std::string>& inherited, JobPlan& plan) {
+    const config::JobOptions& options, const std::vector<std::string>& inherited, JobPlan& plan) {
   plan.common.master_addr = master_address(options, plan);
-  plan.common.master_port =
-      options.master_port == 0 && !plan.is_local() ? kDefaultMasterPort : options.master_port;
+  plan.common.master_port = options.master_port == 0 && !plan.is_local()
+                                ? config::kDefaultMasterPort
+                                : options.master_port;
   plan.common.run_id = run_id(options);
   plan.common.role = options.role;
   plan.common.max_restarts = options.max_restarts;
@@ -290,7 +291,7 @@ void finish_plan(
   const int cores = available_cores();
   if (plan.includes_this_host) {
     check_rank_limit(plan.local_size(), cores, options.force);
-    if (options.cpu_bind != CpuBind::kNone) {
+    if (options.cpu_bind != config::CpuBind::kNone) {
       plan.cores = bind_plan(options.cpu_bind, allowed_cores(), plan.local_size());
     }
   }
@@ -315,7 +316,7 @@ bool JobPlan::needs_files() const {
   });
 }
 
-JobPlan plan_job(const JobOptions& options, const std::vector<std::string>& inherited) {
+JobPlan plan_job(const config::JobOptions& options, const std::vector<std::string>& inherited) {
   JobPlan plan;
   plan_hosts(options, plan);
   finish_plan(options, inherited, plan);
@@ -323,7 +324,7 @@ JobPlan plan_job(const JobOptions& options, const std::vector<std::string>& inhe
 }
 
 JobPlan plan_node(
-    const JobOptions& options,
+    const config::JobOptions& options,
     std::vector<PlannedHost> hosts,
     size_t here,
     const std::vector<std::string>& inherited) {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/config/settings/job_options.h"
 #include "lockstep/launcher/output/stream_choice.h"
 #include "lockstep/launcher/plan/cores.h"
-#include "lockstep/launcher/plan/job_options.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 
 namespace lockstep::launcher {
@@ -48,12 +48,12 @@ struct JobPlan {
 /// Computes the plan; reads the hostfile, and kEnvFile with a hostfile. `inherited` is the
 /// launcher's environment. Throws ConfigError if the options contradict each other or this machine,
 /// for example with more ranks than slots, or more than kMaxRanksPerCore ranks per core.
-JobPlan plan_job(const JobOptions& options, const std::vector<std::string>& inherited);
+JobPlan plan_job(const config::JobOptions& options, const std::vector<std::string>& inherited);
 
 /// Computes the plan of a launcher that another one has started, as plan_job() does. `hosts` are
 /// known; `here` is the index of this host.
 JobPlan plan_node(
-    const JobOptions& options,
+    const config::JobOptions& options,
     std::vector<PlannedHost> hosts,
     size_t here,
     const std::vector<std::string>& inherited);

@@ -35,7 +35,7 @@ class PlanJob : public testing::Test {
   }
 
   TestFolder folder_;
-  JobOptions options_;
+  config::JobOptions options_;
 };
 
 std::vector<std::string> variables(const JobPlan& plan, size_t host, int local_rank) {
@@ -205,7 +205,7 @@ TEST_F(PlanJob, AFolderForLogsAloneMeansACopyOfAll) {
 }
 
 TEST_F(PlanJob, RefusesContradictoryOptions) {
-  const std::vector<std::pair<JobOptions, std::string>> cases = {
+  const std::vector<std::pair<config::JobOptions, std::string>> cases = {
       {{.ranks = 1, .nodes = 2, .node_rank = 2, .master_addr = "a"}, "expected 0 to 1"},
       {{.ranks = 1, .nodes = 2}, "several hosts need --master-addr"},
       {{.ranks = 1, .include = "a"}, "add --hostfile"},
@@ -233,7 +233,7 @@ TEST_F(PlanJob, RefusesContradictoryOptions) {
 
 TEST_F(PlanJob, TiesRanksToCores) {
   options_.ranks = 1;
-  options_.cpu_bind = CpuBind::kCores;
+  options_.cpu_bind = config::CpuBind::kCores;
   const JobPlan plan = this->plan();
   ASSERT_EQ(plan.cores.size(), 1U);
   EXPECT_EQ(static_cast<int>(plan.cores[0].size()), available_cores());

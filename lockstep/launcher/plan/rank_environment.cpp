@@ -46,7 +46,7 @@ std::optional<std::string> text_of(
 /// Formats the option `spec` for `variable`; nothing if the option has no value or no member.
 std::optional<std::string> text_of(
     const config::SettingSpec& spec,
-    const JobOptions& options,
+    const config::JobOptions& options,
     const config::RankVariable& variable) {
   return std::visit(
       [&](auto member) -> std::optional<std::string> {
@@ -63,8 +63,8 @@ std::optional<std::string> text_of(
 
 }  // namespace
 
-std::vector<EnvVariable> setting_variables(const JobOptions& options) {
-  std::vector<EnvVariable> variables;
+std::vector<config::EnvVariable> setting_variables(const config::JobOptions& options) {
+  std::vector<config::EnvVariable> variables;
   for (const config::SettingSpec& spec : config::all_flags()) {
     for (const config::RankVariable& variable : spec.rank_variables) {
       if (std::optional<std::string> text = text_of(spec, options, variable)) {
@@ -75,11 +75,11 @@ std::vector<EnvVariable> setting_variables(const JobOptions& options) {
   return variables;
 }
 
-std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank) {
+std::vector<config::EnvVariable> rank_variables(const JobLayout& layout, int local_rank) {
   const int global_rank = layout.first_rank + local_rank;
   const std::string rank = std::to_string(global_rank);
   const std::string world = std::to_string(layout.world_size);
-  std::vector<EnvVariable> variables = {
+  std::vector<config::EnvVariable> variables = {
       {"RANK", rank},
       {"WORLD_SIZE", world},
       {"LOCAL_RANK", std::to_string(local_rank)},
@@ -103,7 +103,7 @@ std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank)
   if (layout.resume) {
     variables.push_back({"LOCKSTEP_RESUME", "1"});
   }
-  for (const EnvVariable& variable : layout.extra) {
+  for (const config::EnvVariable& variable : layout.extra) {
     set_variable(variables, variable);
   }
   return variables;
@@ -111,9 +111,9 @@ std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank)
 
 std::vector<std::string> rank_environment(
     const std::vector<std::string>& inherited, const JobLayout& layout, int local_rank) {
-  const std::vector<EnvVariable> variables = rank_variables(layout, local_rank);
+  const std::vector<config::EnvVariable> variables = rank_variables(layout, local_rank);
   std::set<std::string_view> set;
-  for (const EnvVariable& variable : variables) {
+  for (const config::EnvVariable& variable : variables) {
     set.insert(variable.name);
   }
   std::vector<std::string> environment;
@@ -125,7 +125,7 @@ std::vector<std::string> rank_environment(
       environment.push_back(entry);
     }
   }
-  for (const EnvVariable& variable : variables) {
+  for (const config::EnvVariable& variable : variables) {
     environment.push_back(fmt::format("{}={}", variable.name, variable.value));
   }
   if (layout.is_python && !sets_buffering) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launcher/plan/job_options.h"
+#include "lockstep/config/settings/job_options.h"
 
 namespace lockstep::launcher {
 
@@ -28,17 +28,17 @@ struct JobLayout {
   bool is_python = false;
   bool resume = false;  ///< LOCKSTEP_RESUME=1: the ranks resume from their newest checkpoint.
   /// Further variables, the same in every rank; they take precedence.
-  std::vector<EnvVariable> extra{};
+  std::vector<config::EnvVariable> extra{};
 };
 
 /// Returns the variables that the ranks get from the options, by the rows of
 /// config/settings/setting_table.h. An option without a value has none.
-std::vector<EnvVariable> setting_variables(const JobOptions& options);
+std::vector<config::EnvVariable> setting_variables(const config::JobOptions& options);
 
 /// Returns the variables that the launcher sets for local rank `local_rank`: torchrun's and
 /// Lockstep's, each of which is_set_by_launcher() except OMP_NUM_THREADS, LOCKSTEP_RESUME, and
 /// `layout.extra`.
-std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank);
+std::vector<config::EnvVariable> rank_variables(const JobLayout& layout, int local_rank);
 
 /// Returns the environment of local rank `local_rank`, as `NAME=value`: `inherited` with
 /// rank_variables().

@@ -98,7 +98,7 @@ TEST(RankEnvironment, TheUsersValueWinsAndAppearsOnce) {
 TEST(RankEnvironment, ListsTheVariablesThatTheLauncherSets) {
   JobLayout layout = kLayout;
   layout.terminal_columns = 80;
-  for (const EnvVariable& variable : rank_variables(layout, 0)) {
+  for (const config::EnvVariable& variable : rank_variables(layout, 0)) {
     EXPECT_EQ(is_set_by_launcher(variable.name), variable.name != "OMP_NUM_THREADS")
         << variable.name;
   }

@@ -8,7 +8,7 @@
 namespace lockstep::launcher {
 
 /// A message from another process of this user, in a memfd: it needs no file system and is freed
-/// with this process. Not thread-safe.
+/// with this process.
 class MemfdMessage {
  public:
   /// Creates an empty message. Throws Error if the kernel refuses.

@@ -17,7 +17,7 @@ namespace lockstep::launcher {
 /// The reactor's descriptor is readable while dispatch() has work, so that another poll loop can
 /// include it.
 ///
-/// A callback may add and remove anything, itself included. Not thread-safe.
+/// A callback may add and remove anything, itself included.
 class Reactor {
  public:
   using OnReady = std::function<void(uint32_t events)>;

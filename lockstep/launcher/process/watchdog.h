@@ -15,7 +15,7 @@ namespace lockstep::launcher {
 /// launcher is gone. A process that has left its rank's group (setsid) is out of its reach.
 ///
 /// Cost: one forked process that is idle while the job runs and shares the launcher's memory. Start
-/// it before other threads exist. Not thread-safe.
+/// it before other threads exist.
 class Watchdog {
  public:
   Watchdog();

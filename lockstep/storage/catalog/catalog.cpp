@@ -148,10 +148,10 @@ NewestCheckpoint find_newest(const fs::path& folder, Verify verify) {
   return newest;
 }
 
-std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
-  std::vector<Listed> found;
+std::vector<CheckpointEntry> list_checkpoints(const fs::path& folder, Verify verify) {
+  std::vector<CheckpointEntry> found;
   for (const fs::path& path : candidates_in(folder)) {
-    Listed listed{.path = path, .manifest = std::nullopt, .why = ""};
+    CheckpointEntry listed{.path = path, .manifest = std::nullopt, .why = ""};
     if (is_temporary_name(path.filename().native())) {
       listed.why = kUnfinished;
     } else if (why_not_folder(path)) {
@@ -166,14 +166,15 @@ std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
     }
     found.push_back(std::move(listed));
   }
-  const auto order = [](const Listed& listed) {
+  const auto order = [](const CheckpointEntry& listed) {
     constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
     return listed.manifest ? commit_order(listed.manifest->sequence, listed.path)
                            : CommitOrder(kLast, true, listed.path);
   };
-  std::sort(found.begin(), found.end(), [&](const Listed& left, const Listed& right) {
-    return order(left) < order(right);
-  });
+  std::sort(
+      found.begin(), found.end(), [&](const CheckpointEntry& left, const CheckpointEntry& right) {
+        return order(left) < order(right);
+      });
   return found;
 }
 

@@ -14,7 +14,7 @@ namespace lockstep::storage {
 
 /// A skipped folder with the reason, for a warning. Also an entry named checkpoint_<number> that is
 /// not a folder: a file, or a dangling symbolic link.
-struct Skipped {
+struct SkippedEntry {
   std::filesystem::path path;
   std::string why;
   /// True if it has a manifest, valid or not, or is called checkpoint_<number>. False for the
@@ -24,7 +24,7 @@ struct Skipped {
 
 struct NewestCheckpoint {
   std::optional<std::filesystem::path> path;  ///< Empty if `folder` holds no valid checkpoint.
-  std::vector<Skipped> skipped;               ///< Folders that might be newer, sorted by path.
+  std::vector<SkippedEntry> skipped;          ///< Folders that might be newer, sorted by path.
 };
 
 /// Finds the checkpoint in `folder` that was committed last and passes `verify`. The highest
@@ -35,7 +35,7 @@ struct NewestCheckpoint {
 NewestCheckpoint find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
 /// A folder that is, or could have been, a checkpoint.
-struct Listed {
+struct CheckpointEntry {
   std::filesystem::path path;
   std::optional<Manifest> manifest;  ///< If there is a valid one.
   std::string why;                   ///< Why it is not a valid checkpoint; empty if it is.
@@ -45,7 +45,7 @@ struct Listed {
 /// all entries named checkpoint_<number>. First come those with a manifest, in order of commit,
 /// then the others by path. The last one with a manifest and an empty `why` is the newest. A
 /// missing folder has none.
-std::vector<Listed> list_checkpoints(
+std::vector<CheckpointEntry> list_checkpoints(
     const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
 /// Returns the number of `checkpoint_<number>`, a name that an Accelerator gives. Returns nothing

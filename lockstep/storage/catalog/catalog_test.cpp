@@ -98,7 +98,7 @@ TEST_F(Catalog, DistinguishesDamagedCheckpointsFromOtherFolders) {
   fs::create_directory(folder_ / "logs");
   fs::create_directory(temporary_name(folder_ / "checkpoint_5"));
   std::vector<std::string> were;
-  for (const Skipped& skipped : find_newest(folder_.path()).skipped) {
+  for (const SkippedEntry& skipped : find_newest(folder_.path()).skipped) {
     if (skipped.was_checkpoint) {
       were.push_back(skipped.path.filename());
     }
@@ -138,8 +138,8 @@ TEST_F(Catalog, NamesPathsWithACheckpointsNameThatAreNotCheckpoints) {
   fs::create_symlink(folder_ / "checkpoint_6", folder_ / "checkpoint_7");
   write_bytes(folder_ / "events.jsonl", "{}");
   fs::create_symlink("/no/such/disk", folder_ / "logs");
-  const std::vector<Skipped> skipped = find_newest(folder_.path()).skipped;
-  const std::vector<Listed> listed = list_checkpoints(folder_.path());
+  const std::vector<SkippedEntry> skipped = find_newest(folder_.path()).skipped;
+  const std::vector<CheckpointEntry> listed = list_checkpoints(folder_.path());
   ASSERT_EQ(skipped.size(), 4U);
   ASSERT_EQ(listed.size(), 4U);
   const std::vector<std::string> reasons = {
@@ -197,7 +197,7 @@ TEST_F(Catalog, ListsCheckpointsInTheOrderOfTheirCommitsAndThenTheRest) {
   fs::create_directory(folder_ / "empty");
   const fs::path temporary = temporary_name(folder_ / "a_new_one");
   fs::create_directory(temporary);
-  const std::vector<Listed> listed = list_checkpoints(folder_.path());
+  const std::vector<CheckpointEntry> listed = list_checkpoints(folder_.path());
   ASSERT_EQ(listed.size(), 5U);
   EXPECT_EQ(listed[0].path, folder_ / "step_9");
   EXPECT_EQ(listed[0].why, "");

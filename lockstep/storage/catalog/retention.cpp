@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Returns why a checkpoint does not count as one of those to keep; empty if it does.
-std::string why_not_counted(const Listed& listed, const PruneOptions& options) {
+std::string why_not_counted(const CheckpointEntry& listed, const PruneOptions& options) {
   if (!listed.why.empty()) {
     return listed.why;
   }
@@ -36,17 +36,18 @@ std::string why_not_counted(const Listed& listed, const PruneOptions& options) {
 
 /// Returns the checkpoints older than those to keep, oldest first.
 std::vector<fs::path> beyond_newest(const fs::path& folder, const PruneOptions& options) {
-  std::vector<Listed> listed = list_checkpoints(folder);
+  std::vector<CheckpointEntry> listed = list_checkpoints(folder);
   if (options.only_numbered) {
-    std::erase_if(listed, [](const Listed& item) { return !checkpoint_number(item.path); });
+    std::erase_if(
+        listed, [](const CheckpointEntry& item) { return !checkpoint_number(item.path); });
   }
-  std::erase_if(listed, [](const Listed& item) {
+  std::erase_if(listed, [](const CheckpointEntry& item) {
     std::error_code ignored;
     return !item.manifest || fs::is_symlink(item.path, ignored);
   });
   size_t kept_from = listed.size();
   for (int kept = 0; kept_from > 0 && kept < options.keep; --kept_from) {
-    const Listed& candidate = listed[kept_from - 1];
+    const CheckpointEntry& candidate = listed[kept_from - 1];
     const std::string why = why_not_counted(candidate, options);
     if (why.empty()) {
       ++kept;
@@ -74,11 +75,11 @@ std::vector<fs::path> prune(const fs::path& folder, const PruneOptions& options)
   }
   std::vector<fs::path> removed;
   std::vector<fs::path> renamed;
-  std::vector<Descriptor> held;  // So that no other process removes these at the same time.
+  std::vector<UniqueFd> held;  // So that no other process removes these at the same time.
   for (const fs::path& path : old) {
     const fs::path name = temporary_name(path);
-    Descriptor mark = mark_as_in_use(path);
-    if (!mark) {
+    UniqueFd mark = mark_as_in_use(path);
+    if (!mark.is_open()) {
       continue;
     }
     if (std::rename(path.c_str(), name.c_str()) == 0) {

@@ -23,7 +23,7 @@ struct PruneOptions {
   /// Names of folders that are known to be damaged.
   std::set<std::string> damaged = {};
   /// Called for each checked checkpoint that is not counted.
-  std::function<void(const Skipped&)> not_counted = [](const Skipped& /*unused*/) {};
+  std::function<void(const SkippedEntry&)> not_counted = [](const SkippedEntry& /*unused*/) {};
 };
 
 /// Removes checkpoints from `folder` except the `keep` newest, by order of commit, and returns the

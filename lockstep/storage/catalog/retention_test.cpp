@@ -98,7 +98,7 @@ TEST_F(Retention, TheOnlyCompleteOneIsKept) {
   const fs::path flipped = save("flipped");
   flip_bit(flipped / "state.json", 5);
   std::vector<std::string> reported;
-  const PruneOptions options{.keep = 1, .not_counted = [&](const Skipped& skipped) {
+  const PruneOptions options{.keep = 1, .not_counted = [&](const SkippedEntry& skipped) {
                                reported.push_back(skipped.path.filename().string() + skipped.why);
                              }};
   EXPECT_THAT(prune(folder_.path(), options), IsEmpty());
@@ -126,7 +126,7 @@ TEST_F(Retention, OneThatIsKnownToBeDamagedDoesNotCount) {
 TEST_F(Retention, OneInUseByAnotherProcessIsSkipped) {
   save("one");
   save("two");
-  const Descriptor mark = mark_as_in_use(folder_ / "one");
+  const UniqueFd mark = mark_as_in_use(folder_ / "one");
   EXPECT_THAT(prune_to(1), IsEmpty());
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("one", "two"));
 }

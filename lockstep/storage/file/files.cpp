@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
@@ -12,27 +13,29 @@
 #include "lockstep/base/error.h"
 
 namespace lockstep::storage {
+namespace {
 
-Descriptor::~Descriptor() {
-  if (value_ >= 0) {
-    close(value_);
-  }
+/// Returns whether the error of madvise means that an access would raise SIGBUS.
+bool is_read_error(int error) {
+  return error == EFAULT || error == EIO || error == EHWPOISON;
 }
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(value_, other.value_);
-  return *this;
+std::string reason_of(int error) {
+  return error == EFAULT ? "the file was truncated, or its disk fails"
+                         : std::generic_category().message(error);
 }
+
+}  // namespace
 
 void throw_errno(const std::filesystem::path& path, const std::string& what) {
   throw CheckpointError(path, what + "; " + std::generic_category().message(errno));
 }
 
-std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path, Links links) {
+std::pair<UniqueFd, uint64_t> open_regular(const std::filesystem::path& path, Links links) {
   // Non-blocking, since opening a pipe would wait for a writer.
   const int follow = links == Links::kRefuse ? O_NOFOLLOW : 0;
-  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | follow));
-  if (!file) {
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | follow));
+  if (!file.is_open()) {
     if (errno == ELOOP && links == Links::kRefuse) {
       throw CheckpointError(
           path, "is a symbolic link, which a checkpoint must not contain; replace it by the file");
@@ -62,7 +65,7 @@ std::string read_file(const std::filesystem::path& path, uint64_t max_bytes, Lin
 
 void read_at(
     const std::filesystem::path& path,
-    const Descriptor& file,
+    const UniqueFd& file,
     uint64_t offset,
     char* data,
     size_t size,
@@ -85,9 +88,44 @@ void read_at(
   }
 }
 
+FileMap map_private(const std::filesystem::path& path, Links links) {
+  const auto [file, bytes] = open_regular(path, links);
+  // Without NORESERVE a host without overcommit would count the file as used memory.
+  FileMap map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE);
+  if (!map.is_mapped()) {
+    throw_errno(path, fmt::format("cannot be mapped ({} bytes)", bytes));
+  }
+  return map;
+}
+
+void fetch_pages(
+    const std::filesystem::path& path,
+    const FileMap& map,
+    size_t begin,
+    size_t size,
+    const std::string& tensor) {
+  static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (size == 0) {
+    return;
+  }
+  const size_t past_page = begin % page;
+  // Other errors are ignored: if they matter, the access fails.
+  if (madvise(map.data() + begin - past_page, size + past_page, MADV_POPULATE_READ) != 0 &&
+      is_read_error(errno)) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "cannot be read: {}, at bytes {} to {}; try an earlier checkpoint, or another copy",
+            reason_of(errno),
+            begin,
+            begin + size),
+        tensor);
+  }
+}
+
 void sync_folder(const std::filesystem::path& folder) {
-  const Descriptor file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!file) {
+  const UniqueFd file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file.is_open()) {
     throw_errno(folder, "cannot be opened to flush it to disk");
   }
   if (fsync(file.get()) != 0) {

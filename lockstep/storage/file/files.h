@@ -8,22 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/file_map.h"
+#include "lockstep/base/unique_fd.h"
+
 namespace lockstep::storage {
-
-/// An open file descriptor, closed by the destructor.
-class Descriptor {
- public:
-  explicit Descriptor(int value = -1) : value_(value) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  int get() const { return value_; }
-  explicit operator bool() const { return value_ >= 0; }
-  int release() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
 
 /// Throws CheckpointError `[path] what; <errno in words>`.
 [[noreturn]] void throw_errno(const std::filesystem::path& path, const std::string& what);
@@ -36,7 +24,7 @@ enum class Links {
 
 /// Opens a regular file for reading, and returns its size. Throws CheckpointError for anything
 /// else: a symbolic link is not followed unless `links` allows it, a pipe does not block.
-std::pair<Descriptor, uint64_t> open_regular(
+std::pair<UniqueFd, uint64_t> open_regular(
     const std::filesystem::path& path, Links links = Links::kRefuse);
 
 /// Reads a regular file. Throws CheckpointError as open_regular, and if the file is longer than
@@ -48,9 +36,29 @@ std::string read_file(
 /// `tensor`, for a disk error, or if the file is too short.
 void read_at(
     const std::filesystem::path& path,
-    const Descriptor& file,
+    const UniqueFd& file,
     uint64_t offset,
     char* data,
+    size_t size,
+    const std::string& tensor = "");
+
+/// Maps a regular file into memory. Writes to the memory do not change the file; a page needs its
+/// own memory only after a write. Throws CheckpointError as open_regular, and if it cannot be
+/// mapped.
+///
+/// The kernel answers an access to an unreadable page, or to a truncated file, with SIGBUS. So call
+/// `fetch_pages` before an access. It cannot help if a file shrinks, or its pages are evicted and
+/// the disk then fails, between a fetch and the access: that still ends the process. Code that must
+/// survive even that reads blocks, as verify_content does.
+FileMap map_private(const std::filesystem::path& path, Links links = Links::kRefuse);
+
+/// Reads a part of a mapped file into the page cache. Throws CheckpointError, naming `path` and
+/// `tensor`, for a disk error. Costs as much as the first access, which then costs nothing. No
+/// effect on Linux before 5.14.
+void fetch_pages(
+    const std::filesystem::path& path,
+    const FileMap& map,
+    size_t begin,
     size_t size,
     const std::string& tensor = "");
 

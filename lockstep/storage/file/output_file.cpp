@@ -39,7 +39,7 @@ void survive_size_limit() {
 OutputFile::OutputFile(const std::filesystem::path& path)
     : path_(path),
       file_(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666)) {
-  if (!file_) {
+  if (!file_.is_open()) {
     throw_errno(path_, "cannot be created");
   }
   survive_size_limit();
@@ -47,7 +47,7 @@ OutputFile::OutputFile(const std::filesystem::path& path)
 }
 
 OutputFile::~OutputFile() {
-  if (file_) {
+  if (file_.is_open()) {
     unlink(path_.c_str());
   }
 }
@@ -124,14 +124,12 @@ void OutputFile::finish() {
     throw_errno(path_, "cannot be flushed to disk");
   }
   // Some file systems (NFS, quotas) report a full disk only here.
-  if (close(file_.get()) != 0) {
+  if (close(file_.release()) != 0) {
     const int why = errno;
-    file_.release();
     unlink(path_.c_str());
     errno = why;
     throw_errno(path_, "cannot be closed");
   }
-  file_.release();
 }
 
 }  // namespace lockstep::storage

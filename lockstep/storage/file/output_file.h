@@ -18,7 +18,7 @@ namespace lockstep::storage {
 /// The name must be free: nothing is overwritten and no symbolic link followed. Throws
 /// CheckpointError for disk errors, including those at the very end, and for a file beyond the size
 /// limit. For that the first instance makes the process ignore SIGXFSZ unless the program handles
-/// it. Not thread-safe.
+/// it.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);
@@ -44,7 +44,7 @@ class OutputFile {
   void sync(uint64_t from, uint64_t to, unsigned how);
 
   std::filesystem::path path_;
-  Descriptor file_;
+  UniqueFd file_;
   std::vector<std::byte> buffer_;
   uint64_t written_ = 0;  ///< Bytes written from the buffer.
   uint64_t begun_ = 0;    ///< Part of it whose flush was started.

@@ -31,7 +31,7 @@ constexpr size_t kMaxHolderBytes = 300;
 /// A file that this process has locked. Closing any descriptor of it releases the lock, so there is
 /// only one.
 struct LockedFile {
-  Descriptor file;
+  UniqueFd file;
   pid_t pid = 0;  ///< A forked child sees its parent's entries, but does not have the locks.
   int users = 0;
 };
@@ -63,7 +63,7 @@ std::string this_process() {
 }
 
 /// Returns the content, made safe for a terminal: any user may have written to the file.
-std::string holder_in(const Descriptor& file) {
+std::string holder_in(const UniqueFd& file) {
   std::string text(kMaxHolderBytes, '\0');
   const ssize_t got = pread(file.get(), text.data(), text.size(), 0);
   text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
@@ -91,7 +91,7 @@ bool is_taken(int error) {
 }
 
 std::string holder_of(const fs::path& path) {
-  return holder_in(Descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)));
+  return holder_in(UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)));
 }
 
 }  // namespace
@@ -123,8 +123,8 @@ bool ProjectLock::try_lock(const fs::path& path) {
       files.by_id.erase(own);  // A parent's: closing it later would release this process's lock.
     }
   }
-  Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!file || fstat(file.get(), &status) != 0) {
+  UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!file.is_open() || fstat(file.get(), &status) != 0) {
     if (errno == EACCES) {
       return true;  // Another user's file.
     }

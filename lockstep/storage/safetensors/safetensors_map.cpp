@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/file/private_map.h"
 
 namespace lockstep::storage {
 namespace {
@@ -14,10 +13,15 @@ namespace {
 // Long enough to make the call cheap, and short enough to stay in the cache.
 constexpr size_t kVisitBytes = size_t{4} << 20;
 
-SafetensorsHeader header_of(const std::string& path, const PrivateMap& map) {
-  const std::string_view file = map.bytes();
-  map.fetch(0, std::min(file.size(), kLengthBytes));
-  map.fetch(0, safetensors_header_bytes(path, file.substr(0, kLengthBytes), file.size()));
+std::string_view bytes_of(const FileMap& map) {
+  return {reinterpret_cast<const char*>(map.data()), map.size()};
+}
+
+SafetensorsHeader header_of(const std::string& path, const FileMap& map) {
+  const std::string_view file = bytes_of(map);
+  fetch_pages(path, map, 0, std::min(file.size(), kLengthBytes));
+  const uint64_t header = safetensors_header_bytes(path, file.substr(0, kLengthBytes), file.size());
+  fetch_pages(path, map, 0, header);
   return parse_safetensors_header(path, file);
 }
 
@@ -25,7 +29,7 @@ SafetensorsHeader header_of(const std::string& path, const PrivateMap& map) {
 
 SafetensorsMap::SafetensorsMap(const std::filesystem::path& path, Links links)
     : path_(path),
-      map_(std::make_shared<PrivateMap>(path, links)),
+      map_(std::make_shared<const FileMap>(map_private(path, links))),
       header_(header_of(path_, *map_)) {
   for (size_t i = 0; i < header_.tensors.size(); ++i) {
     index_.emplace(header_.tensors[i].name, i);
@@ -52,7 +56,7 @@ const TensorEntry& SafetensorsMap::entry(const std::string& name) const {
 }
 
 std::string_view SafetensorsMap::bytes() const {
-  return map_->bytes();
+  return bytes_of(*map_);
 }
 
 std::string_view SafetensorsMap::bytes(const TensorEntry& entry) const {
@@ -60,7 +64,8 @@ std::string_view SafetensorsMap::bytes(const TensorEntry& entry) const {
 }
 
 void SafetensorsMap::fetch(const TensorEntry& entry) const {
-  map_->fetch(header_.data_begin + entry.begin, entry.end - entry.begin, in_quotes(entry.name));
+  const size_t begin = header_.data_begin + entry.begin;
+  fetch_pages(path_, *map_, begin, entry.end - entry.begin, in_quotes(entry.name));
 }
 
 void SafetensorsMap::fetch(
@@ -68,7 +73,8 @@ void SafetensorsMap::fetch(
   const std::string_view all = bytes(entry);
   for (size_t done = 0; done < all.size(); done += kVisitBytes) {
     const std::string_view chunk = all.substr(done, kVisitBytes);
-    map_->fetch(header_.data_begin + entry.begin + done, chunk.size(), in_quotes(entry.name));
+    const size_t begin = header_.data_begin + entry.begin + done;
+    fetch_pages(path_, *map_, begin, chunk.size(), in_quotes(entry.name));
     visit(chunk);
   }
 }

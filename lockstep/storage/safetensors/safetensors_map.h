@@ -15,14 +15,12 @@
 
 namespace lockstep::storage {
 
-class PrivateMap;
-
 /// A safetensors file, mapped into memory, as names and bytes; opening reads only the header.
 ///
 /// Refuses the errors of parse_safetensors_header, symbolic links unless `links` allows them, and
 /// anything but regular files. Checks structure, not content: a StoredCheckpoint compares
 /// checksums, this does not. An access to bytes that were not fetched (see below) ends the process
-/// with SIGBUS if they cannot be read. So does a file that shrinks afterwards: see PrivateMap.
+/// with SIGBUS if they cannot be read. So does a file that shrinks afterwards: see map_private.
 ///
 /// Thread safety: immutable.
 class SafetensorsMap {
@@ -53,11 +51,11 @@ class SafetensorsMap {
   /// Returns writable bytes of a tensor; writes change neither the file nor other maps of it.
   std::byte* private_bytes(const TensorEntry& entry) const;
   /// Returns the map, which keeps the memory of all these bytes alive.
-  const std::shared_ptr<const PrivateMap>& memory() const { return map_; }
+  const std::shared_ptr<const FileMap>& memory() const { return map_; }
 
  private:
   std::string path_;
-  std::shared_ptr<const PrivateMap> map_;
+  std::shared_ptr<const FileMap> map_;
   SafetensorsHeader header_;
   std::map<std::string, size_t> index_;
 };

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/file/private_map.h"
+#include "lockstep/storage/file/files.h"
 #include "lockstep/storage/stored_checkpoint.h"
 #include "lockstep/storage/tensor_set.h"
 #include "lockstep/storage/test_files.h"
@@ -86,13 +86,13 @@ TEST_F(ReadErrors, AreNamedWhenTheContentIsProven) {
 }
 
 TEST_F(ReadErrors, OfAMapAreNamedWithItsPathAndPlace) {
-  const PrivateMap map(file_);
-  map.fetch(0, map.bytes().size());
-  map.fetch(5, 0);
+  const FileMap map = map_private(file_);
+  fetch_pages(file_, map, 0, map.size());
+  fetch_pages(file_, map, 5, 0);
   truncate();
-  map.fetch(1, 100);
+  fetch_pages(file_, map, 1, 100);
   EXPECT_THAT(
-      [&] { map.fetch(8 << 20, 100); },
+      [&] { fetch_pages(file_, map, 8 << 20, 100); },
       ThrowsMessage<CheckpointError>(
           AllOf(HasSubstr(file_.string()), HasSubstr("at bytes 8388608 to 8388708"))));
 }

@@ -70,7 +70,7 @@ fs::path detail::replace_in_two_steps(const fs::path& folder, const fs::path& ta
 void publish(const fs::path& folder, const fs::path& target, bool replace) {
   fs::path old;  // The new name of the old folder.
   // Other processes remove a folder with a temporary name that no process has marked.
-  const Descriptor held = replace ? mark_as_in_use(target) : Descriptor();
+  const UniqueFd held = replace ? mark_as_in_use(target) : UniqueFd();
   if (replace) {
     old = exchange_names(folder, target) ? folder : detail::replace_in_two_steps(folder, target);
   } else {

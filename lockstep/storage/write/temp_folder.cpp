@@ -104,7 +104,7 @@ enum class Mark {
   kNone,  ///< Some network file systems have no such locks.
 };
 
-Mark mark(const Descriptor& file, int how) {
+Mark mark(const UniqueFd& file, int how) {
   int result = flock(file.get(), how);
   while (result != 0 && errno == EINTR) {
     result = flock(file.get(), how);
@@ -137,7 +137,7 @@ bool is_dead(const Owner& owner) {
 }
 
 /// `file`: the open file or folder; marked as in use if marks decide.
-bool is_abandoned(const Descriptor& file, const fs::path& path, const Owner& owner) {
+bool is_abandoned(const UniqueFd& file, const fs::path& path, const Owner& owner) {
   struct stat status {};
   if (fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) {
     return false;
@@ -158,25 +158,25 @@ bool is_abandoned(const Descriptor& file, const fs::path& path, const Owner& own
 
 /// Returns the abandoned file or folder, open and marked as in use, so that no other process
 /// removes it at the same time. Not open if it is not abandoned.
-Descriptor take_abandoned(const fs::path& path, const Owner& owner) {
-  Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
-  return file && is_abandoned(file, path, owner) ? std::move(file) : Descriptor();
+UniqueFd take_abandoned(const fs::path& path, const Owner& owner) {
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
+  return file.is_open() && is_abandoned(file, path, owner) ? std::move(file) : UniqueFd();
 }
 
 /// Returns whether the open file still has that name.
-bool is_named(const Descriptor& file, const fs::path& path) {
+bool is_named(const UniqueFd& file, const fs::path& path) {
   struct stat open_one {};
   struct stat named {};
   return fstat(file.get(), &open_one) == 0 && lstat(path.c_str(), &named) == 0 &&
          open_one.st_dev == named.st_dev && open_one.st_ino == named.st_ino;
 }
 
-Descriptor make_and_open(const fs::path& path) {
+UniqueFd make_and_open(const fs::path& path) {
   if (mkdir(path.c_str(), 0700) != 0) {
     throw_errno(path, "cannot be created");
   }
-  Descriptor file(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!file && errno != ENOENT) {
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file.is_open() && errno != ENOENT) {
     const int why = errno;
     rmdir(path.c_str());
     errno = why;
@@ -203,8 +203,8 @@ bool restore_or_remove(const fs::path& folder, const Owner& owner) {
 
 bool clean_up(
     const fs::path& path, const Owner& owner, const std::function<void(const fs::path&)>& finish) {
-  const Descriptor held = take_abandoned(path, owner);
-  if (!held) {
+  const UniqueFd held = take_abandoned(path, owner);
+  if (!held.is_open()) {
     return false;
   }
   if (may_be_only_weights(path, owner)) {
@@ -240,7 +240,7 @@ OwnedFolder::OwnedFolder(const fs::path& path) {
     lock_ = make_and_open(path);
     // Another process may have found the folder before it was marked, and be about to remove it:
     // this waits for that process.
-    if (lock_ && (mark(lock_, LOCK_EX) == Mark::kNone || is_named(lock_, path))) {
+    if (lock_.is_open() && (mark(lock_, LOCK_EX) == Mark::kNone || is_named(lock_, path))) {
       return;
     }
   }
@@ -252,12 +252,13 @@ OwnedFolder::~OwnedFolder() {
   flock(lock_.get(), LOCK_UN);
 }
 
-Descriptor mark_as_in_use(const fs::path& path) {
-  Descriptor file(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!file && errno != ENOENT) {
+UniqueFd mark_as_in_use(const fs::path& path) {
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file.is_open() && errno != ENOENT) {
     throw_errno(path, "cannot be opened");
   }
-  return file && mark(file, LOCK_EX | LOCK_NB) != Mark::kOthers ? std::move(file) : Descriptor();
+  return file.is_open() && mark(file, LOCK_EX | LOCK_NB) != Mark::kOthers ? std::move(file)
+                                                                          : UniqueFd();
 }
 
 std::vector<fs::path> remove_stale(

@@ -30,13 +30,13 @@ class OwnedFolder {
   OwnedFolder& operator=(const OwnedFolder&) = delete;
 
  private:
-  Descriptor lock_;
+  UniqueFd lock_;
 };
 
 /// Marks an existing folder in the same way, before it gets a temporary name. The result is not
 /// open if the folder is gone, or another process has marked it. It is open without a mark if the
 /// file system has none. Throws CheckpointError if the folder cannot be opened.
-Descriptor mark_as_in_use(const std::filesystem::path& path);
+UniqueFd mark_as_in_use(const std::filesystem::path& path);
 
 /// Cleans up in `parent` after processes that died during a save. Removes unfinished checkpoints
 /// and, after an interrupted replacement, restores the old checkpoint's name. Only handles this

@@ -79,12 +79,12 @@ TEST(TempFolder, AnUnmarkedFolderIsRemovedThoughItsPidIsReused) {
   const TestFolder folder;
   const fs::path left = left_by(getppid(), temporary_name(folder / "step_1"));
   const fs::path marked = left_by(getppid(), temporary_name(folder / "step_2"));
-  Descriptor mark = mark_as_in_use(marked);
-  EXPECT_FALSE(mark_as_in_use(marked)) << "it is marked already";
+  UniqueFd mark = mark_as_in_use(marked);
+  EXPECT_FALSE(mark_as_in_use(marked).is_open()) << "it is marked already";
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(left));
-  mark = Descriptor();
+  mark = UniqueFd();
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(marked));
-  EXPECT_FALSE(mark_as_in_use(marked)) << "it is gone";
+  EXPECT_FALSE(mark_as_in_use(marked).is_open()) << "it is gone";
 }
 
 /// Sets the time of the last change to `hours` ago.
@@ -109,7 +109,7 @@ TEST(TempFolder, LeftoversOfAnotherHostAreRemovedADayAfterTheLastWrite) {
   EXPECT_THAT(remove_stale(folder.path()), IsEmpty()) << "a long file may be being written";
   age(left, std::chrono::hours(25));
   {
-    const Descriptor mark = mark_as_in_use(left);
+    const UniqueFd mark = mark_as_in_use(left);
     EXPECT_THAT(remove_stale(folder.path()), IsEmpty());
   }
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(left));

@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -49,11 +48,11 @@ std::optional<std::string> file_bytes(const std::filesystem::path& path) {
 
 bool AppendFile::create(const std::filesystem::path& path) {
   const int flags = O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC;
-  descriptor_ = ::open(path.c_str(), flags, kMode);
-  if (descriptor_ < 0 && errno == EEXIST) {
+  file_.reset(::open(path.c_str(), flags, kMode));
+  if (!file_.is_open() && errno == EEXIST) {
     return false;
   }
-  if (descriptor_ < 0) {
+  if (!file_.is_open()) {
     throw ConfigError(
         path.string(),
         fmt::format("cannot create this file: {}; choose a writable folder", text_of(errno)));
@@ -64,8 +63,8 @@ bool AppendFile::create(const std::filesystem::path& path) {
 
 void AppendFile::open(const std::filesystem::path& path) {
   const int flags = O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC;
-  descriptor_ = ::open(path.c_str(), flags, kMode);
-  if (descriptor_ < 0) {
+  file_.reset(::open(path.c_str(), flags, kMode));
+  if (!file_.is_open()) {
     throw ConfigError(
         path.string(),
         fmt::format(
@@ -73,32 +72,26 @@ void AppendFile::open(const std::filesystem::path& path) {
   }
   path_ = path;
   struct stat status {};
-  if (::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
+  if (::fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
     char last = 0;
-    if (::pread(descriptor_, &last, 1, status.st_size - 1) == 1) {
+    if (::pread(file_.get(), &last, 1, status.st_size - 1) == 1) {
       last_byte_ = last;
     }
-  }
-}
-
-AppendFile::~AppendFile() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
   }
 }
 
 void AppendFile::append(std::string_view record) {
   size_t done = 0;
   while (done < record.size()) {
-    const ssize_t written = ::write(descriptor_, record.data() + done, record.size() - done);
+    const ssize_t written = ::write(file_.get(), record.data() + done, record.size() - done);
     if (written >= 0) {
       done += static_cast<size_t>(written);
     } else if (errno != EINTR) {
       const int error = errno;
-      const off_t end = ::lseek(descriptor_, 0, SEEK_CUR);
+      const off_t end = ::lseek(file_.get(), 0, SEEK_CUR);
       if (done > 0 && end >= static_cast<off_t>(done)) {
         // Best effort: readers stop at an incomplete record.
-        [[maybe_unused]] const int cut = ::ftruncate(descriptor_, end - static_cast<off_t>(done));
+        [[maybe_unused]] const int cut = ::ftruncate(file_.get(), end - static_cast<off_t>(done));
       }
       throw Error(
           path_.string(),
@@ -112,14 +105,13 @@ void AppendFile::append(std::string_view record) {
 
 void AppendFile::sync() {
   // EINVAL and EROFS: a pipe or a device, which cannot be flushed.
-  if (descriptor_ >= 0 && ::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
+  if (file_.is_open() && ::fdatasync(file_.get()) != 0 && errno != EINVAL && errno != EROFS) {
     throw Error(path_.string(), fmt::format("cannot be flushed to disk: {}", text_of(errno)));
   }
 }
 
 void AppendFile::close() {
-  const int descriptor = std::exchange(descriptor_, -1);
-  if (descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR) {
+  if (file_.is_open() && ::close(file_.release()) != 0 && errno != EINTR) {
     throw Error(path_.string(), fmt::format("cannot be closed: {}", text_of(errno)));
   }
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/unique_fd.h"
+
 namespace lockstep::tracking {
 
 /// Creates `folder` and its missing parents. Throws ConfigError, naming it, if that fails.
@@ -15,7 +17,7 @@ void make_folders(const std::filesystem::path& folder);
 std::optional<std::string> file_bytes(const std::filesystem::path& path);
 
 /// Appends complete records to a file. Each record is one write(2), so that the file of a killed
-/// process ends with a complete record. Closed on exec. Not thread-safe.
+/// process ends with a complete record. Closed on exec.
 ///
 /// Throws ConfigError if opening fails, and Error later, both with the path and errno's text. A
 /// partly written record (a full disk) is removed, so that the next one is readable if it fits.
@@ -25,10 +27,6 @@ class AppendFile {
   bool create(const std::filesystem::path& path);
   /// Opens `path`, or creates it.
   void open(const std::filesystem::path& path);
-  AppendFile() = default;
-  ~AppendFile();
-  AppendFile(const AppendFile&) = delete;
-  AppendFile& operator=(const AppendFile&) = delete;
 
   void append(std::string_view record);
   /// Flushes everything to disk.
@@ -43,7 +41,7 @@ class AppendFile {
 
  private:
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  UniqueFd file_;
   std::optional<char> last_byte_;
 };
 

@@ -36,7 +36,7 @@ namespace {
 constexpr long kConnectTimeoutS = 5;
 constexpr long kTimeoutS = 60;
 
-/// Holds the functions of libcurl that this file uses.
+/// The functions of libcurl that this file uses.
 struct Curl {
   decltype(&::curl_global_init) global_init = nullptr;
   decltype(&::curl_easy_init) init = nullptr;

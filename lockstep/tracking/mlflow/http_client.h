@@ -7,7 +7,7 @@
 
 namespace lockstep::tracking {
 
-/// Holds what a server of HTTP needs to know of this client.
+/// The authentication and the TLS settings of an HttpClient.
 struct HttpOptions {
   std::string user = {};      ///< For basic authentication, with `password`.
   std::string password = {};  ///< Sent only with `user`.
@@ -16,7 +16,7 @@ struct HttpOptions {
   std::string ca_file = {};  ///< A file of certificates to trust; empty: the system's.
 };
 
-/// Holds a server's answer.
+/// A server's answer.
 struct HttpAnswer {
   int status = 0;     ///< 0: there was no answer.
   std::string body;   ///< As sent.

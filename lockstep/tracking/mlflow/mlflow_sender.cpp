@@ -134,29 +134,29 @@ size_t MlflowSender::deliver_some(const std::vector<json>& lines, size_t begin) 
          append_if_it_fits(batch, lines[begin + count])) {
     ++count;
   }
-  const Outcome outcome =
-      count > 0 ? (run_.run_id.empty() ? Outcome::kRefused : server_.log_batch(run_, batch))
+  const RequestStatus status =
+      count > 0 ? (run_.run_id.empty() ? RequestStatus::kRefused : server_.log_batch(run_, batch))
                 : deliver_line(lines[begin]);
-  if (outcome == Outcome::kLater) {
+  if (status == RequestStatus::kLater) {
     if (!stop_) {
       warn_once_of_absence();
     }
     return 0;
   }
-  if (outcome == Outcome::kRefused && count > 1) {
+  if (status == RequestStatus::kRefused && count > 1) {
     left_one_by_one_ = count;
     return deliver_some(lines, begin);
   }
   left_one_by_one_ -= left_one_by_one_ > 0 ? 1 : 0;
-  if (outcome == Outcome::kRefused) {
+  if (status == RequestStatus::kRefused) {
     keep_refused(lines[begin]);
   }
   return std::max<size_t>(count, 1);
 }
 
-Outcome MlflowSender::deliver_line(const json& line) {
+RequestStatus MlflowSender::deliver_line(const json& line) {
   if (!line.is_object()) {  // A crash of the machine left it incomplete.
-    return Outcome::kRefused;
+    return RequestStatus::kRefused;
   }
   if (line.contains("run")) {
     return open_run(line.at("run"));
@@ -167,19 +167,19 @@ Outcome MlflowSender::deliver_line(const json& line) {
   if (line.contains("update")) {
     return server_.update_run(run_, line.at("update"));
   }
-  return Outcome::kRefused;
+  return RequestStatus::kRefused;
 }
 
-Outcome MlflowSender::open_run(const json& request) {
+RequestStatus MlflowSender::open_run(const json& request) {
   if (!run_.run_id.empty()) {
-    return Outcome::kDone;
+    return RequestStatus::kDone;
   }
   MlflowRun run;
-  const Outcome outcome = server_.open_run(request, run);
-  if (outcome == Outcome::kRefused) {
+  const RequestStatus status = server_.open_run(request, run);
+  if (status == RequestStatus::kRefused) {
     throw Error("mlflow", fmt::format("{} refuses the run; {}", uri_, server_.error()));
   }
-  if (outcome == Outcome::kDone) {
+  if (status == RequestStatus::kDone) {
     run_ = run;
     const json known = {
         {"run_id", run.run_id},
@@ -187,23 +187,23 @@ Outcome MlflowSender::open_run(const json& request) {
         {"artifact_uri", run.artifact_uri}};
     std::ofstream(file(".run.json")) << known.dump() << "\n";
   }
-  return outcome;
+  return status;
 }
 
-Outcome MlflowSender::deliver_artifact(const json& artifact) {
+RequestStatus MlflowSender::deliver_artifact(const json& artifact) {
   const std::filesystem::path stored = file(".files") / artifact.at("file").get<std::string>();
   const auto bytes = file_bytes(stored);
   if (!bytes) {
     log_warning(fmt::format("[mlflow] {} cannot be read; it is not sent", stored.string()));
-    return Outcome::kDone;
+    return RequestStatus::kDone;
   }
-  const Outcome outcome =
+  const RequestStatus status =
       server_.put_artifact(run_, artifact.at("path").get<std::string>(), *bytes);
-  if (outcome == Outcome::kDone) {
+  if (status == RequestStatus::kDone) {
     std::error_code ignored;
     std::filesystem::remove(stored, ignored);
   }
-  return outcome;
+  return status;
 }
 
 void MlflowSender::keep_refused(const json& line) {

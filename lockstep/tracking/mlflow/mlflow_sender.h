@@ -48,9 +48,9 @@ class MlflowSender {
   size_t deliver(const std::vector<std::string>& lines);
   /// Sends the lines from `begin` on that fit into one request. Returns their number, 0 for later.
   size_t deliver_some(const std::vector<nlohmann::json>& lines, size_t begin);
-  Outcome deliver_line(const nlohmann::json& line);
-  Outcome open_run(const nlohmann::json& request);
-  Outcome deliver_artifact(const nlohmann::json& artifact);
+  RequestStatus deliver_line(const nlohmann::json& line);
+  RequestStatus open_run(const nlohmann::json& request);
+  RequestStatus deliver_artifact(const nlohmann::json& artifact);
   void keep_refused(const nlohmann::json& line);
   void warn_once_of_absence();
 

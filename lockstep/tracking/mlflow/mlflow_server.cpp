@@ -55,13 +55,13 @@ std::string proxied_path(const std::string& artifact_uri) {
 MlflowServer::MlflowServer(std::string uri, const std::atomic<bool>& stop)
     : uri_(std::move(uri)), http_(http_options(), stop) {}
 
-Outcome MlflowServer::judge(const std::string& what, const HttpAnswer& answer) {
+RequestStatus MlflowServer::judge(const std::string& what, const HttpAnswer& answer) {
   if (answer.status >= 200 && answer.status < 300) {
-    return Outcome::kDone;
+    return RequestStatus::kDone;
   }
   if (answer.status == 0) {
     error_ = fmt::format("it does not answer: {}", answer.error);
-    return Outcome::kLater;
+    return RequestStatus::kLater;
   }
   const json body = json::parse(answer.body, nullptr, false);
   const std::string text =
@@ -72,18 +72,18 @@ Outcome MlflowServer::judge(const std::string& what, const HttpAnswer& answer) {
       "it answers {} with status {}: {}", what, answer.status, text.substr(0, kShownBytes));
   const bool later = answer.status >= 500 || answer.status == 429 || answer.status == 401 ||
                      answer.status == 403 || answer.status == 408;
-  return later ? Outcome::kLater : Outcome::kRefused;
+  return later ? RequestStatus::kLater : RequestStatus::kRefused;
 }
 
-Outcome MlflowServer::call(
+RequestStatus MlflowServer::call(
     const std::string& method, const std::string& path, const json& body, json& result) {
   const std::string text =
       body.is_null() ? "" : body.dump(-1, ' ', false, json::error_handler_t::replace);
   const HttpAnswer answer = http_.json(method, uri_ + "/api/2.0/mlflow/" + path, text);
   const std::string name = path.substr(0, path.find('?'));
-  const Outcome outcome = judge(name, answer);
-  if (outcome != Outcome::kDone) {
-    return outcome;
+  const RequestStatus status = judge(name, answer);
+  if (status != RequestStatus::kDone) {
+    return status;
   }
   result = json::parse(answer.body, nullptr, false);
   if (!result.is_object()) {
@@ -91,67 +91,67 @@ Outcome MlflowServer::call(
         "it answers {} without JSON, so it is no MLflow server: {}",
         name,
         answer.body.substr(0, kShownBytes));
-    return Outcome::kRefused;
+    return RequestStatus::kRefused;
   }
-  return Outcome::kDone;
+  return RequestStatus::kDone;
 }
 
-Outcome MlflowServer::find_experiment(const std::string& name, std::string& id) {
+RequestStatus MlflowServer::find_experiment(const std::string& name, std::string& id) {
   const std::string by_name = "experiments/get-by-name?experiment_name=" + url_encoded(name);
   json result;
-  Outcome outcome = call("GET", by_name, nullptr, result);
-  if (outcome == Outcome::kRefused) {
-    outcome = call("POST", "experiments/create", {{"name", name}}, result);
-    if (outcome == Outcome::kDone) {
+  RequestStatus status = call("GET", by_name, nullptr, result);
+  if (status == RequestStatus::kRefused) {
+    status = call("POST", "experiments/create", {{"name", name}}, result);
+    if (status == RequestStatus::kDone) {
       id = result.at("experiment_id").get<std::string>();
-      return outcome;
+      return status;
     }
-    if (outcome == Outcome::kRefused) {
+    if (status == RequestStatus::kRefused) {
       const std::string reason = error_;
-      outcome = call("GET", by_name, nullptr, result);  // Another process may have created it.
-      error_ = outcome == Outcome::kRefused ? reason : error_;
+      status = call("GET", by_name, nullptr, result);  // Another process may have created it.
+      error_ = status == RequestStatus::kRefused ? reason : error_;
     }
   }
-  if (outcome == Outcome::kDone) {
+  if (status == RequestStatus::kDone) {
     id = result.at("experiment").at("experiment_id").get<std::string>();
   }
-  return outcome;
+  return status;
 }
 
-Outcome MlflowServer::find_run(const json& request, MlflowRun& run) {
+RequestStatus MlflowServer::find_run(const json& request, MlflowRun& run) {
   json result;
   const json search = {
       {"experiment_ids", {run.experiment_id}},
       {"filter", fmt::format(fmt::runtime(kRunTag), request.at("key").get<std::string>())},
       {"max_results", 1}};
-  const Outcome outcome = call("POST", "runs/search", search, result);
-  if (outcome == Outcome::kDone && result.contains("runs") && !result["runs"].empty()) {
+  const RequestStatus status = call("POST", "runs/search", search, result);
+  if (status == RequestStatus::kDone && result.contains("runs") && !result["runs"].empty()) {
     run = run_of(result["runs"][0]);
   }
-  return outcome;
+  return status;
 }
 
-Outcome MlflowServer::open_run(const json& request, MlflowRun& run) {
+RequestStatus MlflowServer::open_run(const json& request, MlflowRun& run) {
   json result;
   const std::string known = request.value("run_id", "");
   if (!known.empty()) {
-    Outcome outcome = call("GET", "runs/get?run_id=" + url_encoded(known), nullptr, result);
-    if (outcome == Outcome::kDone) {
+    RequestStatus status = call("GET", "runs/get?run_id=" + url_encoded(known), nullptr, result);
+    if (status == RequestStatus::kDone) {
       run = run_of(result.at("run"));
-      outcome = update_run(run, {{"status", "RUNNING"}});
+      status = update_run(run, {{"status", "RUNNING"}});
     }
-    if (outcome == Outcome::kDone && !request.at("tags").empty()) {
-      outcome = log_batch(run, {{"tags", request.at("tags")}});
+    if (status == RequestStatus::kDone && !request.at("tags").empty()) {
+      status = log_batch(run, {{"tags", request.at("tags")}});
     }
-    return outcome;
+    return status;
   }
-  Outcome outcome =
+  RequestStatus status =
       find_experiment(request.at("experiment_name").get<std::string>(), run.experiment_id);
-  if (outcome == Outcome::kDone) {
-    outcome = find_run(request, run);
+  if (status == RequestStatus::kDone) {
+    status = find_run(request, run);
   }
-  if (outcome != Outcome::kDone || !run.run_id.empty()) {
-    return outcome;
+  if (status != RequestStatus::kDone || !run.run_id.empty()) {
+    return status;
   }
   json tags = request.at("tags");
   tags.push_back({{"key", "lockstep.run"}, {"value", request.at("key")}});
@@ -162,26 +162,26 @@ Outcome MlflowServer::open_run(const json& request, MlflowRun& run) {
   if (!request.at("run_name").empty()) {
     create["run_name"] = request.at("run_name");
   }
-  outcome = call("POST", "runs/create", create, result);
-  if (outcome == Outcome::kDone) {
+  status = call("POST", "runs/create", create, result);
+  if (status == RequestStatus::kDone) {
     run = run_of(result.at("run"));
   }
-  return outcome;
+  return status;
 }
 
-Outcome MlflowServer::log_batch(const MlflowRun& run, json batch) {
+RequestStatus MlflowServer::log_batch(const MlflowRun& run, json batch) {
   json result;
   batch["run_id"] = run.run_id;
   return call("POST", "runs/log-batch", batch, result);
 }
 
-Outcome MlflowServer::update_run(const MlflowRun& run, json update) {
+RequestStatus MlflowServer::update_run(const MlflowRun& run, json update) {
   json result;
   update["run_id"] = run.run_id;
   return call("POST", "runs/update", update, result);
 }
 
-Outcome MlflowServer::put_artifact(
+RequestStatus MlflowServer::put_artifact(
     const MlflowRun& run, const std::string& path, const std::string& bytes) {
   const std::string folder = proxied_path(run.artifact_uri);
   if (folder.empty()) {
@@ -189,7 +189,7 @@ Outcome MlflowServer::put_artifact(
         "it stores artifacts in {}, which only a process with access to it can write; start it "
         "with --serve-artifacts",
         run.artifact_uri);
-    return Outcome::kRefused;
+    return RequestStatus::kRefused;
   }
   const std::string url = fmt::format(
       "{}/api/2.0/mlflow-artifacts/artifacts/{}",

@@ -10,8 +10,8 @@
 
 namespace lockstep::tracking {
 
-/// Reports what became of a request.
-enum class Outcome {
+/// The status of a request to the server.
+enum class RequestStatus {
   kDone,
   kLater,    ///< No answer, a fault of the server, or missing rights: the same may work later.
   kRefused,  ///< The server will not accept it.
@@ -37,25 +37,26 @@ class MlflowServer {
   /// Continues the run `request["run_id"]`; or finds the run whose tag lockstep.run is
   /// `request["key"]`, or creates it. `request` also has experiment_name, run_name, start_time (in
   /// ms) and tags, an array of {"key", "value"}.
-  Outcome open_run(const nlohmann::json& request, MlflowRun& run);
+  RequestStatus open_run(const nlohmann::json& request, MlflowRun& run);
   /// Logs {"metrics", "params", "tags"} to the run.
-  Outcome log_batch(const MlflowRun& run, nlohmann::json batch);
+  RequestStatus log_batch(const MlflowRun& run, nlohmann::json batch);
   /// Sets the status and end time of `update`.
-  Outcome update_run(const MlflowRun& run, nlohmann::json update);
+  RequestStatus update_run(const MlflowRun& run, nlohmann::json update);
   /// Stores bytes as the run's artifact `path`, through the server's proxy of artifacts.
-  Outcome put_artifact(const MlflowRun& run, const std::string& path, const std::string& bytes);
+  RequestStatus put_artifact(
+      const MlflowRun& run, const std::string& path, const std::string& bytes);
 
   const std::string& error() const { return error_; }
 
  private:
-  Outcome call(
+  RequestStatus call(
       const std::string& method,
       const std::string& path,
       const nlohmann::json& body,
       nlohmann::json& result);
-  Outcome judge(const std::string& what, const HttpAnswer& answer);
-  Outcome find_experiment(const std::string& name, std::string& id);
-  Outcome find_run(const nlohmann::json& request, MlflowRun& run);
+  RequestStatus judge(const std::string& what, const HttpAnswer& answer);
+  RequestStatus find_experiment(const std::string& name, std::string& id);
+  RequestStatus find_run(const nlohmann::json& request, MlflowRun& run);
 
   std::string uri_;
   HttpClient http_;

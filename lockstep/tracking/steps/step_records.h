@@ -45,7 +45,7 @@ std::string step_file_name(int rank);
 ///
 /// One write(2) a line, so the file of a killed process ends with a complete line. If a line cannot
 /// be written (a full disk), it logs a warning and writes no more, since one process must not stop
-/// while others continue. Not thread-safe.
+/// while others continue.
 class StepRecordFile {
  public:
   /// Creates folders and file if missing; throws ConfigError, naming the path, if that fails.

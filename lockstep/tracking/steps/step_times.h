@@ -30,7 +30,7 @@ int64_t total_ns(const PartTimes& times);
 void add_times(PartTimes& times, const PartTimes& more);
 
 /// Divides the time of a thread into parts. Every moment belongs to exactly one part: the innermost
-/// one that was entered, or the base. Cost: a few ns a call, no allocation. Not thread-safe.
+/// one that was entered, or the base. Cost: a few ns a call, no allocation.
 ///
 /// `now_ns` is the time of the call on any steady clock.
 class StepTimes {

@@ -6,9 +6,11 @@
 #include <string_view>
 #include <system_error>
 
+#include <protozero/pbf_reader.hpp>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
-#include "lockstep/tracking/file/protobuf_wire.h"
+#include "lockstep/tracking/file/little_endian.h"
 #include "lockstep/tracking/tensorboard/tfevents_fields.h"
 #include "lockstep/tracking/tracker.h"
 
@@ -16,12 +18,16 @@ namespace lockstep::tracking {
 namespace {
 
 using nlohmann::json;
+using protozero::data_view;
+using protozero::pbf_reader;
+using protozero::pbf_wire_type;
+using protozero::tag_and_type;
 
 /// Returns the bytes of the last field `number` of a message; empty if it has none.
-std::string_view bytes_of_field(std::string_view message, uint32_t number) {
-  std::string_view found;
-  for (ProtobufReader reader(message); reader.next();) {
-    found = reader.field() == number ? reader.bytes() : found;
+data_view bytes_of_field(data_view message, uint32_t number) {
+  data_view found;
+  for (pbf_reader reader(message); reader.next(number, pbf_wire_type::length_delimited);) {
+    found = reader.get_view();
   }
   return found;
 }
@@ -41,60 +47,70 @@ json config_in(std::string_view markdown) {
 }
 
 /// Returns the status in the metadata of the end of a session.
-std::string status_in(std::string_view metadata) {
+std::string status_in(data_view metadata) {
   using namespace tfevents;
   const auto content =
       bytes_of_field(bytes_of_field(metadata, kMetadataPluginData), kPluginContent);
-  for (ProtobufReader end(bytes_of_field(content, kHParamsSessionEnd)); end.next();) {
-    if (end.field() == kEndStatus) {
-      return name_of(end.varint() == kStatusSuccess ? RunStatus::kFinished : RunStatus::kFailed);
-    }
+  pbf_reader end(bytes_of_field(content, kHParamsSessionEnd));
+  if (!end.next(kEndStatus, pbf_wire_type::varint)) {
+    return "";
   }
-  return "";
+  return name_of(end.get_int64() == kStatusSuccess ? RunStatus::kFinished : RunStatus::kFailed);
 }
 
-void read_value(std::string_view value, int64_t step, EventFile& file) {
+void read_value(pbf_reader reader, int64_t step, EventFile& file) {
   using namespace tfevents;
   std::string tag;
   std::optional<double> number;
-  std::string_view tensor;
-  std::string_view metadata;
-  for (ProtobufReader reader(value); reader.next();) {
-    if (reader.field() == kValueTag) {
-      tag = reader.bytes();
-    } else if (reader.field() == kValueSimple) {
-      number = reader.single();
-    } else if (reader.field() == kValueTensor) {
-      tensor = reader.bytes();
-    } else if (reader.field() == kValueMetadata) {
-      metadata = reader.bytes();
+  data_view tensor;
+  data_view metadata;
+  while (reader.next()) {
+    switch (reader.tag_and_type()) {
+      case tag_and_type(kValueTag, pbf_wire_type::length_delimited):
+        tag = reader.get_string();
+        break;
+      case tag_and_type(kValueSimple, pbf_wire_type::fixed32):
+        number = reader.get_float();
+        break;
+      case tag_and_type(kValueTensor, pbf_wire_type::length_delimited):
+        tensor = reader.get_view();
+        break;
+      case tag_and_type(kValueMetadata, pbf_wire_type::length_delimited):
+        metadata = reader.get_view();
+        break;
+      default:
+        reader.skip();
     }
   }
   if (number) {
     file.scalars[tag][step] = *number;
   } else if (tag == "config/text_summary") {
-    const json config = config_in(bytes_of_field(tensor, kTensorStrings));
+    const data_view text = bytes_of_field(tensor, kTensorStrings);
+    const json config = config_in({text.data(), text.size()});
     file.config = config.is_null() ? file.config : config;
   } else if (tag == "_hparams_/session_end_info") {
     file.status = status_in(metadata);
   }
 }
 
-void read_event(std::string_view event, EventFile& file) {
+void read_event(const std::string& event, EventFile& file) {
   using namespace tfevents;
   int64_t step = 0;
-  std::string_view summary;
-  for (ProtobufReader reader(event); reader.next();) {
-    if (reader.field() == kEventStep) {
-      step = reader.varint();
-    } else if (reader.field() == kEventSummary) {
-      summary = reader.bytes();
+  pbf_reader summary;
+  for (pbf_reader reader(event); reader.next();) {
+    switch (reader.tag_and_type()) {
+      case tag_and_type(kEventStep, pbf_wire_type::varint):
+        step = reader.get_int64();
+        break;
+      case tag_and_type(kEventSummary, pbf_wire_type::length_delimited):
+        summary = reader.get_message();
+        break;
+      default:
+        reader.skip();
     }
   }
-  for (ProtobufReader reader(summary); reader.next();) {
-    if (reader.field() == kSummaryValue) {
-      read_value(reader.bytes(), step, file);
-    }
+  while (summary.next(kSummaryValue, pbf_wire_type::length_delimited)) {
+    read_value(summary.get_message(), step, file);
   }
 }
 
@@ -132,7 +148,11 @@ EventFile read_event_file(const std::filesystem::path& path) {
       result.is_complete = false;
       break;
     }
-    read_event(bytes, result);
+    try {
+      read_event(bytes, result);
+    } catch (const protozero::exception&) {
+      // An event that is no valid message.
+    }
   }
   return result;
 }

@@ -10,8 +10,8 @@
 
 namespace lockstep::tracking {
 
-/// Holds what an event file of TensorBoard says about a run: of Lockstep's tracker, or of another
-/// program that writes scalars as simple values, as torch's SummaryWriter does.
+/// The data of a run in an event file of TensorBoard: of Lockstep's tracker, or of another program
+/// that writes scalars as simple values, as torch's SummaryWriter does.
 struct EventFile {
   /// By name and step; the later of two values of a step.
   std::map<std::string, std::map<int64_t, double>> scalars;

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/tensorboard/tensorboard_tracker.h"
+#include "lockstep/tracking/tensorboard/tfevents.h"
 #include "lockstep/tracking/test_folder.h"
 #include "lockstep/tracking/values/histogram.h"
 
@@ -73,6 +74,17 @@ TEST(EventFile, CutOrDamagedIsReadUpToThere) {
   }
   EXPECT_TRUE(read(one).is_complete);
   EXPECT_TRUE(read("").is_complete);
+}
+
+TEST(EventFile, AnEventThatIsNoMessageIsSkipped) {
+  const TestFolder folder;
+  for (const std::string event : {"\x0b", "\x80", "\x2a\x05", "\xff\xff\xff\xff\xff\xff"}) {
+    const std::string bytes = tfevents::frame_record(event) +
+                              tfevents::frame_record(tfevents::scalars(1, 1, {{"loss", 0.5}}));
+    const EventFile file = read_event_file(write_text(folder / "events.out.tfevents.1.odd", bytes));
+    EXPECT_THAT(file.scalars, ElementsAre(Pair("loss", ElementsAre(Pair(1, 0.5)))));
+    EXPECT_TRUE(file.is_complete);
+  }
 }
 
 TEST(EventFile, ThatIsAbsentIsRefusedByName) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/tracking/tensorboard/tfevents.h"
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include <nlohmann/json.hpp>
+#include <protozero/pbf_writer.hpp>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
-#include "lockstep/tracking/file/protobuf_wire.h"
+#include "lockstep/tracking/file/little_endian.h"
 #include "lockstep/tracking/tensorboard/tfevents_fields.h"
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
@@ -18,85 +18,94 @@ namespace lockstep::tracking::tfevents {
 namespace {
 
 using nlohmann::json;
+using protozero::pbf_writer;
 
-ProtobufWriter event(double wall_time_s) {
-  return ProtobufWriter().number(kEventWallTime, wall_time_s);
+/// Returns a message with one field, which is a message.
+std::string message_of(uint32_t field, const std::string& content) {
+  std::string bytes;
+  pbf_writer(bytes).add_message(field, content);
+  return bytes;
 }
 
-/// Leaves out step 0, as protobuf leaves out zeros.
-ProtobufWriter event_of_step(double wall_time_s, int64_t step) {
-  ProtobufWriter result = event(wall_time_s);
+/// Encodes an event of a step. Leaves out step 0, as protobuf leaves out zeros.
+std::string summary_event(double wall_time_s, int64_t step, const std::string& summary) {
+  std::string bytes;
+  pbf_writer event(bytes);
+  event.add_double(kEventWallTime, wall_time_s);
   if (step != 0) {
-    result.varint(kEventStep, step);
+    event.add_int64(kEventStep, step);
   }
-  return result;
+  event.add_message(kEventSummary, summary);
+  return bytes;
 }
 
-ProtobufWriter plugin_metadata(std::string_view plugin, std::string_view content) {
-  ProtobufWriter data;
-  data.bytes(kPluginName, plugin);
+std::string plugin_metadata(const std::string& plugin, const std::string& content) {
+  std::string data;
+  pbf_writer writer(data);
+  writer.add_string(kPluginName, plugin);
   if (!content.empty()) {
-    data.bytes(kPluginContent, content);
+    writer.add_bytes(kPluginContent, content);
   }
-  return ProtobufWriter().message(kMetadataPluginData, data);
+  return message_of(kMetadataPluginData, data);
 }
 
-/// Encodes a value that is a list of strings.
-ProtobufWriter strings_value(
-    const std::string& tag, std::string_view plugin, const std::vector<std::string>& strings) {
-  const ProtobufWriter dim =
-      ProtobufWriter().varint(kDimSize, static_cast<int64_t>(strings.size()));
-  ProtobufWriter tensor;
-  tensor.varint(kTensorDtype, kDtypeString)
-      .message(kTensorShape, ProtobufWriter().message(kShapeDim, dim));
-  for (const std::string& text : strings) {
-    tensor.bytes(kTensorStrings, text);
+/// Appends a value that is a list of strings.
+void add_strings_value(
+    pbf_writer& summary,
+    const std::string& tag,
+    const std::string& plugin,
+    const std::vector<std::string>& strings) {
+  pbf_writer value(summary, kSummaryValue);
+  value.add_string(kValueTag, tag);
+  {
+    pbf_writer tensor(value, kValueTensor);
+    tensor.add_int64(kTensorDtype, kDtypeString);
+    pbf_writer shape(tensor, kTensorShape);
+    pbf_writer(shape, kShapeDim).add_int64(kDimSize, static_cast<int64_t>(strings.size()));
+    shape.commit();
+    for (const std::string& text : strings) {
+      tensor.add_bytes(kTensorStrings, text);
+    }
   }
-  return ProtobufWriter()
-      .bytes(kValueTag, tag)
-      .message(kValueTensor, tensor)
-      .message(kValueMetadata, plugin_metadata(plugin, ""));
+  value.add_message(kValueMetadata, plugin_metadata(plugin, ""));
 }
 
-ProtobufWriter histogram_message(const Histogram& histogram) {
-  std::string limits;
-  std::string counts;
-  for (size_t i = 0; i < histogram.counts.size(); ++i) {
-    append_little_endian(limits, std::bit_cast<uint64_t>(histogram.edges[i + 1]));
-    append_little_endian(counts, std::bit_cast<uint64_t>(static_cast<double>(histogram.counts[i])));
-  }
-  return ProtobufWriter()
-      .number(kHistogramMin, histogram.min)
-      .number(kHistogramMax, histogram.max)
-      .number(kHistogramNum, static_cast<double>(histogram.count))
-      .number(kHistogramSum, histogram.sum)
-      .number(kHistogramSumSquares, histogram.sum_of_squares)
-      .bytes(kHistogramLimits, limits)
-      .bytes(kHistogramCounts, counts);
+void add_histogram(pbf_writer& summary, const std::string& tag, const Histogram& histogram) {
+  const std::vector<double> counts(histogram.counts.begin(), histogram.counts.end());
+  pbf_writer value(summary, kSummaryValue);
+  value.add_string(kValueTag, tag);
+  pbf_writer data(value, kValueHistogram);
+  data.add_double(kHistogramMin, histogram.min);
+  data.add_double(kHistogramMax, histogram.max);
+  data.add_double(kHistogramNum, static_cast<double>(histogram.count));
+  data.add_double(kHistogramSum, histogram.sum);
+  data.add_double(kHistogramSumSquares, histogram.sum_of_squares);
+  data.add_packed_double(kHistogramLimits, histogram.edges.begin() + 1, histogram.edges.end());
+  data.add_packed_double(kHistogramCounts, counts.begin(), counts.end());
 }
 
 std::string hparams_event(
-    double wall_time_s, std::string_view tag, uint32_t field, const ProtobufWriter& data) {
-  const ProtobufWriter content = ProtobufWriter().message(field, data);
-  const ProtobufWriter value =
-      ProtobufWriter()
-          .bytes(kValueTag, tag)
-          .message(kValueMetadata, plugin_metadata("hparams", content.written()));
-  return event(wall_time_s)
-      .message(kEventSummary, ProtobufWriter().message(kSummaryValue, value))
-      .written();
+    double wall_time_s, const std::string& tag, uint32_t field, const std::string& data) {
+  std::string value;
+  pbf_writer writer(value);
+  writer.add_string(kValueTag, tag);
+  writer.add_message(kValueMetadata, plugin_metadata("hparams", message_of(field, data)));
+  return summary_event(wall_time_s, 0, message_of(kSummaryValue, value));
 }
 
-ProtobufWriter struct_value(const json& value) {
+std::string struct_value(const json& value) {
+  std::string bytes;
+  pbf_writer writer(bytes);
   if (value.is_boolean()) {
-    return ProtobufWriter().varint(kStructBool, value.get<bool>() ? 1 : 0);
+    writer.add_bool(kStructBool, value.get<bool>());
+  } else if (value.is_number()) {
+    writer.add_double(kStructNumber, value.get<double>());
+  } else {
+    LOCKSTEP_ASSERT(
+        value.is_string(), "flat_config left another type than boolean, number or string");
+    writer.add_string(kStructString, value.get_ref<const std::string&>());
   }
-  if (value.is_number()) {
-    return ProtobufWriter().number(kStructNumber, value.get<double>());
-  }
-  LOCKSTEP_ASSERT(
-      value.is_string(), "flat_config left another type than boolean, number or string");
-  return ProtobufWriter().bytes(kStructString, value.get_ref<const std::string&>());
+  return bytes;
 }
 
 int64_t type_of(const json& value) {
@@ -129,84 +138,97 @@ std::string frame_record(std::string_view payload) {
 }
 
 std::string file_version(double wall_time_s) {
-  return event(wall_time_s).bytes(kEventFileVersion, "brain.Event:2").written();
+  std::string bytes;
+  pbf_writer event(bytes);
+  event.add_double(kEventWallTime, wall_time_s);
+  event.add_string(kEventFileVersion, "brain.Event:2");
+  return bytes;
 }
 
 std::string scalars(double wall_time_s, int64_t step, const Values& values) {
-  ProtobufWriter summary;
-  for (const auto& [tag, value] : values) {
-    summary.message(
-        kSummaryValue,
-        ProtobufWriter().bytes(kValueTag, tag).number(kValueSimple, to_single(value)));
+  std::string summary;
+  pbf_writer writer(summary);
+  for (const auto& [tag, number] : values) {
+    pbf_writer value(writer, kSummaryValue);
+    value.add_string(kValueTag, tag);
+    value.add_float(kValueSimple, to_single(number));
   }
-  return event(wall_time_s).varint(kEventStep, step).message(kEventSummary, summary).written();
+  std::string bytes;
+  pbf_writer event(bytes);
+  event.add_double(kEventWallTime, wall_time_s);
+  event.add_int64(kEventStep, step);
+  event.add_message(kEventSummary, summary);
+  return bytes;
 }
 
 std::string text(double wall_time_s, int64_t step, const Texts& texts) {
-  ProtobufWriter summary;
+  std::string summary;
+  pbf_writer writer(summary);
   for (const auto& [tag, markdown] : texts) {
-    summary.message(kSummaryValue, strings_value(tag + "/text_summary", "text", {markdown}));
+    add_strings_value(writer, tag + "/text_summary", "text", {markdown});
   }
-  return event_of_step(wall_time_s, step).message(kEventSummary, summary).written();
+  return summary_event(wall_time_s, step, summary);
 }
 
 std::string images(double wall_time_s, int64_t step, const ImageBatches& images) {
-  ProtobufWriter summary;
+  std::string summary;
+  pbf_writer writer(summary);
   for (const auto& [tag, batch] : images) {
     std::vector<std::string> strings = {std::to_string(batch.width), std::to_string(batch.height)};
     for (int64_t i = 0; i < batch.count; ++i) {
       strings.push_back(png(batch, i));
     }
-    summary.message(kSummaryValue, strings_value(tag, "images", strings));
+    add_strings_value(writer, tag, "images", strings);
   }
-  return event_of_step(wall_time_s, step).message(kEventSummary, summary).written();
+  return summary_event(wall_time_s, step, summary);
 }
 
 std::string histograms(double wall_time_s, int64_t step, const Histograms& histograms) {
-  ProtobufWriter summary;
+  std::string summary;
+  pbf_writer writer(summary);
   for (const auto& [tag, histogram] : histograms) {
     if (histogram.count > 0) {
-      summary.message(
-          kSummaryValue,
-          ProtobufWriter()
-              .bytes(kValueTag, tag)
-              .message(kValueHistogram, histogram_message(histogram)));
+      add_histogram(writer, tag, histogram);
     }
   }
-  return event_of_step(wall_time_s, step).message(kEventSummary, summary).written();
+  return summary_event(wall_time_s, step, summary);
 }
 
 std::string session_start(double wall_time_s, const nlohmann::json& hparams) {
-  ProtobufWriter start;
+  std::string start;
+  pbf_writer writer(start);
   for (const auto& [name, value] : hparams.items()) {
-    start.message(
-        kStartHParams,
-        ProtobufWriter().bytes(kMapKey, name).message(kMapValue, struct_value(value)));
+    pbf_writer entry(writer, kStartHParams);
+    entry.add_string(kMapKey, name);
+    entry.add_message(kMapValue, struct_value(value));
   }
-  start.number(kStartTime, wall_time_s);
+  writer.add_double(kStartTime, wall_time_s);
   return hparams_event(wall_time_s, "_hparams_/session_start_info", kHParamsSessionStart, start);
 }
 
 std::string experiment(
     double wall_time_s, const nlohmann::json& hparams, const std::vector<std::string>& metrics) {
-  ProtobufWriter data;
-  data.number(kExperimentTime, wall_time_s);
+  std::string data;
+  pbf_writer writer(data);
+  writer.add_double(kExperimentTime, wall_time_s);
   for (const auto& [name, value] : hparams.items()) {
-    data.message(
-        kExperimentHParams,
-        ProtobufWriter().bytes(kHParamName, name).varint(kHParamType, type_of(value)));
+    pbf_writer column(writer, kExperimentHParams);
+    column.add_string(kHParamName, name);
+    column.add_int64(kHParamType, type_of(value));
   }
   for (const std::string& metric : metrics) {
-    const ProtobufWriter name = ProtobufWriter().bytes(kMetricNameTag, metric);
-    data.message(kExperimentMetrics, ProtobufWriter().message(kMetricName, name));
+    std::string name;
+    pbf_writer(name).add_string(kMetricNameTag, metric);
+    writer.add_message(kExperimentMetrics, message_of(kMetricName, name));
   }
   return hparams_event(wall_time_s, "_hparams_/experiment", kHParamsExperiment, data);
 }
 
 std::string session_end(double wall_time_s, RunStatus status) {
-  const int64_t code = status == RunStatus::kFinished ? kStatusSuccess : kStatusFailure;
-  const ProtobufWriter end =
-      ProtobufWriter().varint(kEndStatus, code).number(kEndTime, wall_time_s);
+  std::string end;
+  pbf_writer writer(end);
+  writer.add_int64(kEndStatus, status == RunStatus::kFinished ? kStatusSuccess : kStatusFailure);
+  writer.add_double(kEndTime, wall_time_s);
   return hparams_event(wall_time_s, "_hparams_/session_end_info", kHParamsSessionEnd, end);
 }
 

@@ -7,7 +7,7 @@
 
 namespace lockstep::tracking {
 
-/// Holds a batch of images of one size: bytes by image, row, column and channel (NHWC).
+/// A batch of images of one size: bytes by image, row, column and channel (NHWC).
 struct Images {
   int64_t count = 0;
   int64_t height = 0;

@@ -8,7 +8,7 @@
 
 namespace lockstep::tracking {
 
-/// Holds a table. A cell is text in UTF-8, a number, a boolean or null.
+/// A table. A cell is text in UTF-8, a number, a boolean or null.
 struct Table {
   std::vector<std::string> columns;
   std::vector<std::vector<nlohmann::json>> rows;

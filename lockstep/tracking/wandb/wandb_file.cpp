@@ -3,7 +3,10 @@
 
 #include <algorithm>
 
+#include <protozero/pbf_writer.hpp>
 #include <zlib.h>
+
+#include "lockstep/tracking/file/little_endian.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -61,9 +64,11 @@ bool WandbFile::create(const std::filesystem::path& path) {
   return true;
 }
 
-void WandbFile::append(uint32_t field, const ProtobufWriter& message) {
-  const std::string record =
-      ProtobufWriter().varint(kRecordNumber, records_ + 1).message(field, message).written();
+void WandbFile::append(uint32_t field, const std::string& message) {
+  std::string record;
+  protozero::pbf_writer writer(record);
+  writer.add_int64(kRecordNumber, records_ + 1);
+  writer.add_message(field, message);
   const std::string log = wandb_log_blocks(record, size_);
   file_.append(log);
   size_ += log.size();

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "lockstep/tracking/file/append_file.h"
-#include "lockstep/tracking/file/protobuf_wire.h"
 
 namespace lockstep::tracking {
 
@@ -21,7 +20,7 @@ class WandbFile {
   /// Creates the file. Returns false if the name exists. Throws ConfigError as AppendFile does.
   bool create(const std::filesystem::path& path);
   /// Appends a Record of wandb_internal.proto: its number, and `message` as its field `field`.
-  void append(uint32_t field, const ProtobufWriter& message);
+  void append(uint32_t field, const std::string& message);
   void sync() { file_.sync(); }
   void close() { file_.close(); }
   const std::filesystem::path& path() const { return file_.path(); }

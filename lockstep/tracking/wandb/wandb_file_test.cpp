@@ -61,9 +61,12 @@ TEST(WandbFile, WritesTheBytesOfWandb) {
   const TestFolder folder;
   WandbFile file;
   ASSERT_TRUE(file.create(folder / "run.wandb"));
-  const ProtobufWriter item = ProtobufWriter().bytes(1, "loss").bytes(16, "0.5");
-  file.append(2, ProtobufWriter().message(1, item).message(2, ProtobufWriter().varint(1, 7)));
-  file.append(18, ProtobufWriter().varint(1, 1).varint(2, 5));
+  file.append(
+      2,
+      "\x0a\x0c\x0a\x04loss\x82\x01\x03"
+      "0.5"
+      "\x12\x02\x08\x07");
+  file.append(18, "\x08\x01\x10\x05");
   std::string hex;
   for (const char c : contents(file.path())) {
     hex += fmt::format("{:02x}", static_cast<unsigned char>(c));

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <protozero/pbf_writer.hpp>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -23,6 +24,7 @@ namespace lockstep::tracking {
 namespace {
 
 using nlohmann::json;
+using protozero::pbf_writer;
 
 // Fields of wandb_internal.proto: of Record,
 constexpr uint32_t kHistory = 2;
@@ -108,8 +110,16 @@ std::string json_number(double value) {
   return std::isfinite(value) ? json(value).dump() : name_of_non_finite(value);
 }
 
-ProtobufWriter wandb_item(const std::string& key, const std::string& json_text) {
-  return ProtobufWriter().bytes(kItemKey, key).bytes(kItemJson, json_text);
+/// Appends an item to a record.
+void add_item(
+    pbf_writer& record, uint32_t field, const std::string& key, const std::string& json_text) {
+  pbf_writer item(record, field);
+  item.add_string(kItemKey, key);
+  item.add_string(kItemJson, json_text);
+}
+
+void add_file(pbf_writer& files, const std::string& path) {
+  pbf_writer(files, kFilesItem).add_string(kFilePath, path);
 }
 
 /// Returns a table's JSON as Python writes it, with NaN and infinities.
@@ -157,10 +167,11 @@ WandbTracker::WandbTracker(const std::filesystem::path& folder, WandbOptions opt
 }
 
 void WandbTracker::append_run() {
-  ProtobufWriter run;
+  std::string bytes;
+  pbf_writer run(bytes);
   const auto add = [&](uint32_t field, const std::string& value) {
     if (!value.empty()) {
-      run.bytes(field, value);
+      run.add_string(field, value);
     }
   };
   add(kRunId, options_.id);
@@ -178,16 +189,21 @@ void WandbTracker::append_run() {
   add(kRunHost, host.data());
   const auto seconds = static_cast<int64_t>(start_s_);
   const auto nanos = static_cast<int64_t>((start_s_ - static_cast<double>(seconds)) * 1e9);
-  run.message(kRunStartTime, ProtobufWriter().varint(kSeconds, seconds).varint(kNanos, nanos));
-  file_.append(kRun, run);
+  {
+    pbf_writer start(run, kRunStartTime);
+    start.add_int64(kSeconds, seconds);
+    start.add_int64(kNanos, nanos);
+  }
+  file_.append(kRun, bytes);
 }
 
 void WandbTracker::do_store_config(const json& config) {
-  ProtobufWriter update;
+  std::string bytes;
+  pbf_writer update(bytes);
   for (const auto& [key, value] : config.items()) {
-    update.message(kUpdate, wandb_item(key, value.dump()));
+    add_item(update, kUpdate, key, value.dump());
   }
-  file_.append(kConfig, update);
+  file_.append(kConfig, bytes);
 }
 
 void WandbTracker::append_history(const std::map<std::string, std::string>& items, int64_t step) {
@@ -196,13 +212,14 @@ void WandbTracker::append_history(const std::map<std::string, std::string>& item
   row["_step"] = std::to_string(step);
   row["_timestamp"] = json_number(now_s);
   row["_runtime"] = json_number(now_s - start_s_);
-  ProtobufWriter history;
+  std::string bytes;
+  pbf_writer history(bytes);
   for (const auto& [key, text] : row) {
-    history.message(kHistoryItem, wandb_item(key, text));
+    add_item(history, kHistoryItem, key, text);
     summary_[key] = text;
   }
-  history.message(kHistoryStep, ProtobufWriter().varint(1, step));
-  file_.append(kHistory, history);
+  pbf_writer(history, kHistoryStep).add_int64(1, step);
+  file_.append(kHistory, bytes);
 }
 
 void WandbTracker::do_log(const Values& values, int64_t step) {
@@ -226,14 +243,15 @@ void WandbTracker::write_media(const std::string& path, const std::string& bytes
 
 void WandbTracker::do_log_images(const ImageBatches& images, int64_t step) {
   std::map<std::string, std::string> items;
-  ProtobufWriter files;
+  std::string file_names;
+  pbf_writer files(file_names);
   for (const auto& [name, batch] : images) {
     json paths = json::array();
     for (int64_t i = 0; i < batch.count; ++i) {
       const std::string path = fmt::format("{}_{}.png", media_path("images", name, step), i);
       write_media(path, png(batch, i));
       paths.push_back(path);
-      files.message(kFilesItem, ProtobufWriter().bytes(kFilePath, path));
+      add_file(files, path);
     }
     items[name] = json{
         {"_type", "images/separated"},
@@ -245,7 +263,7 @@ void WandbTracker::do_log_images(const ImageBatches& images, int64_t step) {
          paths}}.dump();
   }
   append_history(items, step);
-  file_.append(kFiles, files);
+  file_.append(kFiles, file_names);
 }
 
 void WandbTracker::do_log_histograms(const Histograms& histograms, int64_t step) {
@@ -273,12 +291,13 @@ void WandbTracker::do_log_text(const Texts& texts, int64_t step) {
 
 void WandbTracker::do_log_tables(const Tables& tables, int64_t step) {
   std::map<std::string, std::string> items;
-  ProtobufWriter files;
+  std::string file_names;
+  pbf_writer files(file_names);
   for (const auto& [name, table] : tables) {
     const std::string path = media_path("table", name, step) + ".table.json";
     const std::string bytes = python_json(table);
     write_media(path, bytes);
-    files.message(kFilesItem, ProtobufWriter().bytes(kFilePath, path));
+    add_file(files, path);
     items[name] = json{
         {"_type", "table-file"},
         {"path", path},
@@ -289,16 +308,17 @@ void WandbTracker::do_log_tables(const Tables& tables, int64_t step) {
          "IMMUTABLE"}}.dump();
   }
   append_history(items, step);
-  file_.append(kFiles, files);
+  file_.append(kFiles, file_names);
 }
 
 void WandbTracker::append_summary() {
-  ProtobufWriter update;
+  std::string bytes;
+  pbf_writer update(bytes);
   for (const auto& [key, text] : summary_) {
-    update.message(kUpdate, wandb_item(key, text));
+    add_item(update, kUpdate, key, text);
   }
   if (!summary_.empty()) {
-    file_.append(kSummary, update);
+    file_.append(kSummary, bytes);
   }
 }
 
@@ -312,11 +332,11 @@ void WandbTracker::do_finish(RunStatus status) {
   const int64_t exit_code = status == RunStatus::kFinished ? 0
                             : status == RunStatus::kFailed ? 1
                                                            : 137;
-  file_.append(
-      kExit,
-      ProtobufWriter()
-          .varint(kExitCode, exit_code)
-          .varint(kRuntime, static_cast<int64_t>(wall_time_s() - start_s_)));
+  std::string bytes;
+  pbf_writer exit(bytes);
+  exit.add_int64(kExitCode, exit_code);
+  exit.add_int64(kRuntime, static_cast<int64_t>(wall_time_s() - start_s_));
+  file_.append(kExit, bytes);
   file_.close();
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/base/new_file.h"
+#include "lockstep/base/atomic_file.h"
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -17,27 +18,36 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr mode_t kModeOfMkostemp = 0600;
+
 [[noreturn]] void fail_to_write(const fs::path& path, int error) {
-  throw Error(path.native(), fmt::format("cannot be written; {}", std::strerror(error)));
+  const std::string what = fmt::format("cannot be written; {}", std::strerror(error));
+  errno = error;
+  throw Error(path.native(), what);
 }
 
 }  // namespace
 
-NewFile::NewFile(const fs::path& target) : name_(target.native() + ".tmp-XXXXXX") {
-  // mkostemp creates it with mode 0600.
+AtomicFile::AtomicFile(const fs::path& target, mode_t mode)
+    : name_(target.native() + ".tmp-XXXXXX") {
   file_.reset(::mkostemp(name_.data(), O_CLOEXEC));
   if (!file_.is_open()) {
     fail_to_write(target, errno);
   }
-}
-
-NewFile::~NewFile() {
-  if (!renamed_) {
-    ::unlink(name_.c_str());
+  if (mode != kModeOfMkostemp) {
+    (void)::fchmod(file_.get(), mode);  // Some file systems have no permissions.
   }
 }
 
-void NewFile::write(const std::string& text) const {
+AtomicFile::~AtomicFile() {
+  if (!renamed_) {
+    const int error = errno;
+    ::unlink(name_.c_str());
+    errno = error;
+  }
+}
+
+void AtomicFile::write(const std::string& text) const {
   for (size_t at = 0; at < text.size();) {
     const ssize_t size = ::write(file_.get(), text.data() + at, text.size() - at);
     if (size < 0 && errno != EINTR) {
@@ -50,7 +60,7 @@ void NewFile::write(const std::string& text) const {
   }
 }
 
-bool NewFile::rename_to(const fs::path& target, bool replace) {
+bool AtomicFile::rename_to(const fs::path& target, bool replace) {
   if (replace) {
     if (::rename(name_.c_str(), target.c_str()) != 0) {
       fail_to_write(target, errno);
@@ -71,6 +81,12 @@ bool NewFile::rename_to(const fs::path& target, bool replace) {
     fail_to_write(target, errno);
   }
   return false;
+}
+
+void write_atomically(const fs::path& path, const std::string& text, mode_t mode) {
+  AtomicFile file(path, mode);
+  file.write(text);
+  file.rename_to(path, /*replace=*/true);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings of monitoring, of output, and of the ranks' environment.
+// Settings of a running job: monitoring, output, and the ranks' environment.
 #include <fmt/format.h>
 
 #include "lockstep/base/text/split.h"

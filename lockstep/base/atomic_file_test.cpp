@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/base/new_file.h"
+#include "lockstep/base/atomic_file.h"
 
 #include <fstream>
 #include <sys/stat.h>
@@ -15,9 +15,9 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(NewFile, IsThereForItsOwnerOnceRenamed) {
+TEST(AtomicFile, IsThereForItsOwnerOnceRenamed) {
   const TestFolder folder;
-  NewFile file(folder / "a");
+  AtomicFile file(folder / "a");
   file.write("text");
   EXPECT_FALSE(std::filesystem::exists(folder / "a"));
   EXPECT_TRUE(file.rename_to(folder / "a", false));
@@ -27,30 +27,39 @@ TEST(NewFile, IsThereForItsOwnerOnceRenamed) {
   EXPECT_EQ(status.st_mode & 0777U, 0600U);
 }
 
-TEST(NewFile, TakesAnothersPlaceOnlyIfItMay) {
+TEST(AtomicFile, TakesAnothersPlaceOnlyIfItMay) {
   const TestFolder folder;
   std::ofstream(folder / "a") << "old";
   {
-    NewFile file(folder / "a");
+    AtomicFile file(folder / "a");
     file.write("new");
     EXPECT_FALSE(file.rename_to(folder / "a", false));
     EXPECT_EQ(contents(folder / "a"), "old");
   }
-  NewFile file(folder / "a");
+  AtomicFile file(folder / "a");
   file.write("new");
   EXPECT_TRUE(file.rename_to(folder / "a", true));
   EXPECT_EQ(contents(folder / "a"), "new");
 }
 
-TEST(NewFile, LeavesNothingIfItWasNotRenamed) {
+TEST(AtomicFile, HasTheGivenPermissions) {
   const TestFolder folder;
-  { NewFile(folder / "a").write("text"); }
+  write_atomically(folder / "a", "text", 0644);
+  EXPECT_EQ(contents(folder / "a"), "text");
+  struct stat status {};
+  ASSERT_EQ(::stat((folder / "a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777U, 0644U);
+}
+
+TEST(AtomicFile, LeavesNothingIfItWasNotRenamed) {
+  const TestFolder folder;
+  { AtomicFile(folder / "a").write("text"); }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(NewFile, NamesAFileThatCannotBeWritten) {
+TEST(AtomicFile, NamesAFileThatCannotBeWritten) {
   EXPECT_THAT(
-      [] { NewFile("/proc/none/a"); },
+      [] { AtomicFile("/proc/none/a"); },
       testing::ThrowsMessage<Error>(HasSubstr("/proc/none/a] cannot be written")));
 }
 
