@@ -54,7 +54,7 @@ namespace lockstep {
 /// It may be moved; the one moved from can only be assigned to or destroyed. Functions that
 /// find_executable_batch_size returns refer to it, so do not move it before they end.
 ///
-/// Not thread-safe. Modelled on Hugging Face Accelerate's class of the same name.
+/// Modelled on Hugging Face Accelerate's class of the same name.
 class Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});

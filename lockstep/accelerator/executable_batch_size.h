@@ -20,7 +20,7 @@ bool is_out_of_memory(const std::exception& failure);
 /// Releases freed memory: the device allocator's cache and the C library's heap.
 void release_cached_memory();
 
-/// Coordinates one attempt with one batch size between the processes. Not thread-safe.
+/// Coordinates one attempt with one batch size between the processes.
 ///
 /// Cost: with several processes a new connection before the attempt, and a reduction of one number
 /// after it; none during the attempt.

@@ -27,8 +27,7 @@ class Accelerator;
 ///     state.set({h, c});
 ///   }
 ///
-/// Cost: the memory of the tensors; a save gathers those of all ranks on each rank. Not
-/// thread-safe.
+/// Cost: the memory of the tensors; a save gathers those of all ranks on each rank.
 class SequenceState {
  public:
   /// `dim`: the dimension of the tensors that counts rows; 1 in torch's recurrent modules.

@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-/// Holds the open trackers of AcceleratorOptions::log_with on this process. Not thread-safe.
+/// Holds the open trackers of AcceleratorOptions::log_with on this process.
 class Trackers {
  public:
   explicit Trackers(const RunContext& context) : context_(context) {}

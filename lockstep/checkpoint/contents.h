@@ -24,7 +24,7 @@ struct FileContents {
 };
 
 /// The state that one rank saves, collected before writing, so that another thread can write it.
-/// Holds the tensors themselves until `copy_to_host`. Not thread-safe.
+/// Holds the tensors themselves until `copy_to_host`.
 class Contents {
  public:
   /// See Writer::add_tensors and add_json.

@@ -9,7 +9,7 @@
 namespace lockstep::checkpoint {
 
 /// Distributes work evenly over writers, in the same way on every rank that makes the same calls in
-/// the same order. Not thread-safe.
+/// the same order.
 class EvenShares {
  public:
   /// A half-open range of the distributed bytes.

@@ -51,7 +51,7 @@ struct WriterOptions {
 /// The ranks must see one file system. Cost besides writing: three small all-gathers and two
 /// broadcasts.
 ///
-/// Not thread-safe. Modelled on Orbax's atomic directories and DCP's metadata-last commit.
+/// Modelled on Orbax's atomic directories and DCP's metadata-last commit.
 class Writer {
  public:
   /// Collective. Throws CheckpointError on every rank if the target exists (see `overwrite`),

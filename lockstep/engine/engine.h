@@ -41,7 +41,7 @@ namespace lockstep {
 ///   steps the scheduler unless gradients overflowed, and drops the model's gradients.
 ///
 /// EngineCore declares the calls that do not need the model. An unknown key in ds_config.json is an
-/// error; see docs/ds_config.md. A handle: copies refer to the same engine. Not thread-safe.
+/// error; see docs/ds_config.md. A handle: copies refer to the same engine.
 /// Modelled on DeepSpeed 0.19's DeepSpeedEngine.
 template <ModuleHandle Model>
 class Engine : public EngineCore {

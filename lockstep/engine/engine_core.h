@@ -28,8 +28,8 @@ struct EngineContext;
 
 /// The calls of an Engine that do not depend on the model's type.
 ///
-/// A handle: copies refer to the same engine. After destroy() every call is a ConfigError. Not
-/// thread-safe. Modelled on DeepSpeed 0.19's DeepSpeedEngine.
+/// A handle: copies refer to the same engine. After destroy() every call is a ConfigError.
+/// Modelled on DeepSpeed 0.19's DeepSpeedEngine.
 class EngineCore {
   struct Parts;
 

@@ -18,7 +18,7 @@ namespace lockstep::offload {
 /// CPU tensors are used directly.
 ///
 /// Memory: two transfer buffers on the host, each as large as the largest fetch; pinned, if
-/// requested and the device is CUDA. Not thread-safe.
+/// requested and the device is CUDA.
 class HostStaging {
  public:
   static constexpr size_t kSlots = 2;

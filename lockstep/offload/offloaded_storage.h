@@ -11,7 +11,7 @@ namespace lockstep::offload {
 /// Device memory that is temporarily moved to the host. The tensors and all their views stay valid
 /// objects; using one before `reload` throws c10::Error.
 ///
-/// CPU tensors are unchanged. Cost: a copy to the host and one back. Not thread-safe. Tensors that
+/// CPU tensors are unchanged. Cost: a copy to the host and one back. Tensors that
 /// are still offloaded at destruction stay unusable.
 class OffloadedStorage {
  public:

@@ -15,7 +15,7 @@ concept PermitsAccess = requires(Storage& storage) {
 };
 
 /// Makes each access to the storage, whose memory was freed, fail with `message`. With torch 2.11
-/// the error is torch's own for tensors without memory. Not thread-safe.
+/// the error is torch's own for tensors without memory.
 template <typename Storage = c10::StorageImpl>
 void refuse_access(Storage& storage, std::string message) {
   if constexpr (PermitsAccess<Storage>) {
@@ -23,7 +23,7 @@ void refuse_access(Storage& storage, std::string message) {
   }
 }
 
-/// Permits accesses again, after the storage got new memory. Not thread-safe.
+/// Permits accesses again, after the storage got new memory.
 template <typename Storage = c10::StorageImpl>
 void permit_access(Storage& storage) {
   if constexpr (PermitsAccess<Storage>) {

@@ -25,7 +25,7 @@ struct TensorSwapperOptions {
 /// With two slots reading the next or writing the last set overlaps the work; with three both do.
 ///
 /// Uses pread and pwrite on two threads; docs/dependencies.md says why not io_uring. Memory:
-/// `slots` times the largest set, kept. Not thread-safe.
+/// `slots` times the largest set, kept.
 class TensorSwapper {
  public:
   explicit TensorSwapper(const TensorSwapperOptions& options);

@@ -15,7 +15,7 @@
 /// an expanded gradient by a writable copy.
 ///
 /// Cost: one pass over the gradients for the norm, and one more to scale them; on the CPU the
-/// second is skipped if nothing is clipped. Not thread-safe.
+/// second is skipped if nothing is clipped.
 namespace lockstep::optim {
 
 /// Returns the norm of all gradients, as of one vector; 0 without any.

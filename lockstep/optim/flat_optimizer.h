@@ -56,7 +56,7 @@ class UpdateStrategy;
 /// - `Accelerator::prepare` sets a call guard: a direct `step` of a prepared optimizer throws
 ///   ConfigError.
 ///
-/// For dense real parameters; sparse gradients throw ConfigError. Not thread-safe.
+/// For dense real parameters; sparse gradients throw ConfigError.
 class FlatOptimizer : public torch::optim::Optimizer {
  public:
   using ParameterState = optim::ParameterState;

@@ -17,16 +17,16 @@ using Json = nlohmann::json;
 /// A limit, since memory for all models is allocated before the first is read.
 constexpr int64_t kMostModels = 1 << 16;
 
-std::set<size_t> read_taken_over(const SavedValues& meta, size_t models) {
-  std::set<size_t> taken_over;
+std::set<size_t> read_excluded_models(const SavedValues& meta, size_t models) {
+  std::set<size_t> excluded;
   if (models == 0) {
     meta.list("models_taken_over", 0);
-    return taken_over;
+    return excluded;
   }
   for (const int64_t model : meta.counts("models_taken_over", static_cast<int64_t>(models) - 1)) {
-    taken_over.insert(static_cast<size_t>(model));
+    excluded.insert(static_cast<size_t>(model));
   }
-  return taken_over;
+  return excluded;
 }
 
 /// Reads left_out, which a manifest has only if parameters were omitted.
@@ -69,7 +69,7 @@ SavedMeta read_saved_meta(const StoredCheckpoint& stored) {
   saved.processes = static_cast<int>(
       meta.count("processes", stored.world_size(), std::numeric_limits<int>::max()));
   saved.models = static_cast<size_t>(meta.count("models", 0, kMostModels));
-  saved.models_taken_over = read_taken_over(meta, saved.models);
+  saved.excluded_models = read_excluded_models(meta, saved.models);
   saved.left_out = read_left_out(meta, saved.models);
   saved.loaders = static_cast<size_t>(meta.count("loaders"));
   saved.optimizer_steps = meta.counts("optimizer_steps");

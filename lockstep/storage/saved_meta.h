@@ -18,7 +18,7 @@ namespace lockstep::storage {
 struct SavedMeta {
   int processes = 1;
   size_t models = 0;
-  std::set<size_t> models_taken_over;  ///< Models that a hook saves.
+  std::set<size_t> excluded_models;  ///< Models that a hook saves.
   /// For each model, the parameters that were not saved.
   std::vector<std::set<std::string>> left_out;
   size_t loaders = 0;

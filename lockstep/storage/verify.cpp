@@ -144,7 +144,7 @@ class StructureCheck {
   /// missing.
   void check_files(const SavedMeta& meta) {
     for (size_t i = 0; i < meta.models; ++i) {
-      if (!meta.models_taken_over.contains(i) &&
+      if (!meta.excluded_models.contains(i) &&
           !expect_set(state_files::numbered("model", i), "meta.models")) {
         break;
       }

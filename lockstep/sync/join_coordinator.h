@@ -13,7 +13,6 @@ namespace lockstep {
 /// Tracks the ranks that still have data, by one small all-reduce before every averaging. Ranks
 /// with data start it, and ranks without data answer.
 ///
-/// Not thread-safe.
 class JoinCoordinator {
  public:
   struct ActiveRanks {

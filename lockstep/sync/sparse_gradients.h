@@ -17,7 +17,7 @@ namespace lockstep {
 /// ranks' rows, divided by the number of ranks, in rank order.
 ///
 /// Cost: one small all_reduce a backward, and three all_gathers a sparse parameter; N times the
-/// largest number of rows of a rank. Not thread-safe. Used by Reducer.
+/// largest number of rows of a rank. Used by Reducer.
 class SparseGradients {
  public:
   /// `parameters`, whose indices name them below, must outlive this.

@@ -279,7 +279,8 @@ void bind_saved_states(py::module_& module) {
   py::class_<StateBeingSaved>(module, "StateBeingSaved")
       .def_readonly("models", &StateBeingSaved::models)
       .def(
-          "take_over", [](StateBeingSaved& state, size_t model) { state.taken_over.insert(model); })
+          "exclude_model",
+          [](StateBeingSaved& state, size_t model) { state.excluded_models.insert(model); })
       .def(
           "add_json",
           [](StateBeingSaved& state, const std::string& name, py::handle value) {
@@ -295,8 +296,8 @@ void bind_saved_states(py::module_& module) {
   py::class_<StateBeingLoaded>(module, "StateBeingLoaded")
       .def_readonly("models", &StateBeingLoaded::models)
       .def(
-          "take_over",
-          [](StateBeingLoaded& state, size_t model) { state.taken_over.insert(model); })
+          "exclude_model",
+          [](StateBeingLoaded& state, size_t model) { state.excluded_models.insert(model); })
       .def(
           "has_file",
           [](const StateBeingLoaded& state, const std::string& name) {

@@ -202,7 +202,7 @@ Initialized initialize(
   if (!prepared.empty()) {
     result.optimizer = prepared.front();
   }
-  take_over(setup.accelerator(), zero_inits, given);
+  transfer_zero_init(setup.accelerator(), zero_inits, given);
   result.engine = std::make_shared<PythonEngine>(setup.finish(
       result.optimizer.value_or(Optimizer()),
       [given] { return tensors_of(given.parameters()); },

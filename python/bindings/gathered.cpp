@@ -68,7 +68,7 @@ class GatheredScope {
 
 }  // namespace
 
-void take_over(
+void transfer_zero_init(
     Accelerator& accelerator,
     const std::vector<std::shared_ptr<ZeroInit>>& zero_inits,
     const GivenModel& model) {
@@ -82,7 +82,7 @@ void take_over(
   for (const auto& zero_init : zero_inits) {
     zero_init->unshard(tensors);
     if (sharding != nullptr) {
-      zero_init->hand_over(*sharding);
+      zero_init->transfer_to(*sharding);
     }
   }
 }

@@ -14,7 +14,7 @@ namespace lockstep::python {
 /// Hands the shards of `zero_inits` over to an Accelerator that has prepared `model`: tensors of
 /// the model that it does not shard become full, and those of other models move to its sharding.
 /// Collective.
-void take_over(
+void transfer_zero_init(
     Accelerator& accelerator,
     const std::vector<std::shared_ptr<ZeroInit>>& zero_inits,
     const GivenModel& model);

@@ -135,7 +135,7 @@ class PythonState:
             if len(weights) != len(kept):
                 for index, weight in kept:
                     if weight is None or id(weight) not in remaining:
-                        state.take_over(index)
+                        state.exclude_model(index)
             files = {
                 str(path.relative_to(folder)): torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).clone()
                 for path in sorted(Path(folder).rglob("*"))
@@ -197,7 +197,7 @@ class PythonState:
                 hook(models, folder)
         for index, model in enumerate(known):
             if not any(model is remaining for remaining in models):
-                state.take_over(index)
+                state.exclude_model(index)
 
     def apply(self) -> None:
         """Applies the state that load() has read. The C++ library has loaded its part by then."""

@@ -14,7 +14,7 @@ namespace lockstep {
 
 /// Decides which backward passes average gradients: micro-steps, accumulation groups, no_sync.
 /// `models` are the addresses of modules; none means all prepared ones. Throws ConfigError for a
-/// model that was not prepared. Not thread-safe.
+/// model that was not prepared.
 class GradientAccumulation {
  public:
   GradientAccumulation(

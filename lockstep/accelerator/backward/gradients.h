@@ -13,7 +13,6 @@
 namespace lockstep {
 
 /// Changes the gradients of prepared models between backward and update: scales, clips, drops them.
-/// Not thread-safe.
 class Gradients {
  public:
   Gradients(PreparedObjects& objects, TrainingStep& step) : objects_(objects), step_(step) {}

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Begins autocast scopes, and warns of a program that trains without them. Not thread-safe.
+/// Begins autocast scopes, and warns of a program that trains without them.
 class MixedPrecision final : public StepObserver {
  public:
   explicit MixedPrecision(const RunContext& context) : context_(context) {}

@@ -26,7 +26,7 @@
 namespace lockstep {
 
 /// Decides when to save, load and resume: on request, after every n updates, when preempted, and
-/// when a job is restarted. Not thread-safe.
+/// when a job is restarted.
 class Checkpointer {
  public:
   /// Creates and locks project_dir. Throws as ProjectFolder does. `end_training` is called before

@@ -15,8 +15,7 @@ namespace lockstep {
 /// Lets the processes agree, between two batches, whether to save and exit because one of them was
 /// asked to. See AcceleratorOptions::save_when_preempted.
 ///
-/// Cost: a reduction of two numbers about five times a second, and at least every 64 batches. Not
-/// thread-safe.
+/// Cost: a reduction of two numbers about five times a second, and at least every 64 batches.
 class Preemption {
  public:
   /// Records SIGTERM and SIGUSR1 from now on, if that is enabled.

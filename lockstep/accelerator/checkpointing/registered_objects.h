@@ -9,8 +9,7 @@
 
 namespace lockstep {
 
-/// Holds a program's additions to its checkpoints: objects, and hooks of saving and loading. Not
-/// thread-safe.
+/// Holds a program's additions to its checkpoints: objects, and hooks of saving and loading.
 class RegisteredObjects final : public CheckpointPart {
  public:
   /// Throws ConfigError for an object that is registered already.

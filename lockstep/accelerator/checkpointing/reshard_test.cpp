@@ -163,7 +163,7 @@ TEST_P(Reshard, SavedByAnyNumberOfProcessesItResumesWithAnyOther) {
 INSTANTIATE_TEST_SUITE_P(
     Accumulation,
     Reshard,
-    ::testing::Values(1, 2),  // With 2, an odd save lies within a group: its gradients go along.
+    ::testing::Values(1, 2),  // With 2, an odd save is within a group: its gradients go along.
     [](const auto& tested) { return std::to_string(tested.param); });
 
 TEST(ReshardLocalSgd, OptimizerStatesBecomeTheirMean) {

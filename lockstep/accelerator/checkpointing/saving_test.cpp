@@ -115,7 +115,7 @@ TEST(StateHooks, AddFilesTakeModelsOverAndCanBeRemoved) {
     accelerator.prepare(net);
     const auto remove = accelerator.register_save_state_pre_hook([&](StateBeingSaved& state) {
       EXPECT_EQ(state.models, 1);
-      state.taken_over.insert(0);
+      state.excluded_models.insert(0);
       if (accelerator.is_main_process()) {
         state.contents.add_tensors("adapter.safetensors", {{"bias", net->bias.detach()}});
       }
@@ -125,7 +125,7 @@ TEST(StateHooks, AddFilesTakeModelsOverAndCanBeRemoved) {
       if (state.checkpoint.has("adapter.safetensors")) {
         const torch::NoGradGuard no_grad;
         net->bias.copy_(state.checkpoint.tensors("adapter.safetensors").at(0).tensor);
-        state.taken_over.insert(0);
+        state.excluded_models.insert(0);
         loaded = true;
       }
     });
@@ -345,7 +345,7 @@ TEST(StateHooks, AModelTakenOverOnOneProcessOnlyIsRefused) {
     accelerator.prepare(net);
     const auto remove = accelerator.register_save_state_pre_hook([&](StateBeingSaved& state) {
       if (accelerator.is_main_process()) {
-        state.taken_over.insert(0);
+        state.excluded_models.insert(0);
       }
     });
     EXPECT_THAT(
@@ -353,7 +353,7 @@ TEST(StateHooks, AModelTakenOverOnOneProcessOnlyIsRefused) {
         ThrowsMessage<CheckpointError>(HasSubstr("disagree on the models that a hook saves")));
     remove();
     accelerator.register_save_state_pre_hook(
-        [&](StateBeingSaved& state) { state.taken_over.insert(0); });
+        [&](StateBeingSaved& state) { state.excluded_models.insert(0); });
     accelerator.save_state(folder / "d");
     EXPECT_THAT(
         [&] { accelerator.load_state(folder / "d"); },

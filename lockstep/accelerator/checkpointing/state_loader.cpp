@@ -147,7 +147,7 @@ StateLoader::Checked StateLoader::check_saved(
   expect_loadable(state, objects_);
   StateBeingLoaded being_loaded{.checkpoint = reader, .models = objects_.models.size()};
   registered_.load_hooks().run(being_loaded);
-  state.excluded_models = being_loaded.taken_over;
+  state.excluded_models = being_loaded.excluded_models;
   for (const auto& part : parts_) {
     part->check(state);
   }

@@ -17,8 +17,7 @@
 
 namespace lockstep {
 
-/// Loads checkpoints into the prepared objects: those of Lockstep, and folders of Accelerate. Not
-/// thread-safe.
+/// Loads checkpoints into the prepared objects: those of Lockstep, and folders of Accelerate.
 class StateLoader {
  public:
   StateLoader(

@@ -190,7 +190,7 @@ StateToSave StateSaver::collect(const SaveStateOptions& options) {
   or_fail([&] {
     StateBeingSaved being_saved{.contents = state.contents, .models = objects_.models.size()};
     registered_.save_hooks().run(being_saved);
-    state.excluded_models = being_saved.taken_over;
+    state.excluded_models = being_saved.excluded_models;
   });
   for (const auto& part : parts_) {
     or_fail([&] { part->collect(state); });

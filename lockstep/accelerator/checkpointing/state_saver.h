@@ -22,7 +22,7 @@
 
 namespace lockstep {
 
-/// Writes checkpoints, during the call or on a separate thread. Not thread-safe.
+/// Writes checkpoints, during the call or on a separate thread.
 class StateSaver {
  public:
   /// Called after the commit, on the thread that writes. Collective over its argument.

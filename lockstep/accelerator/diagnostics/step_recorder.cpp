@@ -125,7 +125,7 @@ void StepRecorder::batch_began(int64_t rows) {
   open_.samples += rows;
 }
 
-void StepRecorder::pass_began(const void* loader, bool outermost) {
+void StepRecorder::loader_pass_began(const void* loader, bool outermost) {
   const int64_t now = watch::now_ns();
   if (outermost) {
     times_.set_base(Part::kForward, now);
@@ -136,7 +136,7 @@ void StepRecorder::pass_began(const void* loader, bool outermost) {
   passes_.try_emplace(loader, times_.read(now));
 }
 
-void StepRecorder::pass_ended(const void* loader, bool outermost, bool trained) {
+void StepRecorder::loader_pass_ended(const void* loader, bool outermost, bool trained) {
   end_data();
   const auto pass = passes_.extract(loader);
   if (!trained) {

@@ -27,7 +27,7 @@ namespace lockstep {
 ///
 /// Times are those of the thread that constructs it, by the host's clock: nothing waits for a
 /// device, whose work counts where the program waits for it. Cost: a clock read (20 ns) at each
-/// change of the part, and 10 us a record. Not thread-safe.
+/// change of the part, and 10 us a record.
 class StepRecorder final : public comm::WaitObserver, public StepObserver {
  public:
   using Part = tracking::StepPart;
@@ -45,8 +45,8 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
   // --- events of the loop over a loader
   void batch_requested() override;
   void batch_began(int64_t rows) override;
-  void pass_began(const void* loader, bool outermost) override;
-  void pass_ended(const void* loader, bool outermost, bool trained) override;
+  void loader_pass_began(const void* loader, bool outermost) override;
+  void loader_pass_ended(const void* loader, bool outermost, bool trained) override;
   /// An update that the body made has ended, too.
   void body_ended() override;
 
@@ -101,7 +101,7 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
 /// Records the steps of this process with AcceleratorOptions::record_steps, from start() on.
 ///
 /// The recorder observes the waits of the thread that calls start(), until the destructor, on that
-/// thread. Not thread-safe.
+/// thread.
 class StepRecording {
  public:
   /// Creates no file yet: a program may still refuse to use a folder that has one.

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 /// Runs loops in which processes have different numbers of batches, and makes the processes equal
-/// afterwards; see Accelerator::join_uneven_inputs. Not thread-safe.
+/// afterwards; see Accelerator::join_uneven_inputs.
 class UnevenInputs {
  public:
   UnevenInputs(

@@ -25,7 +25,7 @@ void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
     data::synchronize_rng_states(group_, rng_types_);
   }
   stack_.push_back({.loader = loader});
-  step_->notify(&StepObserver::pass_began, loader, stack_.size() == 1);
+  step_->notify(&StepObserver::loader_pass_began, loader, stack_.size() == 1);
 }
 
 void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& info) {
@@ -125,7 +125,7 @@ void ActiveLoaders::pass_ended(const void* loader) {
     loops.last_batches = ended->used_batches;
   }
   if (ended != stack_.end()) {
-    step_->notify(&StepObserver::pass_ended, loader, ended == stack_.begin(), ended->trains);
+    step_->notify(&StepObserver::loader_pass_ended, loader, ended == stack_.begin(), ended->trains);
   }
   stack_.erase(
       std::remove_if(

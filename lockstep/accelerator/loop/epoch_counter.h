@@ -19,7 +19,7 @@ namespace lockstep {
 /// iteration of the range around it. A resumed program calls epochs() in the same order. A range
 /// before the saved place is empty, the range at that place continues, and later ones are complete.
 ///
-/// Cost: a copy of each loader's position an iteration. Not thread-safe.
+/// Cost: a copy of each loader's position an iteration.
 class EpochCounter : public std::enable_shared_from_this<EpochCounter> {
  public:
   /// The work of the program so far, to tell whether an iteration has trained.

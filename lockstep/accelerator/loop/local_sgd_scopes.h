@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// Tracks the LocalSgd scopes of one Accelerator in order of construction, and the update counts
-/// that a checkpoint restores for scopes that do not exist yet. Not thread-safe.
+/// that a checkpoint restores for scopes that do not exist yet.
 class LocalSgdScopes {
  public:
   bool empty() const { return scopes_.empty(); }

@@ -37,8 +37,7 @@ struct SchedulerPolicy {
 ///
 /// prepare() sets step 0's rates; each `step()`, called after the optimizer's, sets the next ones.
 /// Base rates are those of the optimizers when the schedule was prepared. Stepping a schedule past
-/// its end throws ConfigError; with SchedulerSteps::kAccelerate it keeps its last rates. Not
-/// thread-safe.
+/// its end throws ConfigError; with SchedulerSteps::kAccelerate it keeps its last rates.
 class [[nodiscard]] Scheduler {
  public:
   Scheduler() = default;  ///< Empty; only for later assignment.

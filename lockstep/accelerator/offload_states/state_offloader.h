@@ -14,7 +14,6 @@
 namespace lockstep {
 
 /// Moves training states from the device to host memory and back; see Accelerator::offload_states.
-/// Not thread-safe.
 class StateOffloader final : public StepObserver {
  public:
   StateOffloader(const PreparedObjects& objects, TrainingStep& step)

@@ -79,7 +79,7 @@ at::Tensor transformer_weights(const AcceleratorOptions& options) {
   return weights;
 }
 
-/// `from` to `to` steps in which all processes have the same batch: to the bit what one does, if
+/// `from` to `to` steps in which all processes have the same batch: bit by bit what one does, if
 /// their number is a power of two.
 void take_steps(
     Accelerator& accelerator,

@@ -34,8 +34,7 @@ struct PreparedModel {
   std::shared_ptr<GradientSync> sync;
 };
 
-/// The registry of the objects that an Accelerator has prepared, in the order of prepare(). Not
-/// thread-safe.
+/// The registry of the objects that an Accelerator has prepared, in the order of prepare().
 struct PreparedObjects {
   explicit PreparedObjects(const RunContext& run_context) : context(run_context) {}
 

@@ -81,7 +81,7 @@ void Preparer::add_model(GivenModel model) {
   const RunContext& context = objects_.context;
   const AcceleratorOptions& options = context.options;
   refuse_common_parameters(objects_.models, model.parameters());
-  const flat::CommDtypes narrow =
+  const flat::CommDtypes reduced =
       comm_dtypes(options.lower_precision_safe_modules, model.parameters(), model.classes());
   if (options.device_placement) {
     flat::move_in_place(tensors_of(model.parameters()), context.device);
@@ -106,7 +106,7 @@ void Preparer::add_model(GivenModel model) {
       model.buffers(),
       objects_.uses_zero() ? Group() : std::move(group),
       options.data_parallel,
-      narrow);
+      reduced);
   std::shared_ptr<GradientSync> sync = objects_.uses_zero() ? nullptr : parallel;
   objects_.models.push_back(
       {model.id,

@@ -36,7 +36,7 @@ struct GivenObjects {
   std::vector<GivenOptimizer> optimizers;
 };
 
-/// Prepares objects for one Accelerator, and registers them. Not thread-safe.
+/// Prepares objects for one Accelerator, and registers them.
 class Preparer {
  public:
   /// Registers objects in `objects`. Optimizers and schedulers share `step`; `active` observes the

@@ -117,7 +117,8 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
   const ZeroPlugin& plugin = *context.options.zero;
   const NamedTensors parameters = model.parameters();
   const LowerPrecisionModules& modules = context.options.lower_precision_safe_modules;
-  const std::optional<at::ScalarType> wire = narrow_wire(plugin.communication_data_type, modules);
+  const std::optional<at::ScalarType> wire =
+      reduced_comm_dtype(plugin.communication_data_type, modules);
   const int64_t cap_bytes = bucket_cap(plugin, parameters);
   return {
       .cap_bytes = cap_bytes,
@@ -135,18 +136,18 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
       .offload = plugin.offload_param,
       .offload_masters = offload_of_masters(plugin.offload_optimizer),
       .low_precision_policy = low_precision_policy(plugin),
-      .comm_dtypes =
-          wire ? all_narrow(parameters, *wire) : comm_dtypes(modules, parameters, model.classes()),
+      .comm_dtypes = wire ? all_in_comm_dtype(parameters, *wire)
+                          : comm_dtypes(modules, parameters, model.classes()),
       .comm_dtypes_for_gradients_only = wire.has_value()};
 }
 
 /// Takes over the shards of models that zero_init built.
-void take_over(ZeroInit& zero_init, const PreparedModel& model, zero::Sharding& sharding) {
+void transfer_zero_init(ZeroInit& zero_init, const PreparedModel& model, zero::Sharding& sharding) {
   std::vector<at::Tensor> tensors = tensors_of(model.parameters());
   const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   zero_init.unshard(tensors);
-  zero_init.hand_over(sharding);
+  zero_init.transfer_to(sharding);
 }
 
 /// Returns whether something must be sharded now. Throws ConfigError unless it is the only model
@@ -214,7 +215,7 @@ void shard_objects(
   }
   model.sync = objects.sharding;
   sharding.watch();
-  take_over(zero_init, model, sharding);
+  transfer_zero_init(zero_init, model, sharding);
   release_freed_memory();  // The parameters' memory before sharding.
 }
 

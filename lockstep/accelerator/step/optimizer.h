@@ -24,7 +24,7 @@ class Sharding;
 ///
 /// `step` and `zero_grad` do nothing in a micro-step that only accumulates. With fp16, `step`
 /// unscales the gradients and skips the update if they overflowed. All other calls go to the
-/// wrapped optimizer. Not thread-safe.
+/// wrapped optimizer.
 class [[nodiscard]] Optimizer {
  public:
   Optimizer() = default;  ///< Empty; only for later assignment.

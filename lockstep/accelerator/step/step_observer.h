@@ -82,14 +82,14 @@ class StepObserver {
   /// The thread's time belongs to a part of the step from now on, until the matching part_ended.
   virtual void part_began(tracking::StepPart /*part*/) {}
   virtual void part_ended() {}
-  /// A loop waits for a batch of a prepared loader, until batch_began or pass_ended.
+  /// A loop waits for a batch of a prepared loader, until batch_began or loader_pass_ended.
   virtual void batch_requested() {}
   /// `rows`: of this rank, 0 for a loop within another.
   virtual void batch_began(int64_t /*rows*/) {}
   /// The body of the outermost loop over a loader has ended.
   virtual void body_ended() {}
-  virtual void pass_began(const void* /*loader*/, bool /*outermost*/) {}
-  virtual void pass_ended(const void* /*loader*/, bool /*outermost*/, bool /*trained*/) {}
+  virtual void loader_pass_began(const void* /*loader*/, bool /*outermost*/) {}
+  virtual void loader_pass_ended(const void* /*loader*/, bool /*outermost*/, bool /*trained*/) {}
 };
 
 }  // namespace lockstep

@@ -47,7 +47,7 @@ struct AccumulationPosition {
 ///
 /// It counts, keeps the loss scale and the results of clipping, and tells its observers. Prepared
 /// optimizers and schedulers share it, and may outlive the Accelerator. Cost: a few comparisons and
-/// a virtual call for each observer. Not thread-safe.
+/// a virtual call for each observer.
 class TrainingStep {
  public:
   /// Numbers of calls since the processes were last made equal, which all make equally often.

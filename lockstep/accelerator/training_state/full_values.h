@@ -20,7 +20,7 @@ namespace lockstep {
 /// Each call is collective: all ranks, in the same order, with the same parameter. A read costs an
 /// all-reduce of the parameter's size. Setting a parameter under ZeRO costs an all-gather of all
 /// trained parameters or, in stage 3, unsharding the parameters again. Throws ConfigError on all
-/// ranks for values that no rank has, and for values that one rank cannot read. Not thread-safe.
+/// ranks for values that no rank has, and for values that one rank cannot read.
 /// Modelled on deepspeed.utils.safe_get_full_* and safe_set_full_*.
 class FullValues {
  public:

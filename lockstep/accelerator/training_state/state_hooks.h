@@ -17,21 +17,21 @@ namespace lockstep {
 struct StateBeingSaved {
   /// This process's files; each name belongs to one process.
   checkpoint::Contents& contents;
-  size_t models = 0;              ///< Number of prepared models.
-  std::set<size_t> taken_over{};  ///< Models that the hook saves itself.
+  size_t models = 0;                   ///< Number of prepared models.
+  std::set<size_t> excluded_models{};  ///< Models that the hook saves itself.
 };
 
 /// The state that load_state is about to read.
 struct StateBeingLoaded {
   const checkpoint::Reader& checkpoint;
   size_t models = 0;
-  std::set<size_t> taken_over{};  ///< Models that the hook has loaded itself.
+  std::set<size_t> excluded_models{};  ///< Models that the hook has loaded itself.
 };
 
 using SaveStatePreHook = std::function<void(StateBeingSaved&)>;
 using LoadStatePreHook = std::function<void(StateBeingLoaded&)>;
 
-/// A list of hooks in order of registration. Not thread-safe.
+/// A list of hooks in order of registration.
 template <typename Hook>
 class HookList {
  public:

@@ -20,7 +20,7 @@ class ActiveLoaders;
 
 /// Exchanges values of a program between its processes; see Accelerator. All functions are
 /// collective. Throws ConfigError on every process if they pass different numbers of tensors, or,
-/// with `debug`, other structures, dtypes or sizes. Not thread-safe.
+/// with `debug`, other structures, dtypes or sizes.
 class Collectives {
  public:
   /// `active`: the loaders whose batches gather_for_metrics refers to.

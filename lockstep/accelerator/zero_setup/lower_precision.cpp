@@ -117,16 +117,16 @@ flat::CommDtypes comm_dtypes(
             c10::toString(lower.dtype)));
   }
   check_lower_precision(lower.classes, parameters, modules, "prepare", option);
-  flat::CommDtypes narrow{.dtype = lower.dtype};
+  flat::CommDtypes comm_dtypes{.dtype = lower.dtype};
   for (const std::string& name : lower.classes) {
     for (const NamedTensor& item : own_parameters(parameters, modules, name)) {
-      narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
+      comm_dtypes.parameters.insert(item.tensor.unsafeGetTensorImpl());
     }
   }
-  return narrow;
+  return comm_dtypes;
 }
 
-std::optional<at::ScalarType> narrow_wire(
+std::optional<at::ScalarType> reduced_comm_dtype(
     const std::optional<at::ScalarType>& communication_data_type,
     const LowerPrecisionModules& lower) {
   if (!communication_data_type || !c10::isReducedFloatingType(*communication_data_type)) {
@@ -141,12 +141,12 @@ std::optional<at::ScalarType> narrow_wire(
   return communication_data_type;
 }
 
-flat::CommDtypes all_narrow(const NamedTensors& parameters, at::ScalarType dtype) {
-  flat::CommDtypes narrow{.dtype = dtype};
+flat::CommDtypes all_in_comm_dtype(const NamedTensors& parameters, at::ScalarType dtype) {
+  flat::CommDtypes comm_dtypes{.dtype = dtype};
   for (const NamedTensor& item : parameters) {
-    narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
+    comm_dtypes.parameters.insert(item.tensor.unsafeGetTensorImpl());
   }
-  return narrow;
+  return comm_dtypes;
 }
 
 }  // namespace lockstep

@@ -37,9 +37,9 @@ flat::CommDtypes comm_dtypes(
 
 /// Returns the communication dtype of all fp32 gradients, if it is a 16-bit type. Throws
 /// ConfigError if some parameters are already assigned one.
-std::optional<at::ScalarType> narrow_wire(
+std::optional<at::ScalarType> reduced_comm_dtype(
     const std::optional<at::ScalarType>& communication_data_type,
     const LowerPrecisionModules& lower);
-flat::CommDtypes all_narrow(const NamedTensors& parameters, at::ScalarType dtype);
+flat::CommDtypes all_in_comm_dtype(const NamedTensors& parameters, at::ScalarType dtype);
 
 }  // namespace lockstep

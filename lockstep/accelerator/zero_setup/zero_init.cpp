@@ -22,7 +22,7 @@ void ZeroInit::finish(const NamedTensors& tensors, zero::Sharding* sharding) {
   // Tensors are moved only now: small ones are filled through pointers, as torch::tensor does.
   flat::move_in_place(tensors_of(tensors), device_);
   if (sharding != nullptr) {
-    hand_over(*sharding);
+    transfer_to(*sharding);
   }
 }
 
@@ -32,7 +32,7 @@ void ZeroInit::unshard(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-void ZeroInit::hand_over(zero::Sharding& sharding) {
+void ZeroInit::transfer_to(zero::Sharding& sharding) {
   for (const auto& init : inits_) {
     for (zero::Init::ReleasedUnit& left : init->release()) {
       sharding.manage(std::move(left.unit), std::move(left.name));

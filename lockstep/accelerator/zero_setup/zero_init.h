@@ -29,7 +29,7 @@ class ZeroInit {
   void unshard(const std::vector<at::Tensor>& tensors);
   /// Moves all remaining shards to `sharding`: ranks that serve its parameters must also serve
   /// these. Collective.
-  void hand_over(zero::Sharding& sharding);
+  void transfer_to(zero::Sharding& sharding);
 
  private:
   Group group_;

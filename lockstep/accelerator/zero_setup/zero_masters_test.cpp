@@ -31,7 +31,7 @@ struct Recipe {
 };
 
 /// The parameters after some updates.
-at::Tensor oracle(const Recipe& recipe) {
+at::Tensor reference_run(const Recipe& recipe) {
   Net net = new_net(recipe.dtype);
   std::vector<at::Tensor> parameters = net->parameters();
   std::vector<at::Tensor> masters;
@@ -94,7 +94,7 @@ TEST_P(ZeroMasters, TrainBitExactlyAsOneProcessWithFp32Masters) {
   for (const int world : {1, 2, 4}) {
     for (const int64_t micro_steps : {1, 4}) {
       SCOPED_TRACE(std::to_string(world) + " ranks, micro-steps " + std::to_string(micro_steps));
-      const at::Tensor expected = oracle(
+      const at::Tensor expected = reference_run(
           {.dtype = dtype, .world = world, .micro_steps = micro_steps, .average_each = number > 1});
       const at::Tensor trained =
           weights_after(stage(number, micro_steps), world, dtype, [&](Training& training) {
@@ -114,7 +114,7 @@ TEST(ZeroMastersSums, OfStage1AreFp32OnRequest) {
         if (travels) {
           options.zero->communication_data_type = at::kFloat;
         }
-        const at::Tensor expected = oracle(
+        const at::Tensor expected = reference_run(
             {.dtype = dtype,
              .world = world,
              .micro_steps = 4,
@@ -132,7 +132,7 @@ TEST(ZeroMastersSums, OfStage1AreFp32OnRequest) {
 TEST_P(ZeroMasters, ClipByTheNormOfAllRanksShards) {
   const auto& [number, dtype] = GetParam();
   for (const int world : {1, 2, 4}) {
-    const at::Tensor expected = oracle({.dtype = dtype, .world = world, .max_norm = 0.05});
+    const at::Tensor expected = reference_run({.dtype = dtype, .world = world, .max_norm = 0.05});
     const at::Tensor trained = weights_after(
         stage(number), world, dtype, [](Training& training) { training.train(0, kSteps, 0.05); });
     // The norm is a sum in another order: a master here and there rounds to the neighbour.
@@ -260,7 +260,7 @@ TEST(ZeroMastersScaled, FindOverflowAndLoseTheScaleInFp32) {
     AcceleratorOptions options = stage(number);
     options.mixed_precision = Precision::kFP16;
     options.grad_scaler.init_scale = 1024;
-    const at::Tensor expected = oracle({.dtype = at::kHalf, .world = 2, .scale = 1024});
+    const at::Tensor expected = reference_run({.dtype = at::kHalf, .world = 2, .scale = 1024});
     const at::Tensor trained = weights_after(options, 2, at::kHalf, [](Training& training) {
       training.train(0, 2);
       const at::Tensor before = training.shard_slices();

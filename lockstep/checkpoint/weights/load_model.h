@@ -49,8 +49,7 @@ struct LoadedNames {
 /// and for a `dtype` that is not floating point. Throws ConfigError for a device_map that omits a
 /// tensor, has an unknown name, or separates tied tensors.
 ///
-/// Modelled on accelerate.utils.load_checkpoint_in_model, which is not strict by default. Not
-/// thread-safe.
+/// Modelled on accelerate.utils.load_checkpoint_in_model, which is not strict by default.
 LoadedNames load_checkpoint_in_model(
     const NamedTensors& model,
     const std::filesystem::path& path,

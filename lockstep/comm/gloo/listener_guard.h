@@ -36,7 +36,7 @@ void raise_descriptor_limit();
 /// connection is accepted any more, and fault() returns the reason. If the kernel lacks packet
 /// filters, only fault() works.
 ///
-/// Cost: a thread that wakes up every millisecond until close_to_all(). Not thread-safe.
+/// Cost: a thread that wakes up every millisecond until close_to_all().
 class ListenerGuard {
  public:
   /// `listener`: Gloo's socket, of which the guard keeps a duplicate; -1: none. `hosts`: the

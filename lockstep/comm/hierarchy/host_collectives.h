@@ -37,8 +37,7 @@ struct HostTransports {
 /// divided before the sum over hosts, which might overflow. Memory: keeps a share of the largest
 /// operation so far.
 ///
-/// Throws CommError with the operation's name and world ranks; no operation may follow. Not
-/// thread-safe.
+/// Throws CommError with the operation's name and world ranks; no operation may follow.
 class HostCollectives {
  public:
   HostCollectives(const Layout& layout, HostTransports transports);

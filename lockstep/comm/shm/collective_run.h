@@ -22,7 +22,7 @@ namespace lockstep::comm::shm {
 ///   and for an all-reduce write, the tensors in place.
 ///
 /// The first phase has each rank's fingerprint; if fingerprints differ, no data is read. Order of
-/// reduction: rank 0 first, bit-exact with the thread transport. Not thread-safe.
+/// reduction: rank 0 first, bit-exact with the thread transport.
 ///
 /// Terms: a share is the bytes that one rank sends to, or gets from, another. A chunk is the range
 /// of each share that is in a slot at a time. A part is the range of a chunk that one rank reduces.

@@ -14,7 +14,6 @@ namespace lockstep::comm::shm {
 
 /// Answers for a rank 0 that joins over Gloo: to ranks of this host that join over shared memory.
 ///
-/// Not thread-safe.
 class JoinResponder {
  public:
   /// Starts to listen. Answers no requests if another rank 0 already does.

@@ -19,7 +19,6 @@ namespace lockstep::comm::shm {
 /// rank writes them only after it has seen every rank publish phase p + 1, and a rank publishes
 /// p + 1 only after it has read all slots of phase p.
 ///
-/// Not thread-safe.
 class Member {
  public:
   /// Joins as `rank`. The other ranks may join later.

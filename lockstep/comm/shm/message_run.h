@@ -12,7 +12,7 @@ namespace lockstep::comm::shm {
 /// Runs one end of a message. It progresses as far as the peer allows, and never blocks.
 ///
 /// Two chunks of a message may be in the channel at a time. Each end of a channel has one running
-/// message. Not thread-safe.
+/// message.
 class MessageRun {
  public:
   /// `collective` (kSend or kRecv) and its tensor must live until done.

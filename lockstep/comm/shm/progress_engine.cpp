@@ -173,12 +173,12 @@ bool ProgressEngine::is_idle() const {
          });
 }
 
-void ProgressEngine::fail(QueuedOperation& culprit, const CommError& error) {
+void ProgressEngine::fail(QueuedOperation& failed, const CommError& error) {
   failure_ = without_rank_suffix(error.what());
   member_->fail(failure_);
   for (const Operation& operation : take_all()) {
     operation->finish(std::make_exception_ptr(
-        operation.get() == &culprit ? error : error_after(failure_, name_of(operation->op()))));
+        operation.get() == &failed ? error : error_after(failure_, name_of(operation->op()))));
   }
 }
 

@@ -64,8 +64,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void progress();
   void progress(Queue& queue);
   bool is_idle() const;
-  /// Fails all operations, `culprit` with the error, and informs the other ranks.
-  void fail(QueuedOperation& culprit, const CommError& error);
+  /// Fails all operations, `failed` with the error, and informs the other ranks.
+  void fail(QueuedOperation& failed, const CommError& error);
   std::vector<Operation> take_all();
   std::vector<int> awaited(const QueuedOperation& operation) const;
   /// Fails `operation` if a rank that it waits for is lost.

@@ -20,7 +20,6 @@ namespace lockstep::comm {
 /// has `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `mark_failed(why)`,
 /// called after a caller's timeout.
 ///
-/// Not thread-safe.
 template <typename Link>
 class BlockingOperations {
  public:

@@ -108,7 +108,7 @@ class Work {
   virtual void wait(Milliseconds timeout) = 0;
 };
 
-/// Connects the ranks of one group and executes their operations. Not thread-safe. Cost and source:
+/// Connects the ranks of one group and executes their operations. Cost and source:
 /// see each implementation.
 class Transport {
  public:

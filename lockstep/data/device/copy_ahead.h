@@ -19,7 +19,7 @@ namespace lockstep::data {
 
 /// A batch whose copy to a device may not be complete.
 template <typename Batch>
-struct Arriving {
+struct PendingBatch {
   Batch batch;
   /// Recorded after its copies; null: nothing was copied.
   std::shared_ptr<c10::Event> copied = nullptr;
@@ -44,7 +44,7 @@ class CopyAhead {
   explicit CopyAhead(const std::optional<at::Device>& device);
 
   template <typename Batch>
-  Arriving<Batch> send(Batch batch) const {
+  PendingBatch<Batch> send(Batch batch) const {
     if constexpr (Transferable<Batch>) {
       if (stream_) {
         std::shared_ptr<c10::Event> produced = recorded_producer(tensors_of(batch));
@@ -60,7 +60,7 @@ class CopyAhead {
   }
 
   template <typename Batch>
-  Batch receive(Arriving<Batch> arriving) const {
+  Batch receive(PendingBatch<Batch> arriving) const {
     if constexpr (Transferable<Batch>) {
       if (arriving.copied) {
         wait_for(*arriving.copied);

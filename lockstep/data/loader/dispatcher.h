@@ -59,7 +59,6 @@ class StepChannel {
 };
 
 /// Runs one function at a time on another thread, with the caller's rank label and gradients off.
-/// Not thread-safe.
 class StepTransfer {
  public:
   StepTransfer();
@@ -99,9 +98,9 @@ class StepTransfer {
 /// Cost: rank 0 reads everything and copies what it sends once; one small scatter and N - 1
 /// messages a step. Modelled on Accelerate's DataLoaderDispatcher, whose ranks must have one shape.
 template <typename Batch>
-class Dispatcher final : public Steps<Arriving<Batch>> {
+class Dispatcher final : public Steps<PendingBatch<Batch>> {
  public:
-  using LocalBatch = Arriving<Batch>;
+  using LocalBatch = PendingBatch<Batch>;
 
   /// `source`: the steps of all ranks, on rank 0; null elsewhere. `send` is called with this rank's
   /// batches, on the transfer's thread. Starts the first transfer.

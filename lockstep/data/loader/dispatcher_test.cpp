@@ -234,7 +234,7 @@ TEST(Dispatcher, SendsThisRanksBatchesInOrderOffTheLoopsThread) {
           EXPECT_NE(std::this_thread::get_id(), loop);
           ++sent;
           batch.push_back(-1);
-          return Arriving<Numbers::Batch>{batch};
+          return PendingBatch<Numbers::Batch>{batch};
         });
     int64_t first = 2 * group.rank();
     while (const auto step = dispatcher.next()) {

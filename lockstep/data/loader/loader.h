@@ -72,7 +72,7 @@ class Loader {
 /// earlier. If sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
 ///
 /// Copies are handles of the same loader. Memory: 8 bytes per sample and the batches ahead, on the
-/// device if there is one. Not thread-safe. Modelled on torch's DataLoader.
+/// device if there is one. Modelled on torch's DataLoader.
 template <typename D>
 requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
  public:
@@ -145,7 +145,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
    private:
     void take_step() {
       current_.reset();
-      std::optional<Step<Arriving<Batch>>> step = steps_->next();
+      std::optional<Step<PendingBatch<Batch>>> step = steps_->next();
       if (!step) {
         steps_.reset();
         done_ = true;
@@ -156,7 +156,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
       state_->core.begin_batch(step->layout);
     }
 
-    std::unique_ptr<Steps<Arriving<Batch>>> make_steps() {
+    std::unique_ptr<Steps<PendingBatch<Batch>>> make_steps() {
       const LoaderCore& core = state_->core;
       const ShardLayout layout = core.layout();
       const ShardSpec& spec = layout.spec();
@@ -209,7 +209,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     std::shared_ptr<const ShardPlan> plan_;
     CopyAhead copy_ahead_;
     std::optional<Batch> current_;
-    std::unique_ptr<Steps<Arriving<Batch>>> steps_;  ///< Its threads use all of the above.
+    std::unique_ptr<Steps<PendingBatch<Batch>>> steps_;  ///< Its threads use all of the above.
     std::exception_ptr failure_;  ///< The exception that ended the pass; thrown again by advance().
     bool done_ = false;
   };

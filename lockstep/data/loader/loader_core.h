@@ -100,7 +100,7 @@ std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sa
 /// Holds the parts of a Loader that do not depend on the dataset's type: options, shard, position,
 /// observer.
 ///
-/// Not thread-safe. The loader's workers do not use it.
+/// The loader's workers do not use it.
 class LoaderCore {
  public:
   /// `sampler`: null for the one of `options`, and for a stream.

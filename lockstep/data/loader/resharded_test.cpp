@@ -14,8 +14,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/test_expected_batches.h"
 #include "lockstep/data/test_numbers.h"
-#include "lockstep/data/test_pile.h"
 #include "lockstep/data/test_streams.h"
 
 namespace lockstep::data {
@@ -42,7 +42,7 @@ std::vector<int64_t> order_of(const Counting& counting, int64_t epoch) {
 
 template <typename D>
 Loader<D> resharded_loader(
-    const D& source, const Layout& layout, const Ends& ends, int rank, Group dispatch = {}) {
+    const D& source, const Layout& layout, const EndOptions& ends, int rank, Group dispatch = {}) {
   LoaderOptions options{.batch_size = layout.batch_size, .drop_last = ends.drop_last, .workers = 0};
   if constexpr (Dataset<D>) {
     options.shuffle = true;
@@ -81,7 +81,8 @@ struct Outcome {
 };
 
 template <typename D>
-Outcome run(const D& source, const Job& job, const Ends& ends, const std::optional<Saved>& from) {
+Outcome run(
+    const D& source, const Job& job, const EndOptions& ends, const std::optional<Saved>& from) {
   Outcome outcome;
   for (int rank = 0; rank < job.layout.world; ++rank) {
     auto loader = resharded_loader(source, job.layout, ends, rank);
@@ -103,7 +104,7 @@ Outcome run(const D& source, const Job& job, const Ends& ends, const std::option
     }
     if (job.rounds == kToTheEnd) {
       EXPECT_EQ(loader.cursor(), (Cursor{.seed = cursor.seed, .epoch = 1}));
-      Pile next_epoch(order_of(source, 1));
+      ExpectedBatches next_epoch(order_of(source, 1));
       Batches expected;
       for (auto round = next_epoch.deal(job.layout, ends); round;
            round = next_epoch.deal(job.layout, ends)) {
@@ -129,8 +130,8 @@ Outcome run(const D& source, const Job& job, const Ends& ends, const std::option
 /// Compares jobs that continue one another with the pile. Returns false if the epoch ends before a
 /// job has done its rounds, which is not a valid case.
 template <typename D>
-bool expect_exact(const D& source, const std::vector<Job>& jobs, const Ends& ends) {
-  Pile pile(order_of(source, 0));
+bool expect_exact(const D& source, const std::vector<Job>& jobs, const EndOptions& ends) {
+  ExpectedBatches pile(order_of(source, 0));
   std::vector<int64_t> real;
   std::optional<Saved> saved;
   for (const Job& job : jobs) {
@@ -191,7 +192,7 @@ std::vector<Layout> layouts(const std::vector<int64_t>& batch_sizes) {
   return all;
 }
 
-constexpr Ends kAllEnds[] = {{true, false}, {true, true}, {false, false}, {false, true}};
+constexpr EndOptions kAllEnds[] = {{true, false}, {true, true}, {false, false}, {false, true}};
 
 std::string text(const Job& job) {
   return std::to_string(job.layout.world) + " ranks, batch " +
@@ -214,7 +215,7 @@ TYPED_TEST_SUITE(Resharded, Sources);
 TYPED_TEST(Resharded, ResumesExactlyInAnyOtherLayoutFromEveryBatch) {
   int cases = 0;
   for (const int64_t samples : {1, 4, 13, 24}) {
-    for (const Ends& ends : kAllEnds) {
+    for (const EndOptions& ends : kAllEnds) {
       for (const Layout& before : layouts({1, 3})) {
         for (const Layout& after : layouts({1, 3})) {
           for (int64_t rounds = 0;; ++rounds, ++cases) {
@@ -235,7 +236,7 @@ TYPED_TEST(Resharded, ResumesExactlyInAnyOtherLayoutFromEveryBatch) {
 
 TYPED_TEST(Resharded, ResumesExactlyAgainAndAgain) {
   int cases = 0;
-  for (const Ends& ends : kAllEnds) {
+  for (const EndOptions& ends : kAllEnds) {
     for (const Layout& first : layouts({2})) {
       for (const Layout& second : layouts({2})) {
         for (const Layout& third : layouts({1})) {

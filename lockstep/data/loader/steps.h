@@ -37,9 +37,9 @@ struct Step {
 /// Starts the copy of a rank's own batch to its device, on a worker thread if there is one. Not
 /// called for other ranks' batches.
 template <typename Batch>
-using SendBatch = std::function<Arriving<Batch>(Batch)>;
+using SendBatch = std::function<PendingBatch<Batch>(Batch)>;
 
-/// Produces the batches of a pass. Not thread-safe.
+/// Produces the batches of a pass.
 template <typename Batch>
 class Steps {
  public:

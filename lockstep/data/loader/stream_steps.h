@@ -28,7 +28,7 @@ void check_sample_count(std::optional<int64_t> expected, int64_t read);
 /// an exception of the stream appears one step early.
 ///
 /// Memory: the ranks' samples of two rounds, the batches ahead, and, to fill up the last round, the
-/// epoch's first round of all ranks. Not thread-safe.
+/// epoch's first round of all ranks.
 template <IterableDataset D, typename Batch>  // Batch: the result of `collate`.
 class StreamSteps final : public Steps<Batch> {
  public:

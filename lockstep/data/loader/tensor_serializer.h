@@ -16,7 +16,7 @@
 namespace lockstep::data {
 
 /// Serializes a nested value for another rank of the same program. First come shapes, dtypes,
-/// sizes, keys, numbers and strings, then the bytes of the tensors. Not thread-safe.
+/// sizes, keys, numbers and strings, then the bytes of the tensors.
 class TensorSerializer {
  public:
   /// Throws ConfigError for an undefined tensor, or one that is not strided.
@@ -31,7 +31,7 @@ class TensorSerializer {
 };
 
 /// Deserializes the bytes of a TensorSerializer. The resulting tensors are views of `bytes` and
-/// keep it alive. Not thread-safe.
+/// keep it alive.
 class TensorDeserializer {
  public:
   explicit TensorDeserializer(at::Tensor bytes);

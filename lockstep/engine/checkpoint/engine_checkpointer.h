@@ -18,7 +18,7 @@
 namespace lockstep {
 
 /// Saves and loads an engine: the Accelerator's state, and the file engine.json with the engine's
-/// counts, loss scale and client state. See Engine for the functions. Not thread-safe.
+/// counts, loss scale and client state. See Engine for the functions.
 class EngineCheckpointer {
  public:
   EngineCheckpointer(

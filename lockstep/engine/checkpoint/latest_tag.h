@@ -20,7 +20,7 @@ CheckpointError missing_tag_error(const std::filesystem::path& load_dir, const s
 std::string first_failure(Accelerator& accelerator, const std::string& own_failure);
 
 /// Writes and reads the file `latest`, which names the newest checkpoint of a folder. If each host
-/// saves separately (use_node_local_storage), each has such a file. Not thread-safe.
+/// saves separately (use_node_local_storage), each has such a file.
 class LatestTag {
  public:
   LatestTag(Accelerator& accelerator, bool saves_on_each_host);

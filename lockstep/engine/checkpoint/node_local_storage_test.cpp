@@ -180,7 +180,7 @@ std::string adafactor_config(const std::string& zero_keys = "") {
          zero_keys + "}}";
 }
 
-/// A matrix of 240 elements, of which rank 3 has none where the bias lies in its bucket, and some
+/// A matrix of 240 elements, of which rank 3 has none where the bias is in its bucket, and some
 /// where it does not.
 TEST(NodeLocal, RowAndColumnStateIsRefusedIfAMatrixIsShardedDifferently) {
   const TestFolder folder;

@@ -58,7 +58,7 @@ struct StepFacts {
 
 /// Writes the reports of a ds_config.json: steps_per_print, wall_clock_breakdown, the
 /// checkpoints' profile, the throughput timer, and the monitors, whose curves have DeepSpeed's
-/// names and are over samples. Acts on the main process only. Not thread-safe.
+/// names and are over samples. Acts on the main process only.
 class StepReport {
  public:
   StepReport(const ds_config::DsConfig& config, bool is_main_process);

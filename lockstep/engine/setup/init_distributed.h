@@ -40,7 +40,7 @@ struct InitDistributedOptions {
 /// connection. Returns the world and the group of all ranks, for the program's own collectives.
 ///
 /// Throws ConfigError for an unknown backend, and for a second call with other options; throws
-/// CommError as connect(). Collective, the first time. Not thread-safe.
+/// CommError as connect(). Collective, the first time.
 Connected init_distributed(const InitDistributedOptions& options = {});
 
 /// Returns whether init_distributed, or an initialize(), has connected the ranks.

@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-/// The objects that all parts of one engine use. EngineSetup creates them. Not thread-safe.
+/// The objects that all parts of one engine use. EngineSetup creates them.
 struct EngineContext {
   EngineContext(ds_config::DsConfig resolved, int ranks)
       : config(std::move(resolved)), counter(config, ranks) {}

@@ -24,7 +24,7 @@ struct DynamicLossScaleOptions {
   bool as_torch = false;
 };
 
-/// DeepSpeed's dynamic loss scale, exact to the step. Pure arithmetic; a value. Not thread-safe.
+/// DeepSpeed's dynamic loss scale, exact to the step. Pure arithmetic; a value.
 class DynamicLossScale {
  public:
   /// Throws ConfigError for a window, hysteresis or scale that is not positive.

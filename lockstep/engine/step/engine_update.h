@@ -13,8 +13,7 @@
 
 namespace lockstep {
 
-/// Ends an engine's micro-steps, and at the boundary clips and updates. See Engine::step. Not
-/// thread-safe.
+/// Ends an engine's micro-steps, and at the boundary clips and updates. See Engine::step.
 class EngineUpdate {
  public:
   EngineUpdate(EngineContext& context, StepMonitor& monitor, EngineBackward& backward)

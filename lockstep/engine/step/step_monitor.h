@@ -13,7 +13,7 @@ namespace lockstep {
 /// requests: times, memory, FLOPs, and the curves of the monitors.
 ///
 /// Cost: a wait for the device at each measurement if times are reported, or the micro-step is
-/// profiled; otherwise a clock read. Not thread-safe.
+/// profiled; otherwise a clock read.
 class StepMonitor {
  public:
   using Time = StepTimers::Clock::time_point;

@@ -11,7 +11,7 @@
 namespace lockstep::optim {
 
 /// Allocates the memory of flat buffers: process memory, or, after `share`, memory that several
-/// ranks map. Not thread-safe.
+/// ranks map.
 class BufferMemory {
  public:
   /// Makes later allocations shared by the ranks of `group`, and collective.

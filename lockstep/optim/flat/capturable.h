@@ -15,7 +15,7 @@
 /// recorded once and replayed without host code, so values that change between steps are on the
 /// device. Modelled on torch.optim's `capturable`.
 ///
-/// Cost: a few bytes per parameter, and one small kernel per step. Not thread-safe.
+/// Cost: a few bytes per parameter, and one small kernel per step.
 namespace lockstep::optim {
 
 /// Returns whether the current stream of `device` records a graph. False for the CPU.

@@ -167,7 +167,7 @@ std::vector<offload::FileTensor*> FlatGroup::files_of(size_t buffer) const {
 }
 
 void FlatGroup::release_file_pages(size_t buffer) const {
-  if (buffer != FlatParameter::kLoose) {
+  if (buffer != FlatParameter::kNoBuffer) {
     for (offload::FileTensor* file : files_of(buffer)) {
       file->release_pages();
     }
@@ -188,14 +188,14 @@ at::Tensor FlatGroup::state_memory(Buffer& buffer, const at::TensorOptions& opti
 void FlatGroup::share(const Group& group) {
   const c10::AutoGradMode no_grad(false);
   for (const FlatParameter& item : items_) {
-    const bool loose = item.buffer == FlatParameter::kLoose;
+    const bool loose = item.buffer == FlatParameter::kNoBuffer;
     if (is_updated(item.parameter) && !(loose ? may_move(item.parameter) : is_in_buffer(item))) {
       refuse_to_share(item.parameter, kHeldElsewhere);
     }
   }
   memory_.share(group);
   for (FlatParameter& item : items_) {
-    if (item.buffer == FlatParameter::kLoose && is_updated(item.parameter)) {
+    if (item.buffer == FlatParameter::kNoBuffer && is_updated(item.parameter)) {
       use_as_buffer(item);
     }
   }
@@ -289,7 +289,7 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
 void FlatGroup::follow_parameter(FlatParameter& item) {
   const at::Tensor& parameter = item.parameter;
   const bool dense = parameter.is_non_overlapping_and_dense();
-  if (item.buffer != FlatParameter::kLoose && buffers_[item.buffer].state_on_host) {
+  if (item.buffer != FlatParameter::kNoBuffer && buffers_[item.buffer].state_on_host) {
     return;  // Offloaded state stays on the host.
   }
   for (at::Tensor& state : item.state) {
@@ -318,7 +318,7 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
 }
 
 bool FlatGroup::is_in_buffer(const FlatParameter& item) const {
-  if (item.buffer == FlatParameter::kLoose) {
+  if (item.buffer == FlatParameter::kNoBuffer) {
     return false;
   }
   const at::Tensor& buffer = buffers_[item.buffer].parameters;
@@ -328,7 +328,7 @@ bool FlatGroup::is_in_buffer(const FlatParameter& item) const {
 
 bool FlatGroup::all_in_buffers() const {
   return std::all_of(items_.begin(), items_.end(), [this](const FlatParameter& item) {
-    return item.buffer == FlatParameter::kLoose || is_in_buffer(item);
+    return item.buffer == FlatParameter::kNoBuffer || is_in_buffer(item);
   });
 }
 

@@ -68,7 +68,7 @@ class FlatGroup {
   /// The parts of buffer `buffer` in files: parameters, and existing state.
   std::vector<offload::FileTensor*> files_of(size_t buffer) const;
   /// Releases pages of these files that creating, saving or loading has used. `buffer` may be
-  /// FlatParameter::kLoose.
+  /// FlatParameter::kNoBuffer.
   void release_file_pages(size_t buffer) const;
 
   /// Allocates field `field` of `item`'s state, in its flat buffer if it has the parameter's shape.

@@ -12,7 +12,7 @@ namespace lockstep::optim {
 
 /// One parameter and its optimizer state.
 struct FlatParameter {
-  static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
+  static constexpr size_t kNoBuffer = std::numeric_limits<size_t>::max();
   static constexpr int64_t kNoHistory = -1;
 
   at::Tensor parameter;
@@ -25,7 +25,7 @@ struct FlatParameter {
   at::Tensor device_step = {};       ///< 0-d, if updates are counted on the device.
   int64_t history = kNoHistory;      ///< See DeviceSteps.
   bool count_was_set = true;         ///< `step` was set since the last update that the host saw.
-  size_t buffer = kLoose;            ///< The flat buffer that contains it.
+  size_t buffer = kNoBuffer;         ///< The flat buffer that contains it.
   int64_t offset = 0;                ///< Its offset in the buffer.
 };
 

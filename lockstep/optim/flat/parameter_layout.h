@@ -31,7 +31,6 @@ std::vector<torch::optim::OptimizerParamGroup> checked_groups(
     const char* rule, std::vector<torch::optim::OptimizerParamGroup> groups);
 
 /// The parameter groups of one optimizer in flat buffers, with their options, state and rule.
-/// Not thread-safe.
 class ParameterLayout {
  public:
   /// `groups` must outlive this.

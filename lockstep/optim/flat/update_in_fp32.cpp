@@ -8,7 +8,7 @@
 namespace lockstep::optim {
 namespace {
 
-constexpr int64_t kWideChunk = int64_t{1} << 20;  // Elements.
+constexpr int64_t kFp32Chunk = int64_t{1} << 20;  // Elements.
 
 /// Returns elements `begin` to `begin + length`, in memory order, of one tensor of a batch.
 Batch part_of(const Batch& batch, size_t index, int64_t begin, int64_t length) {
@@ -37,13 +37,13 @@ Batch part_of(const Batch& batch, size_t index, int64_t begin, int64_t length) {
 
 }  // namespace
 
-WideCopies::WideCopies(const Batch& batch) : wide_(batch) {
+Fp32Copies::Fp32Copies(const Batch& batch) : wide_(batch) {
   for (at::Tensor& parameter : wide_.parameters) {
-    parameter = widened(parameter);
+    parameter = in_fp32(parameter);
   }
   for (std::vector<at::Tensor>& field : wide_.state) {
     for (at::Tensor& tensor : field) {
-      tensor = widened(tensor);
+      tensor = in_fp32(tensor);
     }
   }
   for (at::Tensor& gradient : wide_.gradients) {
@@ -51,7 +51,7 @@ WideCopies::WideCopies(const Batch& batch) : wide_(batch) {
   }
 }
 
-at::Tensor WideCopies::widened(const at::Tensor& tensor) {
+at::Tensor Fp32Copies::in_fp32(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.element_size() >= 4) {
     return tensor;
   }
@@ -59,7 +59,7 @@ at::Tensor WideCopies::widened(const at::Tensor& tensor) {
   return rounded_.back().second;
 }
 
-void WideCopies::round_back() const {
+void Fp32Copies::round_back() const {
   for (const auto& [to, from] : rounded_) {
     to.copy_(from);
   }
@@ -72,8 +72,8 @@ void update_in_fp32(const Batch& batch, const std::function<void(const Batch& wi
   }
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     const int64_t numel = batch.parameters[i].numel();
-    for (int64_t begin = 0; begin < numel; begin += kWideChunk) {
-      const WideCopies copies(part_of(batch, i, begin, std::min(kWideChunk, numel - begin)));
+    for (int64_t begin = 0; begin < numel; begin += kFp32Chunk) {
+      const Fp32Copies copies(part_of(batch, i, begin, std::min(kFp32Chunk, numel - begin)));
       update(copies.wide());
       copies.round_back();
     }

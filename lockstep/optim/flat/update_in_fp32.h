@@ -11,15 +11,15 @@ namespace lockstep::optim {
 
 /// fp32 copies of the fp16 or bf16 tensors of a batch; wider tensors are used directly. Memory:
 /// twice those tensors.
-class WideCopies {
+class Fp32Copies {
  public:
-  explicit WideCopies(const Batch& batch);
+  explicit Fp32Copies(const Batch& batch);
   const Batch& wide() const { return wide_; }
   /// Writes the rounded copies back to parameters and state.
   void round_back() const;
 
  private:
-  at::Tensor widened(const at::Tensor& tensor);
+  at::Tensor in_fp32(const at::Tensor& tensor);
 
   Batch wide_;
   std::vector<std::pair<at::Tensor, at::Tensor>> rounded_;  ///< Target and source.

@@ -25,7 +25,7 @@ namespace lockstep::optim {
 /// gradients are not copied.
 ///
 /// Host memory: twice a bucket's parameters and gradients, if they are on a device;
-/// OffloadOptimizer's number of buffers for state in files. Not thread-safe.
+/// OffloadOptimizer's number of buffers for state in files.
 class HostUpdate {
  public:
   /// `fields`: state fields of a bucket in files; `values_in_files`: some parameters are, too.

@@ -28,7 +28,7 @@ void for_each_parameter(torch::optim::Optimizer& optimizer, const Visit& visit) 
   }
 }
 
-/// The tensors of an optimizer's saved state, until a parameter takes them. Not thread-safe.
+/// The tensors of an optimizer's saved state, until a parameter takes them.
 class SavedTensors {
  public:
   /// `path`: their source, for errors.

@@ -13,7 +13,7 @@
 namespace lockstep::optim {
 
 /// Step counts and learning rates on the device, for groups whose updates can be captured in a
-/// graph (CapturableOptions). Cost: see DeviceSteps and DeviceRate. Not thread-safe.
+/// graph (CapturableOptions). Cost: see DeviceSteps and DeviceRate.
 class DeviceStepsAndRates {
  public:
   /// `layout` must outlive this.

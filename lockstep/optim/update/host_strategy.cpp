@@ -171,7 +171,7 @@ void HostStrategy::collect_buckets(
         continue;
       }
       UpdateBatches batches = gather_batches(layout_, group, begin, end);
-      if (buffer != FlatParameter::kLoose && flat.state_is_offloaded(buffer)) {
+      if (buffer != FlatParameter::kNoBuffer && flat.state_is_offloaded(buffer)) {
         on_host.push_back({group, flat.files_of(buffer), std::move(batches)});
       } else {
         on_device.push_back({group, {}, std::move(batches)});

@@ -160,7 +160,7 @@ void ShardedStrategy::update_slices(size_t group, ShardedBatch batch) {
     rule.update_sharded(layout_.options(group), batch);
     return;
   }
-  const WideCopies copies(batch.slices);
+  const Fp32Copies copies(batch.slices);
   batch.slices = copies.wide();
   batch.options = batch.options.dtype(at::kFloat);
   rule.update_sharded(layout_.options(group), batch);

@@ -87,7 +87,7 @@ bool SpeculativeUpdates::take(size_t group, size_t begin, size_t end) {
   std::vector<FlatParameter>& items = layout_.flat(group).items();
   const size_t buffer = items[begin].buffer;
   const at::Tensor* gradient =
-      buffer != FlatParameter::kLoose ? step_.gradient({group, buffer}) : nullptr;
+      buffer != FlatParameter::kNoBuffer ? step_.gradient({group, buffer}) : nullptr;
   if (gradient == nullptr) {
     return false;
   }

@@ -37,7 +37,7 @@ struct LocalSgdOptions {
 ///
 /// Sends 2(N-1)/N * parameter bytes a period and rank (ring), in a few flat messages. Memory: one
 /// bucket of 25 MiB while averaging. The destructor and `abandon()` never communicate: after an
-/// exception ranks keep their own parameters. Not thread-safe. Modelled on Stich, "Local SGD
+/// exception ranks keep their own parameters. Modelled on Stich, "Local SGD
 /// Converges Fast and Communicates Little", ICLR 2019.
 class LocalSgdCore {
  public:

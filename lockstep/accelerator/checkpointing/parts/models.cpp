@@ -153,7 +153,7 @@ void ModelsPart::check(StateToLoad& state) const {
     if (state.excluded_models.contains(i)) {
       continue;
     }
-    if (state.saved.models_taken_over.contains(i)) {
+    if (state.saved.excluded_models.contains(i)) {
       throw CheckpointError(
           state.reader.path().string(),
           fmt::format(

@@ -18,19 +18,20 @@ struct Layout {
 };
 
 /// Options that stay the same when the number of ranks changes.
-struct Ends {
+struct EndOptions {
   bool even = true;
   bool drop_last = false;
 };
 
 /// A reference model of an epoch: each round takes the next samples from the top of a pile.
-class Pile {
+class ExpectedBatches {
  public:
-  explicit Pile(std::vector<int64_t> order)
+  explicit ExpectedBatches(std::vector<int64_t> order)
       : order_(std::move(order)), left_(order_.begin(), order_.end()) {}
 
   /// Returns each rank's batch, empty for a rank without one; nullopt once the pass is over.
-  std::optional<std::vector<std::vector<int64_t>>> deal(const Layout& layout, const Ends& ends) {
+  std::optional<std::vector<std::vector<int64_t>>> deal(
+      const Layout& layout, const EndOptions& ends) {
     const auto global_batch_rows =
         static_cast<size_t>(layout.batch_size * (layout.split ? 1 : layout.world));
     if (left_.empty() || (ends.drop_last && left_.size() < global_batch_rows)) {
