@@ -12,8 +12,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/flat/layout.h"
+#include "lockstep/flat/parameters.h"
 #include "lockstep/sync/join_coordinator.h"
-#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 namespace {

@@ -12,9 +12,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/fail_together.h"
+#include "lockstep/flat/parameters.h"
 #include "lockstep/sync/agreement.h"
-#include "lockstep/sync/unfrozen.h"
-#include "lockstep/zero/common_memory.h"
 #include "lockstep/zero/parameter_groups.h"
 
 namespace lockstep::zero {

@@ -7,7 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
-#include "lockstep/sync/unfrozen.h"
+#include "lockstep/flat/parameters.h"
 #include "lockstep/zero/sharding.h"
 
 // Helpers of the tests of ZeRO: they shard a module, and train it without an optimizer.

@@ -16,7 +16,7 @@
 #include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
-#include "lockstep/sync/unfrozen.h"
+#include "lockstep/flat/parameters.h"
 
 namespace lockstep {
 namespace {

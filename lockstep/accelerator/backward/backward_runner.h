@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/options/backward_options.h"
+#include "lockstep/accelerator/options/call_options.h"
 #include "lockstep/sync/backward_hooks.h"
 
 namespace lockstep {

@@ -14,8 +14,8 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/flat/parameters.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include "lockstep/accelerator/backward/gradients.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
-#include "lockstep/accelerator/options/join_uneven_inputs.h"
+#include "lockstep/accelerator/options/call_options.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step.h"
 

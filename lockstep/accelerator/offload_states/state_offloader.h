@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/options/offload_states.h"
+#include "lockstep/accelerator/options/call_options.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/offload/offloaded_storage.h"

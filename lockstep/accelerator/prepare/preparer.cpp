@@ -18,9 +18,9 @@
 #include "lockstep/base/log.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
+#include "lockstep/flat/parameters.h"
 #include "lockstep/optim/state/follow_parameters.h"
 #include "lockstep/sync/data_parallel.h"
-#include "lockstep/sync/unfrozen.h"
 #include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {

@@ -8,7 +8,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/sync/unfrozen.h"
+#include "lockstep/flat/parameters.h"
 
 namespace lockstep {
 

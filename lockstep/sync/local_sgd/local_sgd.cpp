@@ -7,8 +7,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/coalesce.h"
+#include "lockstep/flat/parameters.h"
 #include "lockstep/sync/agreement.h"
-#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 namespace {

@@ -1,12 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <set>
 
 #include "lockstep/base/memory/offload_device.h"
+#include "lockstep/sync/join.h"
 
 namespace lockstep {
+
+/// Options of Accelerator::backward.
+struct BackwardOptions {
+  /// Keeps the graph for another backward through it.
+  bool retain_graph = false;
+  /// Called on an autograd thread when this process's gradients are computed, before the rest of
+  /// their averaging is awaited. Not called if the loss depends on nothing.
+  std::function<void()> computed = nullptr;
+};
+
+/// Options of Accelerator::join_uneven_inputs.
+struct JoinUnevenInputs {
+  /// Replaces AcceleratorOptions::even_batches for the loaders of this loop.
+  std::optional<bool> even_batches = std::nullopt;
+  JoinOptions join = {};
+};
 
 /// The states that Accelerator::offload_states moves; DeepSpeed's enum of that name.
 enum class OffloadStateType {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/zero/common_memory.h"
+#include "lockstep/flat/parameters.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <set>
 #include <tuple>
+#include <unordered_set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -13,7 +14,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::zero {
+namespace lockstep {
 namespace {
 
 /// The bytes of a storage that a tensor spans.
@@ -57,6 +58,44 @@ bool have_common_elements(const Place& a, const Place& b) {
 
 }  // namespace
 
+NamedTensors trainable(const NamedTensors& parameters) {
+  NamedTensors unique;
+  std::unordered_set<at::TensorImpl*> seen;
+  for (const NamedTensor& item : parameters) {
+    if (item.tensor.requires_grad() && item.tensor.numel() > 0 &&
+        seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      unique.push_back(item);
+    }
+  }
+  return unique;
+}
+
+NamedTensors frozen_among(const NamedTensors& parameters) {
+  NamedTensors frozen;
+  std::set<const at::TensorImpl*> seen;
+  for (const NamedTensor& item : parameters) {
+    if (!item.tensor.requires_grad() && item.tensor.is_floating_point() &&
+        item.tensor.numel() > 0 && seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      frozen.push_back(item);
+    }
+  }
+  return frozen;
+}
+
+void refuse_unfrozen(const NamedTensors& frozen, const char* where) {
+  for (const NamedTensor& item : frozen) {
+    if (item.tensor.requires_grad()) {
+      throw ConfigError(
+          where,
+          fmt::format(
+              "{} requires gradients, but was frozen when the model was prepared, so its gradients "
+              "would not be averaged; expected it to stay frozen; unfreeze it before prepare(), "
+              "and freeze it afterwards while it is not trained",
+              item.name));
+    }
+  }
+}
+
 void refuse_common_memory(const NamedTensors& moved, const NamedTensors& all) {
   std::set<const at::TensorImpl*> moving;
   for (const NamedTensor& item : moved) {
@@ -92,4 +131,4 @@ void refuse_common_memory(const NamedTensors& moved, const NamedTensors& all) {
   }
 }
 
-}  // namespace lockstep::zero
+}  // namespace lockstep

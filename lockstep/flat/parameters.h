@@ -17,4 +17,13 @@ NamedTensors frozen_among(const NamedTensors& parameters);
 /// prepared. `where` is for the message. Local: equal on all ranks that train the same parameters.
 void refuse_unfrozen(const NamedTensors& frozen, const char* where);
 
+/// Throws ConfigError if a tensor of `moved` shares elements with another tensor of `all`. The
+/// error names both tensors. Tensors of `moved` will get new memory, so a write to one would no
+/// longer be seen in the other. One tensor with several names is accepted, and so are disjoint
+/// parts of one storage.
+///
+/// Local: ranks with equal tensors get equal results. Cost: a sort, and a byte for each element
+/// between two tensors of one storage that interleave (columns of a matrix). Thread-safe.
+void refuse_common_memory(const NamedTensors& moved, const NamedTensors& all);
+
 }  // namespace lockstep
