@@ -52,8 +52,7 @@ namespace lockstep::zero {
 /// backward.
 ///
 /// Not thread-safe; one backward at a time. Modelled on Rajbhandari et al., "ZeRO", SC 2020, with
-/// every bucket sharded evenly instead of the full model. Used by PreparedObjects,
-/// loop/optimizer.cpp, full_values, sharded_state and zero_init.
+/// every bucket sharded evenly instead of the full model.
 class Sharding final : public GradientSync, public std::enable_shared_from_this<Sharding> {
  public:
   /// Shards the model; all ranks get rank 0's values. `groups`: parameters with the same optimizer

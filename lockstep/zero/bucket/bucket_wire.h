@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
-#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/coordinator/sharded_unit.h"
 #include "lockstep/zero/quantize/plus_plus.h"
 
 namespace lockstep::zero {

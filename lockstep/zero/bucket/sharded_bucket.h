@@ -14,7 +14,8 @@
 #include "lockstep/zero/bucket/bucket_layout.h"
 #include "lockstep/zero/bucket/bucket_wire.h"
 #include "lockstep/zero/bucket/shard_store.h"
-#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/coordinator/flat_param_buffer.h"
+#include "lockstep/zero/coordinator/sharded_unit.h"
 
 namespace lockstep::zero {
 
