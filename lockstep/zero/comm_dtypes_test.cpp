@@ -135,7 +135,7 @@ TEST(CommDtypes, MayBeForGradientsOnly) {
   }
 }
 
-TEST(CommDtypes, AllRanksComputeWithRoundedParametersAndOwnExactOnes) {
+TEST(CommDtypes, AllRanksComputeWithRoundedParametersAndShardsStayExact) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ranks(3, [dtype](Group group) {
       BiasedNet alone;
@@ -226,7 +226,7 @@ TEST(CommDtypes, ExactValuesStayExactWhileAnotherRankTrains) {
   });
 }
 
-TEST(CommDtypes, KeptParametersStayExact) {
+TEST(CommDtypes, ReplicatedParametersStayExact) {
   ranks(2, [](Group group) {
     BiasedNet alone;
     BiasedNet net;
@@ -330,7 +330,7 @@ std::vector<double> comm_dtype_losses(const CommSetup& setup) {
   return losses;
 }
 
-TEST(CommDtypes, TrainsAsFullWidthWithinABand) {
+TEST(CommDtypes, LossesAreCloseToThoseOfFp32) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     const std::vector<double> expected =
         comm_dtype_losses({.placement = placement, .comm_dtype = std::nullopt});
@@ -346,7 +346,7 @@ TEST(CommDtypes, TrainsAsFullWidthWithinABand) {
   }
 }
 
-TEST(CommDtypes, SecondCopiesAreIn16BitsAndBitExact) {
+TEST(CommDtypes, SecondaryShardsAreIn16BitsAndBitExact) {
   const PlusPlusOptions secondaries{.hpz_partition_size = 2};
   const std::vector<double> losses = comm_dtype_losses({});
   const std::vector<double> with_copies = comm_dtype_losses({.plus_plus = secondaries});

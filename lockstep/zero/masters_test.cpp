@@ -15,7 +15,7 @@
 
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 #include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {
@@ -106,7 +106,7 @@ void add_to_masters(Sharding& sharding, const std::vector<at::Tensor>& of, doubl
   sharding.gather_parameters();
 }
 
-TEST(Masters, AreTheValuesInFp32AndTheFrozenHaveNone) {
+TEST(Masters, AreFp32CopiesOfTrainedParametersOnly) {
   on_ranks([](Group group, MastersModel& model, Sharding& sharding) {
     for (const at::Tensor& parameter : model.trained()) {
       EXPECT_TRUE(
@@ -118,7 +118,7 @@ TEST(Masters, AreTheValuesInFp32AndTheFrozenHaveNone) {
   });
 }
 
-TEST(Masters, CollectUpdatesThatTheParametersWouldLose) {
+TEST(Masters, AccumulateUpdatesTooSmallForTheParameters) {
   on_ranks([](Group group, MastersModel& model, Sharding& sharding) {
     const at::ScalarType dtype = model.weight.scalar_type();
     const at::Tensor before = model.weight.detach().to(at::kFloat);
@@ -135,7 +135,7 @@ TEST(Masters, CollectUpdatesThatTheParametersWouldLose) {
   });
 }
 
-TEST(Masters, AdoptWrittenValuesAndKeepTheRest) {
+TEST(Masters, TakeWrittenValuesAndKeepThePrecisionOfOthers) {
   on_ranks([](Group group, MastersModel& model, Sharding& sharding) {
     const at::ScalarType dtype = model.weight.scalar_type();
     const float step = 1.0F / 8192;
@@ -165,7 +165,7 @@ TEST(Masters, AdoptWrittenValuesAndKeepTheRest) {
   });
 }
 
-TEST(Masters, HaveGradientsInFp32WhichAddUpThere) {
+TEST(Masters, AccumulateGradientsInFp32) {
   on_ranks([](Group /*group*/, MastersModel& model, Sharding& sharding) {
     const auto backward = [&](double factor) {
       const at::Tensor each = at::full({700}, factor, model.weight.scalar_type());
@@ -265,7 +265,7 @@ TEST(Masters, AverageGradientsOfParametersThatTheLastBackwardDidNotReach) {
       });
 }
 
-TEST(Masters, AccumulateRoundedAveragesOnRequest) {
+TEST(Masters, AccumulateRoundedAveragesIfSumsAreRounded) {
   on_kept_ranks(
       {.rounded_sums = true}, [](Group /*group*/, MastersModel& model, Sharding& sharding) {
         for (const double factor : {4096, 1, 1, 1}) {
@@ -278,7 +278,7 @@ TEST(Masters, AccumulateRoundedAveragesOnRequest) {
       });
 }
 
-TEST(Masters, AreTheParametersThemselvesOnRequest) {
+TEST(Masters, DoNotExistIfDisabled) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
       ranks(2, [&](Group group) {

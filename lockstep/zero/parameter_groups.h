@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 
 namespace lockstep::zero {
 

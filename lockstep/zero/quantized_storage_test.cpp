@@ -50,7 +50,7 @@ at::Tensor inputs(int rank) {
   return at::cos(at::arange(2 * 64, at::kFloat) * (rank + 0.5)).reshape({2, 64});
 }
 
-TEST(QuantizedFrozenWeights, AllRanksComputeWithTheRoundedBase) {
+TEST(QuantizedFrozenWeights, AllRanksComputeWithRoundedWeights) {
   for (const int world : {1, 2, 3}) {
     ranks(world, [](Group group) {
       Lora net;
@@ -71,7 +71,7 @@ TEST(QuantizedFrozenWeights, AllRanksComputeWithTheRoundedBase) {
   }
 }
 
-TEST(QuantizedFrozenWeights, ARankKeepsAndSendsAQuarterOfIt) {
+TEST(QuantizedFrozenWeights, ARankStoresAndSendsAQuarterOfTheBytes) {
   const auto frozen_bytes = [](bool in_8_bits) {
     int64_t bytes = 0;
     ranks(2, [&](Group group) {
@@ -98,7 +98,7 @@ TEST(QuantizedFrozenWeights, ARankKeepsAndSendsAQuarterOfIt) {
   EXPECT_LT(static_cast<double>(frozen_bytes(true)), 0.3 * static_cast<double>(exact));
 }
 
-TEST(QuantizedFrozenWeights, TrainsAsOnABaseThatWasRoundedBeforehand) {
+TEST(QuantizedFrozenWeights, TrainingEqualsThatWithWeightsRoundedBefore) {
   for (const int world : {1, 2}) {
     ranks(world, [](Group group) {
       const auto train = [&](Lora& net, Sharding& sharding) {

@@ -18,27 +18,27 @@ namespace {
 /// Buckets with full gradients at a time: one is filled, one is sent, one may wait.
 constexpr size_t kBucketsInFlight = 3;
 
-constexpr uint8_t kAddsToUsed = 2;
+constexpr uint8_t kAddsToStale = 2;
 
 }  // namespace
 
-void UsedGradients::mark(const ShardedModel& model) {
-  used_.clear();
+void StaleGradientCheck::mark(const ShardedModel& model) {
+  stale_.clear();
   for (const auto& bucket : model.buckets()) {
     for (const ShardSlice& shard_slice : bucket->shard_slices()) {
       const at::Tensor& gradient = shard_slice.values.grad();
       if (gradient.defined()) {
-        used_.push_back({shard_slice.values, gradient.unsafeGetTensorImpl(), gradient._version()});
+        stale_.push_back({shard_slice.values, gradient.unsafeGetTensorImpl(), gradient._version()});
       }
     }
   }
 }
 
-bool UsedGradients::any_left() const {
-  return std::any_of(used_.begin(), used_.end(), [](const Used& used) {
-    const at::Tensor& gradient = used.shard_slice.grad();
-    return gradient.defined() && gradient.unsafeGetTensorImpl() == used.gradient &&
-           gradient._version() == used.version;
+bool StaleGradientCheck::any_left() const {
+  return std::any_of(stale_.begin(), stale_.end(), [](const StaleGradient& stale) {
+    const at::Tensor& gradient = stale.shard_slice.grad();
+    return gradient.defined() && gradient.unsafeGetTensorImpl() == stale.gradient &&
+           gradient._version() == stale.version;
   });
 }
 
@@ -74,7 +74,7 @@ void ShardReducer::before_gradient(size_t parameter) {
 
 void ShardReducer::begin_reduction() {
   apply_drops();
-  adds_to_used_ = used_.any_left();
+  adds_to_stale_ = stale_check_.any_left();
 }
 
 void ShardReducer::apply_drops() {
@@ -191,8 +191,8 @@ Pending ShardReducer::start_presence() {
       facts_.has_report && facts_.has_report());
   auto* values = flags.mutable_data_ptr<uint8_t>();
   std::copy(present_.begin(), present_.end(), values);
-  if (adds_to_used_ && count > 0) {
-    values[0] = kAddsToUsed;
+  if (adds_to_stale_ && count > 0) {
+    values[0] = kAddsToStale;
   }
   return group_.all_reduce(flags, ReduceOp::kMax);
 }
@@ -212,8 +212,8 @@ void ShardReducer::finish_buckets() {
   if (compared.differ) {
     refuse_different_facts(group_, facts(), "backward");
   }
-  if (!present_.empty() && on_any_rank[0] == kAddsToUsed) {
-    refuse_used();
+  if (!present_.empty() && on_any_rank[0] == kAddsToStale) {
+    refuse_stale();
   }
   for (size_t bucket = 0; bucket < model_.buckets().size(); ++bucket) {
     std::vector<bool> by_entry;
@@ -229,7 +229,7 @@ void ShardReducer::finish_buckets() {
     }
   }
   flat::broadcast_coalesced(group_, buffers_);
-  used_.clear();
+  stale_check_.clear();
   if (compared.any_report && facts_.exchange_reports) {
     facts_.exchange_reports();
   }
@@ -259,7 +259,7 @@ bool ShardReducer::has_gradients() const {
   return std::find(had_gradient_.begin(), had_gradient_.end(), true) != had_gradient_.end();
 }
 
-void ShardReducer::refuse_used() {
+void ShardReducer::refuse_stale() {
   for (const auto& bucket : model_.buckets()) {
     bucket->gradients().abandon(/*wait=*/true);
   }
@@ -287,7 +287,7 @@ void ShardReducer::finish_local_backward() {
 
 void ShardReducer::drop_gradients() {
   speculative_.discard_all();
-  used_.clear();
+  stale_check_.clear();
   held_.assign(held_.size(), at::Tensor());
   for (size_t parameter = 0; parameter < held_.size(); ++parameter) {
     placeholders_.remove(parameter);

@@ -19,22 +19,22 @@
 namespace lockstep::zero {
 
 /// Detects a backward that would add to gradients that a step has used.
-class UsedGradients {
+class StaleGradientCheck {
  public:
-  /// Marks the present gradients of all slices as used.
+  /// Marks the present gradients of all slices as stale: a step has used them.
   void mark(const ShardedModel& model);
-  void clear() { used_.clear(); }
-  /// Returns whether a slice still has a marked gradient. A gradient that a program has dropped or
+  void clear() { stale_.clear(); }
+  /// Returns whether a slice still has a stale gradient. A gradient that a program has dropped or
   /// written to (zeroed, for instance) does not count.
   bool any_left() const;
 
  private:
-  struct Used {
+  struct StaleGradient {
     at::Tensor shard_slice;
     const at::TensorImpl* gradient;
     int64_t version;
   };
-  std::vector<Used> used_;
+  std::vector<StaleGradient> stale_;
 };
 
 /// Reduces the gradients of a ShardedModel to each rank's shards.
@@ -63,7 +63,7 @@ class ShardReducer final : private GradientBuckets {
   /// process. Throws ConfigError if it has assigned others. Call it before gradients are used.
   void apply_drops();
   void drop_gradients();
-  void mark_gradients_used() { used_.mark(model_); }
+  void mark_gradients_used() { stale_check_.mark(model_); }
   std::vector<at::Tensor> held_gradients() const;
   std::vector<std::string> without_gradient() const;
 
@@ -88,7 +88,7 @@ class ShardReducer final : private GradientBuckets {
   std::vector<RankFact> facts() const;
   /// Starts the all-reduce of the flags of parameters with a gradient. Collective.
   Pending start_presence();
-  void refuse_used();
+  void refuse_stale();
   void apply_drop(size_t parameter);
   void drop(size_t parameter);
 
@@ -102,13 +102,13 @@ class ShardReducer final : private GradientBuckets {
   /// [parameter] fp32 sum of earlier backward passes; undefined if none.
   std::vector<at::Tensor> held_;
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
-  UsedGradients used_;
+  StaleGradientCheck stale_check_;
   GradientPlaceholders placeholders_;
   /// [parameter] `grad` has a part of the gradient that is not averaged; the shard has the rest.
   std::vector<bool> is_split_;
   int64_t drops_ = 0;  ///< Calls of `drop`.
   RankFacts facts_;
-  bool adds_to_used_ = false;  ///< The running backward, on this rank.
+  bool adds_to_stale_ = false;  ///< The running backward, on this rank.
 };
 
 }  // namespace lockstep::zero

@@ -120,7 +120,7 @@ TEST(Sharding, UnusedParametersHaveNoGradientAndOnesUsedOnOneRankHaveZerosElsewh
   });
 }
 
-TEST(Sharding, ARankWhoseLossReachesNothingGivesZeros) {
+TEST(Sharding, ARankWithoutGradientsContributesZeros) {
   ranks(2, [](Group group) {
     ThreeWeightsModel model;
     const auto sharding = shard_model(model, group);
@@ -162,7 +162,7 @@ TEST(Sharding, TheNormCoversAllSlices) {
   });
 }
 
-TEST(Sharding, SaysWhichParameterNoOptimizerTrains) {
+TEST(Sharding, NamesTheParameterThatNoOptimizerTrains) {
   ranks(2, [](Group group) {
     ThreeWeightsModel model;
     try {

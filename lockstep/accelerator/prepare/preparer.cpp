@@ -21,7 +21,7 @@
 #include "lockstep/flat/parameters.h"
 #include "lockstep/optim/state/follow_parameters.h"
 #include "lockstep/sync/data_parallel.h"
-#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 
 namespace lockstep {
 namespace {

@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/keep_memory.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 
 namespace lockstep {
 namespace {

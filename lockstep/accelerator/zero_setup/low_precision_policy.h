@@ -3,7 +3,7 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 
 namespace lockstep {
 namespace {

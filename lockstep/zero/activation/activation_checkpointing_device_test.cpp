@@ -111,7 +111,7 @@ TEST(DeviceCheckpointing, KeepsInputsOnTheDeviceByDefault) {
   expect_equal(plain.gradients, expected);
 }
 
-TEST(DeviceCheckpointing, LeavesNothingOnTheDeviceWhenInputsWaitOnTheHost) {
+TEST(DeviceCheckpointing, KeepsNothingOnTheDeviceIfInputsAreOnTheHost) {
   const auto expected = on_the_cpu();
   for (const bool in_one_piece : {false, true}) {
     const Step step = step_with(
@@ -125,7 +125,7 @@ TEST(DeviceCheckpointing, LeavesNothingOnTheDeviceWhenInputsWaitOnTheHost) {
   }
 }
 
-TEST(DeviceCheckpointing, WaitsForCopiesThatTheDeviceMakesBesideOtherWork) {
+TEST(DeviceCheckpointing, WaitsForAsynchronousCopies) {
   const auto expected = on_the_cpu();
   hold_test_device_streams(true);
   const Step step = step_with(settings_of({.cpu_checkpointing = true}), 2);
@@ -133,7 +133,7 @@ TEST(DeviceCheckpointing, WaitsForCopiesThatTheDeviceMakesBesideOtherWork) {
   expect_equal(step.gradients, expected);
 }
 
-TEST(DeviceCheckpointing, ContiguousMemoryIsTheDevicesAndStays) {
+TEST(DeviceCheckpointing, ContiguousMemoryIsOnTheDeviceAndIsReused) {
   const auto expected = on_the_cpu();
   const auto settings =
       settings_of({.contiguous_memory_optimization = true, .number_checkpoints = 2 * kLayers});
@@ -167,7 +167,7 @@ TEST(DeviceCheckpointing, ADeviceWithRoomForOneLayerIsEnoughWithInputsOnTheHost)
   EXPECT_FALSE(fits(nullptr));
 }
 
-TEST(DeviceCheckpointing, WaitsForTheDeviceAtTheBordersOfCheckpointsIfAsked) {
+TEST(DeviceCheckpointing, SynchronizesTheDeviceAroundCheckpointsOnRequest) {
   test_device();
   const int64_t plain = step_with(nullptr).waits;
   EXPECT_EQ(

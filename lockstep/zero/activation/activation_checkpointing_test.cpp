@@ -215,7 +215,7 @@ TEST(ActivationCheckpointing, EndsWithItsScopeAndIgnoresNestedCheckpoints) {
   EXPECT_EQ(ActivationCheckpointing::current(), nullptr);
 }
 
-TEST(ActivationCheckpointing, AddsUpTheTimeOfCheckpointsUntilItIsAsked) {
+TEST(ActivationCheckpointing, TakeTimesReturnsAndResetsTheSums) {
   const auto settings =
       std::make_shared<ActivationCheckpointing>(ActivationCheckpointingOptions{.profile = true});
   const ActivationCheckpointing::Scope scope(settings);

@@ -12,19 +12,19 @@ namespace lockstep::zero {
 
 BucketGradients::BucketGradients(
     const BucketLayout& layout,
-    BucketWire& wire,
+    BucketCommFormat& format,
     const at::Tensor& shard,
     const at::TensorOptions& options,
     const LowPrecisionPolicy& low_precision_policy)
     : layout_(layout),
-      wire_(wire),
+      format_(format),
       shard_(shard),
       options_(options),
       comm_options_(options),
       taken_(layout.entries.size(), false) {
   const bool masters = shard.dtype() != options.dtype();
-  if (wire.gradient_dtype()) {
-    comm_options_ = options.dtype(wire.gradient_dtype());
+  if (format.gradient_dtype()) {
+    comm_options_ = options.dtype(format.gradient_dtype());
   } else if (masters && low_precision_policy.fp32_comm) {
     comm_options_ = options.dtype(at::kFloat);
   }
@@ -80,13 +80,13 @@ void BucketGradients::start_reduce() {
   if (!average_.defined()) {
     average_ = at::empty(shard_.sizes(), comm_options_);
   }
-  const BucketComm& comm = wire_.comm();
+  const BucketComm& comm = format_.comm();
   if (comm.quantized_gradients) {
     quantized_ = std::make_unique<QuantizedReduction>(
         comm.plus_plus.within, comm.plus_plus.between, full_gradients_);
     full_gradients_.reset();
   } else {
-    pending_ = wire_.reduce_scatter(average_, full_gradients_);
+    pending_ = format_.reduce_scatter(average_, full_gradients_);
   }
 }
 

@@ -9,9 +9,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/zero/bucket/bucket_comm_format.h"
 #include "lockstep/zero/bucket/bucket_layout.h"
-#include "lockstep/zero/bucket/bucket_wire.h"
-#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 #include "lockstep/zero/quantize/quantized_reduction.h"
 
 namespace lockstep::zero {
@@ -23,11 +23,11 @@ namespace lockstep::zero {
 /// Not thread-safe.
 class BucketGradients {
  public:
-  /// `layout` (which defines *entry*) and `wire` must outlive this. `shard`: the values that
+  /// `layout` (which defines *entry*) and `format` must outlive this. `shard`: the values that
   /// updates act on. `options`: those of the full parameters.
   BucketGradients(
       const BucketLayout& layout,
-      BucketWire& wire,
+      BucketCommFormat& format,
       const at::Tensor& shard,
       const at::TensorOptions& options,
       const LowPrecisionPolicy& low_precision_policy);
@@ -70,7 +70,7 @@ class BucketGradients {
   bool is_stored_as_sent() const { return comm_options_.dtype() == shard_.dtype(); }
 
   const BucketLayout& layout_;
-  BucketWire& wire_;
+  BucketCommFormat& format_;
   at::Tensor shard_;
   at::TensorOptions options_;
   at::TensorOptions comm_options_;  ///< The options of full gradients.

@@ -14,18 +14,6 @@
 
 namespace lockstep::zero {
 
-bool is_trained_in_16_bits(const at::Tensor& parameter) {
-  const at::ScalarType own = parameter.scalar_type();
-  return parameter.requires_grad() && (own == at::kHalf || own == at::kBFloat16);
-}
-
-at::ScalarType update_dtype(
-    const at::Tensor& parameter, const LowPrecisionPolicy& low_precision_policy) {
-  return low_precision_policy.fp32_masters && is_trained_in_16_bits(parameter)
-             ? at::kFloat
-             : parameter.scalar_type();
-}
-
 ShardPlaces::ShardPlaces(const OffloadParam& options, bool keep_rounded_on_device)
     : options_(options), keep_rounded_on_device_(keep_rounded_on_device) {
   if (options_.max_in_cpu < 0) {

@@ -30,7 +30,7 @@ void QuantizedShard::write(int64_t begin, const at::Tensor& values) {
   // Values that were rounded already stay bit-exact.
   if (!place.equal(values)) {
     place.copy_(values);
-    bytes_ = wire_.encode(exact_);
+    bytes_ = format_.encode(exact_);
   }
 }
 
@@ -43,7 +43,7 @@ ShardedBucket::ShardedBucket(
     const LowPrecisionPolicy& low_precision_policy)
     : layout_(plan, comm.parameter_group),
       options_(parameters[plan.entries[0].parameter].detach().options()),
-      wire_(std::move(comm), plan, options_, layout_.numel) {
+      format_(std::move(comm), plan, options_, layout_.numel) {
   const c10::AutoGradMode no_grad(false);
   const at::Tensor& first = parameters[plan.entries[0].parameter];
   create_storage(first, placement, places, low_precision_policy);
@@ -54,10 +54,10 @@ ShardedBucket::ShardedBucket(
     shard_file()->release_pages();
   }
   if (is_quantized()) {
-    quantized_.emplace(wire_, std::exchange(shard_, {}));
+    quantized_.emplace(format_, std::exchange(shard_, {}));
   } else if (first.requires_grad()) {
     gradients_ =
-        std::make_unique<BucketGradients>(layout_, wire_, shard_, options_, low_precision_policy);
+        std::make_unique<BucketGradients>(layout_, format_, shard_, options_, low_precision_policy);
   }
 }
 
@@ -66,7 +66,7 @@ void ShardedBucket::create_storage(
     ParamPlacement placement,
     ShardPlaces* places,
     const LowPrecisionPolicy& low_precision_policy) {
-  const Group& group = wire_.comm().parameter_group;
+  const Group& group = format_.comm().parameter_group;
   if (placement == ParamPlacement::kSharded) {
     full_ = std::make_unique<FlatParamBuffer>(layout_.numel, options_, kFreedMessage);
   } else {
@@ -172,7 +172,7 @@ void ShardedBucket::add_memory(
   if (store_) {
     add(parameters, store_->rounded());
   }
-  add(parameters, wire_.secondary());
+  add(parameters, format_.secondary());
   if (gradients_) {
     add(gradients, gradients_->shard_gradient());
   }
@@ -185,27 +185,27 @@ void ShardedBucket::bump_versions() {
 }
 
 Pending ShardedBucket::start_gather(Source source) {
-  wire_.set_source(source);
+  format_.set_source(source);
   if (quantized_) {
     quantized_->end_writes();
   }
   if (source == Source::kSecondary) {
-    return wire_.gather_secondary(values());
+    return format_.gather_secondary(values());
   }
   if (quantized_) {
-    return wire_.gather_encoded(quantized_->bytes());
+    return format_.gather_encoded(quantized_->bytes());
   }
-  if (wire_.is_rounded()) {
-    return wire_.gather_encoded(wire_.encode(store_->on_device()));
+  if (format_.is_rounded()) {
+    return format_.gather_encoded(format_.encode(store_->on_device()));
   }
   if (!store_ || store_->is_on_device()) {
-    return wire_.gather_exact(values(), shard_);
+    return format_.gather_exact(values(), shard_);
   }
-  return wire_.gather_exact(values(), store_->on_device(own_part()));
+  return format_.gather_exact(values(), store_->on_device(own_part()));
 }
 
 void ShardedBucket::drop_secondary() {
-  wire_.drop_secondary();
+  format_.drop_secondary();
   if (store_) {
     store_->mark_changed();
   }
@@ -213,9 +213,9 @@ void ShardedBucket::drop_secondary() {
 
 void ShardedBucket::write_back() {
   at::Tensor own = own_part();
-  if (wire_.is_rounded()) {
+  if (format_.is_rounded()) {
     const at::Tensor received =
-        quantized_ ? quantized_->dequantize() : wire_.decode(wire_.encode(store_->on_device()));
+        quantized_ ? quantized_->dequantize() : format_.decode(format_.encode(store_->on_device()));
     const at::Tensor unwritten =
         own.eq(received).logical_or_(own.isnan().logical_and_(received.isnan()));
     if (quantized_) {

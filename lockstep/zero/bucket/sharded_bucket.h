@@ -10,11 +10,12 @@
 
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/shard_bounds.h"
+#include "lockstep/zero/bucket/bucket_comm_format.h"
 #include "lockstep/zero/bucket/bucket_gradients.h"
 #include "lockstep/zero/bucket/bucket_layout.h"
-#include "lockstep/zero/bucket/bucket_wire.h"
 #include "lockstep/zero/bucket/shard_store.h"
-#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/coordinator/flat_param_buffer.h"
+#include "lockstep/zero/coordinator/sharded_unit.h"
 
 namespace lockstep::zero {
 
@@ -27,21 +28,21 @@ enum class ParamPlacement {
 /// This rank's shard of frozen parameters, stored in 8 bits. Not thread-safe.
 class QuantizedShard {
  public:
-  /// `wire`: must outlive this.
-  QuantizedShard(const BucketWire& wire, const at::Tensor& values)
-      : wire_(wire), bytes_(wire.encode(values)) {}
+  /// `format`: must outlive this.
+  QuantizedShard(const BucketCommFormat& format, const at::Tensor& values)
+      : format_(format), bytes_(format.encode(values)) {}
 
   const at::Tensor& bytes() const { return bytes_; }
-  at::Tensor dequantize() const { return wire_.decode(bytes_); }
+  at::Tensor dequantize() const { return format_.decode(bytes_); }
   /// Replaces all values.
-  void store(const at::Tensor& values) { bytes_ = wire_.encode(values); }
+  void store(const at::Tensor& values) { bytes_ = format_.encode(values); }
   /// Replaces the values from element `begin` on. All values stay exact until `end_writes`, so that
   /// values of several calls are rounded together.
   void write(int64_t begin, const at::Tensor& values);
   void end_writes() { exact_.reset(); }
 
  private:
-  const BucketWire& wire_;
+  const BucketCommFormat& format_;
   at::Tensor bytes_;
   at::Tensor exact_;  ///< Undefined unless values were written.
 };
@@ -92,7 +93,7 @@ class ShardedBucket final : public ShardedUnit {
   bool is_sharded() const { return full_ != nullptr; }
   bool has_masters() const { return store_ && store_->are_masters(); }
   /// Returns whether the shard is stored in 8 bits.
-  bool is_quantized() const { return wire_.comm().quantized_storage; }
+  bool is_quantized() const { return format_.comm().quantized_storage; }
   /// The values of this rank's shard; see ShardStore for their storage.
   const at::Tensor& shard() const { return shard_; }
   /// Null unless the shard is in a file.
@@ -118,10 +119,10 @@ class ShardedBucket final : public ShardedUnit {
   /// Starts the all-gather of all shards. Collective.
   Pending start_gather(Source source) override;
   void finish_gather(const at::Tensor& received) override {
-    wire_.finish_gather(received, values());
+    format_.finish_gather(received, values());
   }
-  bool comm_is_rounded() const override { return wire_.rounds(); }
-  bool keeps_secondary() const override { return wire_.keeps_secondary(); }
+  bool comm_is_rounded() const override { return format_.rounds(); }
+  bool keeps_secondary() const override { return format_.keeps_secondary(); }
   /// Also recomputes rounded masters, since a change that makes secondary shards stale changes
   /// masters, too.
   void drop_secondary() override;
@@ -148,7 +149,7 @@ class ShardedBucket final : public ShardedUnit {
 
   BucketLayout layout_;
   at::TensorOptions options_;  ///< The full values'.
-  BucketWire wire_;
+  BucketCommFormat format_;
   std::unique_ptr<FlatParamBuffer> full_;    ///< If sharded.
   at::Tensor values_;                        ///< Unless sharded.
   std::unique_ptr<ShardStore> store_;        ///< If sharded, or with masters.

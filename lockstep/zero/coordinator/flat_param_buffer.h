@@ -40,9 +40,8 @@ class AccessHandler {
 /// functions built on it) throws an error that names the remedy. Tensors that autocast casts from a
 /// view are freed and restored with it (ParamCast).
 ///
-/// Only this folder and comm/tensor/sharded_param.h use the key. Cost: 1 to 4 us an operation on
-/// such a tensor, none on others. Registration is thread-safe; the rest is not. Modelled on
-/// torchdistx's deferred initialisation, which used the key first.
+/// Cost: 1 to 4 us an operation on such a tensor, none on others. Registration is thread-safe; the
+/// rest is not. Modelled on torchdistx's deferred initialisation, which used the key first.
 class FlatParamBuffer {
  public:
   /// Starts without memory. `freed_message`: the error for reading it while it is freed. Throws

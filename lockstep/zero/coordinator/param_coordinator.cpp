@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <functional>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,12 +14,38 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/tensor/sharded_param.h"
-#include "lockstep/zero/coordinator/sharded_unit.h"
+#include "lockstep/zero/coordinator/flat_param_buffer.h"
 
 namespace lockstep::zero {
 
+/// The coordinator's record of a unit. UnshardProtocol has whether the unit is live.
+struct ParamCoordinator::Unit final : AccessHandler {
+  Unit(ParamCoordinator* owner, Index place, ShardedUnit* sharded_unit)
+      : coordinator(owner), index(place), sharded(sharded_unit) {}
+  void pin(bool writes) override { coordinator->pin(*this, writes); }
+  void unpin(bool writes) noexcept override { coordinator->unpin(*this, writes); }
+  int64_t elements() const { return sharded->buffer().numel(); }
+  bool has_memory() const { return sharded->buffer().has_memory(); }
+  /// Returns whether the buffer may differ from the ranks' shards.
+  bool is_dirty() const { return has_memory() && (written || writers > 0); }
+
+  ParamCoordinator* coordinator;
+  Index index;
+  ShardedUnit* sharded;
+
+  // The same on all ranks.
+  bool fresh = false;   ///< New, and never freed: ranks write to it during initialisation.
+  int64_t writers = 0;  ///< Number of pins that write, once all ranks do.
+  bool written = false;
+
+  // Only of this rank.
+  int64_t pins = 0;
+  bool held_exact = false;  ///< One of the pins requires exact values.
+  std::optional<Pending> pending = std::nullopt;
+};
+
 ParamCoordinator::ParamCoordinator(Group group, const ParamCoordinatorOptions& options)
-    : group_(std::move(group)), options_(options) {}
+    : group_(std::move(group)), protocol_(options) {}
 
 ParamCoordinator::~ParamCoordinator() {
   for (const auto& unit : units_) {
@@ -36,46 +62,37 @@ ParamCoordinator::~ParamCoordinator() {
 }
 
 void ParamCoordinator::add(ShardedUnit& sharded_unit, std::string name) {
-  units_.push_back(std::make_unique<Unit>(
-      this, static_cast<Index>(units_.size()), &sharded_unit, std::move(name)));
+  units_.push_back(std::make_unique<Unit>(this, static_cast<Index>(units_.size()), &sharded_unit));
   Unit& unit = *units_.back();
   sharded_unit.buffer().set_owner(&unit);
+  protocol_.add(
+      {.name = std::move(name),
+       .elements = unit.elements(),
+       .comm_is_rounded = sharded_unit.comm_is_rounded(),
+       .keeps_secondary = sharded_unit.keeps_secondary()},
+      unit.has_memory());
   if (unit.has_memory()) {
-    unit.live = true;
-    unit.last_use = ++clock_;
-    live_elements_ += unit.elements();
-    unsharded_elements_ += unit.elements();
-    counters_.max_unsharded_elements =
-        std::max(counters_.max_unsharded_elements, unsharded_elements_);
-  }
-  std::vector<int64_t> sizes;
-  for (const auto& each : units_) {
-    sizes.push_back(each->elements());
-  }
-  const size_t count = std::min<size_t>(3, sizes.size());
-  std::partial_sort(
-      sizes.begin(), sizes.begin() + static_cast<int64_t>(count), sizes.end(), std::greater<>());
-  three_largest_ = 0;
-  for (size_t i = 0; i < count; ++i) {
-    three_largest_ += sizes[i];
+    add_unsharded(unit.elements());
   }
 }
 
-int64_t ParamCoordinator::element_limit() const {
-  return options_.max_live_elements.value_or(three_largest_);
+void ParamCoordinator::add_unsharded(int64_t elements) {
+  unsharded_elements_ += elements;
+  counters_.max_unsharded_elements =
+      std::max(counters_.max_unsharded_elements, unsharded_elements_);
 }
 
 void ParamCoordinator::pin(Unit& unit, bool writes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  record_use(unit.index);
+  protocol_.report_use(unit.index);
   ++unit.pins;
-  unit.held_exact = unit.held_exact || exact_;
+  unit.held_exact = unit.held_exact || protocol_.is_exact();
   try {
     if (writes && unit.writers == 0 && !unit.fresh) {
       await_all_to_write(unit);
     } else if (needs_exchange(unit)) {
-      exchange(group_, {.requested = unit.index});
+      exchange(group_, {.unit = unit.index});
     }
     wait_for_gather(unit);
     unshard_exact();
@@ -90,23 +107,45 @@ void ParamCoordinator::pin(Unit& unit, bool writes) {
           fmt::format(
               "the all-gather of {} (ZeRO stage 3) for an operation failed: {}; use the same "
               "parameters on all ranks, or hold them with Accelerator::with_gathered_parameters",
-              unit.name,
+              protocol_.name(unit.index),
               error.what()));
     }
   }
   // Counted only after the wait: ranks that still wait must not consider the unit written to.
-  unit.writers += writes ? 1 : 0;
-  stale_ = stale_ || writes;
+  if (writes) {
+    ++unit.writers;
+    protocol_.report_stale();
+  }
+}
+
+/// All ranks must be ready to write. Otherwise one rank could write before the unit is freed, and
+/// another after it was gathered again with the first rank's part already written. Reads of other
+/// ranks are served meanwhile.
+void ParamCoordinator::await_all_to_write(Unit& unit) {
+  using Clock = std::chrono::steady_clock;
+  using Until = UnshardProtocol::Until;
+  auto since = Clock::now();
+  Request request{.unit = unit.index, .until = Until::kAllWrite};
+  for (;;) {
+    const Decision decision = exchange(group_, request);
+    if (decision.agreed) {
+      return;
+    }
+    // A rank in `serve` may wait for a later action of this one.
+    const bool gave_up = !decision.changed && Clock::now() - since > group_.timeout();
+    request.until = gave_up ? Until::kGaveUp : Until::kAllWrite;
+    since = decision.changed || gave_up ? Clock::now() : since;
+  }
 }
 
 /// Another rank may have released an exactly gathered unit and requested it rounded since.
 void ParamCoordinator::unshard_exact() {
-  if (!exact_) {
+  if (!protocol_.is_exact()) {
     return;
   }
   for (const auto& unit : units_) {
-    while (unit->held_exact && has_wrong_values(*unit)) {
-      exchange(group_, {.requested = unit->index});
+    while (unit->held_exact && protocol_.has_wrong_values(unit->index)) {
+      exchange(group_, {.unit = unit->index});
       wait_for_gather(*unit);
     }
   }
@@ -120,9 +159,9 @@ void ParamCoordinator::unpin(Unit& unit, bool writes) noexcept {
     // Marked only after the operation: an exchange during it may have written back older values.
     --unit.writers;
     unit.written = true;
-    stale_ = true;
+    protocol_.report_stale();
   }
-  if (unit.pins == 0 && !unit.live) {
+  if (unit.pins == 0 && !protocol_.is_live(unit.index)) {
     try {
       const c10::AutoGradMode no_grad(false);
       // The operation's thread may have an InitInterceptScope, which must not see new tensors here.
@@ -134,71 +173,68 @@ void ParamCoordinator::unpin(Unit& unit, bool writes) noexcept {
   }
 }
 
-void ParamCoordinator::record_use(Index index) {
-  recent_uses_.erase(
-      std::remove(recent_uses_.begin(), recent_uses_.end(), index), recent_uses_.end());
-  if (recent_uses_.size() == kRecentUses) {
-    recent_uses_.erase(recent_uses_.begin());
-  }
-  recent_uses_.push_back(index);
-}
-
-/// Returns whether the values are rounded and this rank needs exact ones, or the reverse: training
-/// must not continue with the exact values of with_gathered_parameters.
-bool ParamCoordinator::has_wrong_values(const Unit& unit) const {
-  return unit.exact != exact_ && unit.sharded->comm_is_rounded();
-}
-
 /// A pending gather that was requested, unlike a prefetch, already had its exchange.
 bool ParamCoordinator::needs_exchange(const Unit& unit) const {
-  return !unit.has_memory() || (unit.pending && unit.prefetched) || has_wrong_values(unit);
+  return !unit.has_memory() || (unit.pending && protocol_.is_prefetched(unit.index)) ||
+         protocol_.has_wrong_values(unit.index);
 }
 
-bool ParamCoordinator::must_gather(const Unit& unit) const {
-  return !unit.live || !unit.has_memory() || has_wrong_values(unit);
-}
-
-void ParamCoordinator::unshard(Index index, bool exact) {
-  Unit& unit = *units_[index];
-  write_back(unit);
-  unit.fresh = false;
-  if (!unit.live) {
-    free_for(unit.elements(), index);
+ParamCoordinator::Decision ParamCoordinator::exchange(Group& group, Request request) {
+  request.has_memory = request.unit != UnshardProtocol::kNone && units_[request.unit]->has_memory();
+  Decision decision = protocol_.exchange(group, request);
+  if (decision.release_all) {
+    reshard_all();
   }
-  start(unit, exact);
+  if (decision.drop_secondary) {
+    drop_secondary();
+  }
+  // All start before the wait for the first, so that they run one after the other.
+  for (const Gather& gather : decision.gathers) {
+    unshard(gather);
+  }
+  for (const auto& unit : units_) {
+    if (unit->pins > 0) {
+      wait_for_gather(*unit);  // Operations around this one are about to use the others.
+    }
+  }
+  if (decision.error) {
+    std::rethrow_exception(decision.error);
+  }
+  return decision;
 }
 
-void ParamCoordinator::start(Unit& unit, bool exact) {
+void ParamCoordinator::unshard(const Gather& gather) {
+  Unit& unit = *units_[gather.unit];
+  if (!gather.is_prefetch()) {
+    write_back(unit);
+    unit.fresh = false;
+  }
+  if (!protocol_.is_live(gather.unit)) {
+    free_for(unit.elements(), gather.follows);
+  }
+  start(unit, gather);
+}
+
+void ParamCoordinator::start(Unit& unit, const Gather& gather) {
   const bool had_memory = unit.has_memory();
   try {
     if (!had_memory) {
       unit.sharded->buffer().make_memory(buffer_pool_.find(unit.sharded->buffer().nbytes()));
     }
-    const Source source = exact                ? Source::kExact
-                          : unit.has_secondary ? Source::kSecondary
-                                               : Source::kShards;
-    unit.pending = unit.sharded->start_gather(source);
-    counters_.secondary_gathers += source == Source::kSecondary ? 1 : 0;
-    unit.has_secondary =
-        unit.has_secondary || (source == Source::kShards && unit.sharded->keeps_secondary());
+    unit.pending = unit.sharded->start_gather(gather.source);
   } catch (...) {
     if (unit.has_memory() && !had_memory) {
       unit.sharded->buffer().take_memory();
     }
     throw;
   }
+  protocol_.mark_live(gather);
   if (!had_memory) {
-    unsharded_elements_ += unit.elements();
-    counters_.max_unsharded_elements =
-        std::max(counters_.max_unsharded_elements, unsharded_elements_);
+    add_unsharded(unit.elements());
   }
-  if (!unit.live) {
-    unit.live = true;
-    live_elements_ += unit.elements();
-  }
-  unit.last_use = ++clock_;
-  unit.exact = exact || !unit.sharded->comm_is_rounded();
   ++counters_.gathers;
+  counters_.prefetches += gather.is_prefetch() ? 1 : 0;
+  counters_.secondary_gathers += gather.source == Source::kSecondary ? 1 : 0;
 }
 
 void ParamCoordinator::wait_for_gather(Unit& unit) {
@@ -220,11 +256,7 @@ void ParamCoordinator::write_back(Unit& unit) {
 }
 
 void ParamCoordinator::reshard(Unit& unit) {
-  if (unit.live) {
-    unit.live = false;
-    unit.prefetched = false;
-    live_elements_ -= unit.elements();
-  }
+  protocol_.mark_released(unit.index);
   unit.fresh = false;
   if (unit.pins == 0) {
     free_memory(unit);
@@ -253,24 +285,20 @@ void ParamCoordinator::free_memory(Unit& unit) {
 }
 
 void ParamCoordinator::free_for(int64_t elements, Index keep) {
-  while (live_elements_ + elements > element_limit()) {
-    Unit* oldest = nullptr;
-    for (const auto& unit : units_) {
-      if (unit->live && unit->index != keep &&
-          (oldest == nullptr || unit->last_use < oldest->last_use)) {
-        oldest = unit.get();
-      }
-    }
-    if (oldest == nullptr) {
-      return;  // One operation needs more than the limit.
-    }
-    reshard(*oldest);
+  while (const std::optional<Index> unit = protocol_.unit_to_release(elements, keep)) {
+    reshard(*units_[*unit]);
+  }
+}
+
+void ParamCoordinator::drop_secondary() {
+  for (const auto& unit : units_) {
+    unit->sharded->drop_secondary();
   }
 }
 
 void ParamCoordinator::make_room_for(int64_t elements) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  free_for(elements, kNone);
+  free_for(elements);
 }
 
 void ParamCoordinator::mark_written(const ShardedUnit& sharded_unit) {
@@ -280,20 +308,18 @@ void ParamCoordinator::mark_written(const ShardedUnit& sharded_unit) {
       unit->written = unit->fresh = true;
     }
   }
-  stale_ = true;
+  protocol_.report_stale();
 }
 
 bool ParamCoordinator::set_exact(bool exact) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return std::exchange(exact_, exact);
+  return protocol_.set_exact(exact);
 }
 
 void ParamCoordinator::drop_secondary_shards() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  stale_ = true;
-  for (const auto& unit : units_) {
-    unit->sharded->drop_secondary();
-  }
+  protocol_.report_stale();
+  drop_secondary();
 }
 
 void ParamCoordinator::serve() {
@@ -309,9 +335,9 @@ void ParamCoordinator::wait_for_all(int64_t sync_point) {
 void ParamCoordinator::wait_for_all(int64_t sync_point, Group group) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  while (!exchange(group, {.until = Until::kAllDone, .sync_point = sync_point}).agreed) {
+  const Request request{.until = UnshardProtocol::Until::kAllDone, .sync_point = sync_point};
+  while (!exchange(group, request).agreed) {
   }
-  trace_.end();  // A prefetch would be stale before its use: an update comes first.
 }
 
 void ParamCoordinator::write_back() {
@@ -334,14 +360,12 @@ void ParamCoordinator::release_all() {
           fmt::format(
               "parameters cannot be updated or loaded while {} is held; end "
               "with_gathered_parameters before optimizer.step() or load_state()",
-              unit->name));
+              protocol_.name(unit->index)));
     }
   }
   reshard_all();
-  for (const auto& unit : units_) {
-    unit->sharded->drop_secondary();
-  }
-  stale_ = true;
+  drop_secondary();
+  protocol_.report_stale();
 }
 
 void ParamCoordinator::abandon() noexcept {
@@ -355,8 +379,7 @@ void ParamCoordinator::abandon() noexcept {
       }
     }
   }
-  stale_ = true;
-  trace_.restart();
+  protocol_.abandon();
 }
 
 }  // namespace lockstep::zero

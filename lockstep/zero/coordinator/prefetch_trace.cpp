@@ -14,7 +14,7 @@ PrefetchTrace::Index PrefetchTrace::after(Index index) const {
   return found == next_.end() ? kNone : found->second;
 }
 
-void PrefetchTrace::learn(Index next) {
+void PrefetchTrace::record(Index next) {
   next_[history_] = next;
   history_ = followed_by(next);
 }

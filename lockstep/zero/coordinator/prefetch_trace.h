@@ -17,7 +17,7 @@ class PrefetchTrace {
   /// Returns the unit expected after `index`, the current one; kNone if unknown.
   Index after(Index index) const;
   /// Records that `next` is used.
-  void learn(Index next);
+  void record(Index next);
   /// Ends the sequence: no unit follows the last one, and a new sequence starts.
   void end();
   /// Starts a new sequence.

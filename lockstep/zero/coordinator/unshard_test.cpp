@@ -378,7 +378,7 @@ TEST(ZeroInit, InitialisesAsWithout) {
   });
 }
 
-TEST(ZeroInit, NoRankHasMoreThanItsPartAndOneTensor) {
+TEST(ZeroInit, ARankHasItsShardAndAtMostOneTensor) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 4096);
     EXPECT_EQ(built_elements(init, group, 10), 10 * 64 * 64);

@@ -125,14 +125,14 @@ std::vector<double> plus_plus_losses(const PlusPlusOptions& plus_plus, int steps
   return losses;
 }
 
-TEST(PlusPlus, SecondCopiesChangeNoBit) {
+TEST(PlusPlus, SecondaryShardsAreBitExact) {
   EXPECT_EQ(plus_plus_losses(kPlain), plus_plus_losses(kSecondaries));
   EXPECT_EQ(
       plus_plus_losses(kWeights),
       plus_plus_losses({.quantized_weights = true, .hpz_partition_size = 2}));
 }
 
-TEST(PlusPlus, TrainsAsStage3WithinABand) {
+TEST(PlusPlus, LossesAreCloseToThoseOfStage3) {
   const std::vector<double> expected = plus_plus_losses(kPlain);
   EXPECT_LT(expected.back(), 0.8 * expected.front()) << "or equal losses say nothing";
   const PlusPlusOptions one_hop = {.quantized_gradients = true};
@@ -213,7 +213,7 @@ TEST(PlusPlus, AStepSendsThreeQuartersOfTheParametersBetweenHostsInsteadOfThree)
   EXPECT_NEAR(in_m({.quantized_gradients = true}, at::kBFloat16), 1 + 1 + 0.5, 0.02);
 }
 
-TEST(PlusPlus, BackwardGathersCrossNothing) {
+TEST(PlusPlus, BackwardGathersStayWithinAHost) {
   HostTraffic traffic(2);
   ranks(4, [&](Group group) {
     GainNet net(4, 64);
@@ -243,7 +243,7 @@ TEST(PlusPlus, BackwardGathersCrossNothing) {
   });
 }
 
-TEST(PlusPlus, SecondCopiesSeeWritesToParameters) {
+TEST(PlusPlus, SecondaryShardsAreDroppedByWritesToParameters) {
   ranks(4, [](Group group) {
     GainNet net(3, 64);
     const auto sharding = plus_plus_sharding(net, group, kSecondaries);
@@ -323,7 +323,7 @@ TEST(PlusPlus, GradientsThatAreNotFiniteStayVisible) {
   });
 }
 
-TEST(QuantizedReduction, EveryPartEndsOnItsRank) {
+TEST(QuantizedReduction, EveryRankGetsTheAverageOfItsShard) {
   for (const int locals : {1, 2, 3}) {
     for (const int hosts : {1, 2}) {
       ranks(locals * hosts, [&](Group group) {

@@ -53,7 +53,7 @@ TEST(Quantize, ErrorsAreAtMostHalfTheScaleOfTheBlock) {
   }
 }
 
-TEST(Quantize, ALargeNumberSpoilsItsOwnBlockOnly) {
+TEST(Quantize, ALargeValueReducesThePrecisionOfItsBlockOnly) {
   at::Tensor x = wave(2 * 2048) / 10;
   x[0] = 1e6;
   const at::Tensor back = there_and_back(x, Bits::k8);

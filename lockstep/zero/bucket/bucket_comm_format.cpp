@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/zero/bucket/bucket_wire.h"
+#include "lockstep/zero/bucket/bucket_comm_format.h"
 
 #include <utility>
 
@@ -10,7 +10,7 @@
 
 namespace lockstep::zero {
 
-BucketWire::BucketWire(
+BucketCommFormat::BucketCommFormat(
     BucketComm comm, const flat::BucketPlan& plan, const at::TensorOptions& options, int64_t numel)
     : comm_(std::move(comm)), options_(options), numel_(numel) {
   if (comm_.parameter_group.size() > 1 && !comm_.quantized_storage) {
@@ -21,7 +21,7 @@ BucketWire::BucketWire(
   }
 }
 
-at::Tensor BucketWire::encode(const at::Tensor& shard) const {
+at::Tensor BucketCommFormat::encode(const at::Tensor& shard) const {
   if (dtype_) {
     return shard.to(*dtype_);
   }
@@ -30,7 +30,7 @@ at::Tensor BucketWire::encode(const at::Tensor& shard) const {
   return bytes;
 }
 
-at::Tensor BucketWire::decode(const at::Tensor& encoded) const {
+at::Tensor BucketCommFormat::decode(const at::Tensor& encoded) const {
   if (dtype_) {
     return encoded.to(c10::typeMetaToScalarType(options_.dtype()));
   }
@@ -39,12 +39,12 @@ at::Tensor BucketWire::decode(const at::Tensor& encoded) const {
   return values;
 }
 
-Pending BucketWire::gather_secondary(const at::Tensor& full) {
+Pending BucketCommFormat::gather_secondary(const at::Tensor& full) {
   Group& hpz = comm_.plus_plus.hpz;
   return dtype_ ? hpz.all_gather(secondary_) : hpz.all_gather_into(full, secondary_);
 }
 
-void BucketWire::finish_gather(const at::Tensor& received, const at::Tensor& full) {
+void BucketCommFormat::finish_gather(const at::Tensor& received, const at::Tensor& full) {
   if (dtype_ && source_ != Source::kExact) {
     full.copy_(received);
   } else if (is_rounded() && source_ != Source::kSecondary) {

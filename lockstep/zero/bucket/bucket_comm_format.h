@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
-#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/coordinator/sharded_unit.h"
 #include "lockstep/zero/quantize/plus_plus.h"
 
 namespace lockstep::zero {
@@ -32,10 +32,10 @@ struct BucketComm {
 /// Gradients are sent in their own dtype or in 16 bits here, and in 4 bits by QuantizedReduction.
 /// Keeps the secondary shard (hpZ): after a gather from all ranks, this rank's 1/P of the values,
 /// where P is zero_hpz_partition_size. Not thread-safe.
-class BucketWire {
+class BucketCommFormat {
  public:
   /// `plan` has the communication dtype. `options`: those of the full values, of `numel` elements.
-  BucketWire(
+  BucketCommFormat(
       BucketComm comm,
       const flat::BucketPlan& plan,
       const at::TensorOptions& options,
