@@ -16,6 +16,8 @@
 #include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/base/enum_words.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/words.h"
+#include "lockstep/fsdp/option_table.h"
 
 namespace lockstep::python {
 namespace {
@@ -186,30 +188,26 @@ void read_options(DictReader& reader, ZeroPlugin& zero) {
   });
 }
 
-void read_options(DictReader& reader, FsdpPlugin& fsdp) {
-  reader.read_enum(
-      "sharding_strategy",
-      fsdp.sharding_strategy,
-      {{"FULL_SHARD", ShardingStrategy::kFullShard},
-       {"SHARD_GRAD_OP", ShardingStrategy::kShardGradOp},
-       {"NO_SHARD", ShardingStrategy::kNoShard},
-       {"HYBRID_SHARD", ShardingStrategy::kHybridShard},
-       {"HYBRID_SHARD_ZERO2", ShardingStrategy::kHybridShardZero2}});
-  reader.read("reshard_after_forward", fsdp.reshard_after_forward);
-  reader.read_enum(
-      "auto_wrap_policy",
-      fsdp.auto_wrap_policy,
-      {{"no_wrap", AutoWrapPolicy::kNone},
-       {"size_based_wrap", AutoWrapPolicy::kSize},
-       {"transformer_based_wrap", AutoWrapPolicy::kTransformer}});
-  reader.read("min_num_params", fsdp.min_num_params);
-  reader.read("transformer_cls_names_to_wrap", fsdp.transformer_layer_cls_to_wrap);
+void read_options(DictReader& reader, FsdpPlugin& plugin) {
+  std::map<std::string, ShardingStrategy> strategies;
+  for (const fsdp::Word& word : fsdp::kStrategyWords) {
+    strategies.emplace(word.text, static_cast<ShardingStrategy>(word.value));
+  }
+  reader.read_enum("sharding_strategy", plugin.sharding_strategy, strategies);
+  reader.read("reshard_after_forward", plugin.reshard_after_forward);
+  std::map<std::string, AutoWrapPolicy> policies;
+  for (const fsdp::Word& word : fsdp::kWrapWords) {
+    policies.emplace(lower(std::string(word.text)), static_cast<AutoWrapPolicy>(word.value));
+  }
+  reader.read_enum("auto_wrap_policy", plugin.auto_wrap_policy, policies);
+  reader.read("min_num_params", plugin.min_num_params);
+  reader.read("transformer_cls_names_to_wrap", plugin.transformer_layer_cls_to_wrap);
   reader.read_enum(
       "backward_prefetch",
-      fsdp.backward_prefetch,
+      plugin.backward_prefetch,
       {{"BACKWARD_PRE", BackwardPrefetch::kPre}, {"NO_PREFETCH", BackwardPrefetch::kNone}});
-  reader.read("cpu_offload", fsdp.cpu_offload);
-  reader.read("state_dict_type", fsdp.state_dict_type);
+  reader.read("cpu_offload", plugin.cpu_offload);
+  reader.read("state_dict_type", plugin.state_dict_type);
 }
 
 void read_options(DictReader& reader, DeepSpeedPlugin& plugin) {

@@ -2,153 +2,159 @@
 #include "lockstep/accelerator/options/fsdp_environment.h"
 
 #include <limits>
-#include <utility>
+#include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/split.h"
 #include "lockstep/base/text/suggest.h"
 #include "lockstep/base/text/words.h"
+#include "lockstep/fsdp/option_table.h"
 
 namespace lockstep {
 namespace {
 
-template <typename Value>
-using FsdpWordList = std::vector<std::pair<std::string, Value>>;
+std::optional<std::string> text_of(const Environment& environment, const fsdp::Option& option) {
+  return environment.text(option.variable);
+}
 
-/// Returns the value of the word in the variable `name`, in any case; nothing if it is not set.
-template <typename Value>
-std::optional<Value> word_in(
-    const Environment& environment, const char* name, const FsdpWordList<Value>& words) {
-  const auto text = environment.text(name);
+std::optional<bool> truth_of(const Environment& environment, const fsdp::Option& option) {
+  return environment.boolean(option.variable);
+}
+
+std::optional<int64_t> integer_of(
+    const Environment& environment, const fsdp::Option& option, int64_t min, int64_t max) {
+  return environment.integer(option.variable, min, max);
+}
+
+/// Returns the word in the option's variable; null if it is not set. Throws ConfigError for another
+/// word.
+const fsdp::Word* word_in(const Environment& environment, const fsdp::Option& option) {
+  const auto text = text_of(environment, option);
   if (!text) {
-    return std::nullopt;
+    return nullptr;
+  }
+  const fsdp::Word* const word = fsdp::find_word(option, *text);
+  if (word != nullptr) {
+    return word;
   }
   std::vector<std::string> known;
-  for (const auto& [word, value] : words) {
-    if (lower(*text) == word) {
-      return value;
-    }
-    known.push_back(word);
+  for (const fsdp::Word& accepted : option.words) {
+    known.push_back(lower(std::string(accepted.text)));
   }
-  std::string expected;
-  for (const std::string& word : known) {
-    expected += (expected.empty() ? "" : ", ") + word;
+  for (size_t i = 0; i < option.numbers; ++i) {
+    known.push_back(std::to_string(i + 1));
   }
   throw ConfigError(
-      name,
+      option.variable,
       fmt::format(
           "has an unknown value; got '{}', expected one of {}, in any case{}",
           *text,
-          expected,
+          fmt::join(known, ", "),
           did_you_mean(lower(*text), known)));
 }
 
-const FsdpWordList<ShardingStrategy>& strategy_words() {
-  static const FsdpWordList<ShardingStrategy> words = {
-      {"full_shard", ShardingStrategy::kFullShard},
-      {"shard_grad_op", ShardingStrategy::kShardGradOp},
-      {"no_shard", ShardingStrategy::kNoShard},
-      {"hybrid_shard", ShardingStrategy::kHybridShard},
-      {"hybrid_shard_zero2", ShardingStrategy::kHybridShardZero2},
-      {"1", ShardingStrategy::kFullShard},
-      {"2", ShardingStrategy::kShardGradOp},
-      {"3", ShardingStrategy::kNoShard},
-      {"4", ShardingStrategy::kHybridShard},
-      {"5", ShardingStrategy::kHybridShardZero2}};
-  return words;
+/// Sets `member` to the value of the word in the option's variable, if that is set.
+template <typename Value>
+void read_word(const Environment& environment, const fsdp::Option& option, Value& member) {
+  if (const fsdp::Word* const word = word_in(environment, option)) {
+    member = static_cast<Value>(word->value);
+  }
+}
+
+/// Returns the line of a variable that is set and not used.
+std::string not_used(const fsdp::Option& option, std::string_view reason) {
+  return fmt::format("{}: {}", option.variable, reason);
 }
 
 /// Reads the strategy as Accelerate does: FSDP 2 uses FSDP_RESHARD_AFTER_FORWARD, FSDP 1 the
 /// strategy if it is set.
 void read_sharding(const Environment& environment, FsdpEnvironment& found) {
+  const fsdp::Option& strategy = fsdp::kShardingStrategy;
+  const fsdp::Option& reshard = fsdp::kReshardAfterForward;
   FsdpPlugin& plugin = *found.plugin;
-  const char* const strategy = "FSDP_SHARDING_STRATEGY";
-  const char* const reshard = "FSDP_RESHARD_AFTER_FORWARD";
-  const auto by_strategy = word_in(environment, strategy, strategy_words());
-  if (environment.integer("FSDP_VERSION", 1, 2).value_or(1) == 2) {
-    plugin.reshard_after_forward = environment.boolean(reshard).value_or(true);
+  const bool by_strategy = word_in(environment, strategy) != nullptr;
+  if (integer_of(environment, fsdp::kVersion, 1, 2).value_or(1) == 2) {
+    plugin.reshard_after_forward = truth_of(environment, reshard).value_or(true);
     if (by_strategy) {
-      found.not_used.push_back(fmt::format("{}: FSDP_VERSION 2 uses {}", strategy, reshard));
+      found.not_used.push_back(
+          not_used(strategy, fmt::format("FSDP_VERSION 2 uses {}", reshard.variable)));
     }
     return;
   }
-  if (by_strategy) {
-    plugin.sharding_strategy = *by_strategy;
-    if (environment.text(reshard)) {
-      found.not_used.push_back(fmt::format("{}: FSDP_VERSION 1 uses {}", reshard, strategy));
-    }
-    return;
+  read_word(environment, by_strategy ? strategy : reshard, plugin.sharding_strategy);
+  if (by_strategy && text_of(environment, reshard)) {
+    found.not_used.push_back(
+        not_used(reshard, fmt::format("FSDP_VERSION 1 uses {}", strategy.variable)));
   }
-  plugin.sharding_strategy =
-      word_in(environment, reshard, strategy_words()).value_or(plugin.sharding_strategy);
 }
 
 void read_wrapping(const Environment& environment, FsdpEnvironment& found) {
+  const fsdp::Option& policy = fsdp::kAutoWrapPolicy;
   FsdpPlugin& plugin = *found.plugin;
-  const char* const policy = "FSDP_AUTO_WRAP_POLICY";
-  const char* const least = "FSDP_MIN_NUM_PARAMS";
-  const char* const classes = "FSDP_TRANSFORMER_CLS_TO_WRAP";
-  plugin.auto_wrap_policy = word_in<AutoWrapPolicy>(
-                                environment,
-                                policy,
-                                {{"transformer_based_wrap", AutoWrapPolicy::kTransformer},
-                                 {"size_based_wrap", AutoWrapPolicy::kSize},
-                                 {"no_wrap", AutoWrapPolicy::kNone}})
-                                .value_or(AutoWrapPolicy::kNone);
-  const bool replicated = plugin.sharding_strategy == ShardingStrategy::kNoShard;
+  read_word(environment, policy, plugin.auto_wrap_policy);
+  const bool replicated = fsdp::stage_of(plugin.sharding_strategy) == 0;
   if (replicated && plugin.auto_wrap_policy != AutoWrapPolicy::kNone) {
-    found.not_used.push_back(fmt::format("{}: NO_SHARD shards nothing", policy));
+    found.not_used.push_back(not_used(policy, "NO_SHARD shards nothing"));
     plugin.auto_wrap_policy = AutoWrapPolicy::kNone;
   }
-  const auto elements = environment.integer(least, 0, std::numeric_limits<int64_t>::max());
-  const auto names = environment.text(classes);
+  const auto elements =
+      integer_of(environment, fsdp::kMinNumParams, 0, std::numeric_limits<int64_t>::max());
+  const auto names = text_of(environment, fsdp::kLayerClasses);
   if (plugin.auto_wrap_policy == AutoWrapPolicy::kSize) {
     plugin.min_num_params = elements.value_or(plugin.min_num_params);
   } else if (elements) {
-    found.not_used.push_back(fmt::format("{}: only SIZE_BASED_WRAP uses it", least));
+    found.not_used.push_back(not_used(fsdp::kMinNumParams, "only SIZE_BASED_WRAP uses it"));
   }
   if (plugin.auto_wrap_policy != AutoWrapPolicy::kTransformer) {
     if (names) {
-      found.not_used.push_back(fmt::format("{}: only TRANSFORMER_BASED_WRAP uses it", classes));
+      found.not_used.push_back(
+          not_used(fsdp::kLayerClasses, "only TRANSFORMER_BASED_WRAP uses it"));
     }
   } else if (names) {
     plugin.transformer_layer_cls_to_wrap = split(*names, ',');
   } else {
-    found.not_used.push_back(fmt::format("{}: TRANSFORMER_BASED_WRAP needs {}", policy, classes));
+    found.not_used.push_back(not_used(
+        policy, fmt::format("TRANSFORMER_BASED_WRAP needs {}", fsdp::kLayerClasses.variable)));
     plugin.auto_wrap_policy = AutoWrapPolicy::kNone;
   }
 }
 
-void refuse_ignored_modules(const Environment& environment) {
-  const char* const name = "FSDP_IGNORED_MODULES";
-  if (const auto text = environment.text(name)) {
-    throw ConfigError(
-        name,
-        fmt::format(
-            "is not supported: every parameter of a prepared model is sharded and averaged; got "
-            "'{}', expected it unset; prepare a model without these modules",
-            *text));
+void read_prefetch(const Environment& environment, FsdpEnvironment& found) {
+  const fsdp::Option& prefetch = fsdp::kBackwardPrefetch;
+  read_word(environment, prefetch, found.plugin->backward_prefetch);
+  const fsdp::Word* const word = word_in(environment, prefetch);
+  if (word != nullptr && word->text == "BACKWARD_POST") {
+    found.not_used.push_back(
+        not_used(prefetch, "BACKWARD_POST runs as BACKWARD_PRE, with the same results"));
   }
 }
 
-/// Lists set variables that the program controls, or that are always true.
-void name_idle(const Environment& environment, FsdpEnvironment& found) {
-  const std::vector<std::pair<const char*, const char*>> programs = {
-      {"FSDP_ACTIVATION_CHECKPOINTING", "the program calls activation_checkpoint(module, x)"},
-      {"FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
-       "the program opens an ActivationCheckpointing::Scope with cpu_checkpointing"},
-      {"FSDP_FORWARD_PREFETCH", "the next parameters are always prefetched, see backward_prefetch"},
-      {"FSDP_CPU_RAM_EFFICIENT_LOADING", "the program builds the model in Accelerator::zero_init"}};
-  for (const auto& [name, why] : programs) {
-    if (environment.boolean(name).value_or(false)) {
-      found.not_used.push_back(fmt::format("{}: {}", name, why));
+void refuse_options(const Environment& environment) {
+  for (const fsdp::Option& option : fsdp::kOptions) {
+    const auto text = text_of(environment, option);
+    if (text && option.is_refused()) {
+      throw ConfigError(
+          option.variable,
+          fmt::format(
+              "is not supported: {}; got '{}', expected it unset; {}",
+              option.refusal,
+              *text,
+              option.instead));
     }
   }
-  for (const char* const name : {"FSDP_USE_ORIG_PARAMS", "FSDP_SYNC_MODULE_STATES"}) {
-    if (!environment.boolean(name).value_or(true)) {
-      found.not_used.push_back(fmt::format("{}: it is always true here", name));
+}
+
+/// Lists set variables that the program controls, then those that are always true.
+void list_without_effect(const Environment& environment, FsdpEnvironment& found) {
+  for (const bool noted : {true, false}) {
+    for (const fsdp::Option& option : fsdp::kOptions) {
+      if (!option.variable_note.empty() && option.noted == noted &&
+          truth_of(environment, option) == noted) {
+        found.not_used.push_back(not_used(option, option.variable_note));
+      }
     }
   }
 }
@@ -158,44 +164,21 @@ void name_idle(const Environment& environment, FsdpEnvironment& found) {
 FsdpEnvironment read_fsdp_environment(const Environment& environment) {
   FsdpEnvironment found;
   if (!environment.boolean("ACCELERATE_USE_FSDP").value_or(false)) {
-    for (const char* const name : {"FSDP_SHARDING_STRATEGY", "FSDP_RESHARD_AFTER_FORWARD"}) {
-      if (environment.text(name)) {
-        found.not_used.push_back(fmt::format("{}: ACCELERATE_USE_FSDP is not true", name));
+    for (const fsdp::Option& option : {fsdp::kShardingStrategy, fsdp::kReshardAfterForward}) {
+      if (text_of(environment, option)) {
+        found.not_used.push_back(not_used(option, "ACCELERATE_USE_FSDP is not true"));
       }
     }
     return found;
   }
   FsdpPlugin& plugin = found.plugin.emplace();
-  refuse_ignored_modules(environment);
+  refuse_options(environment);
   read_sharding(environment, found);
   read_wrapping(environment, found);
-  plugin.cpu_offload = environment.boolean("FSDP_OFFLOAD_PARAMS").value_or(false);
-  const char* const prefetch = "FSDP_BACKWARD_PREFETCH";
-  plugin.backward_prefetch = word_in<BackwardPrefetch>(
-                                 environment,
-                                 prefetch,
-                                 {{"backward_pre", BackwardPrefetch::kPre},
-                                  {"backward_post", BackwardPrefetch::kPre},
-                                  {"no_prefetch", BackwardPrefetch::kNone},
-                                  {"1", BackwardPrefetch::kPre},
-                                  {"2", BackwardPrefetch::kPre}})
-                                 .value_or(plugin.backward_prefetch);
-  const std::string asked = lower(environment.text(prefetch).value_or(""));
-  if (asked == "backward_post" || asked == "2") {
-    found.not_used.push_back(
-        fmt::format("{}: BACKWARD_POST runs as BACKWARD_PRE, with the same results", prefetch));
-  }
-  plugin.state_dict_type = word_in<StateDictType>(
-                               environment,
-                               "FSDP_STATE_DICT_TYPE",
-                               {{"full_state_dict", StateDictType::kFullStateDict},
-                                {"local_state_dict", StateDictType::kLocalStateDict},
-                                {"sharded_state_dict", StateDictType::kShardedStateDict},
-                                {"1", StateDictType::kFullStateDict},
-                                {"2", StateDictType::kLocalStateDict},
-                                {"3", StateDictType::kShardedStateDict}})
-                               .value_or(plugin.state_dict_type);
-  name_idle(environment, found);
+  plugin.cpu_offload = truth_of(environment, fsdp::kOffloadParams).value_or(false);
+  read_prefetch(environment, found);
+  read_word(environment, fsdp::kStateDictType, plugin.state_dict_type);
+  list_without_effect(environment, found);
   return found;
 }
 

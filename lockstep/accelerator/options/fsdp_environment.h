@@ -17,11 +17,9 @@ struct FsdpEnvironment {
   std::vector<std::string> not_used;
 };
 
-/// Reads ACCELERATE_USE_FSDP and FSDP_VERSION, FSDP_SHARDING_STRATEGY, FSDP_RESHARD_AFTER_FORWARD,
-/// FSDP_OFFLOAD_PARAMS, FSDP_AUTO_WRAP_POLICY, FSDP_MIN_NUM_PARAMS, FSDP_TRANSFORMER_CLS_TO_WRAP,
-/// FSDP_BACKWARD_PREFETCH and FSDP_STATE_DICT_TYPE, as Accelerate's FullyShardedDataParallelPlugin
-/// does. Throws ConfigError, naming the variable, for an unknown word, and for
-/// FSDP_IGNORED_MODULES.
+/// Reads ACCELERATE_USE_FSDP and the variables of fsdp::kOptions, as Accelerate's
+/// FullyShardedDataParallelPlugin does. Throws ConfigError, naming the variable, for an unknown
+/// word, and for an option that Lockstep refuses.
 FsdpEnvironment read_fsdp_environment(const Environment& environment);
 
 }  // namespace lockstep

@@ -2,11 +2,19 @@
 #include "lockstep/accelerator/options/fsdp_environment.h"
 
 #include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/accelerator/options/option_text.h"
+#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/split.h"
+#include "lockstep/fsdp/option_table.h"
 
 namespace lockstep {
 namespace {
@@ -99,6 +107,59 @@ TEST(FsdpEnvironment, WrongWordsAreErrorsThatNameTheVariable) {
         with_fsdp({{"FSDP_SHARDING_STRATEGY", "FULL_SHRD"}});
       },
       ThrowsMessage<ConfigError>(HasSubstr("did you mean 'full_shard'?")));
+}
+
+/// The variables that an option needs to have an effect.
+std::map<std::string, std::string> needed_by(const fsdp::Option& option) {
+  const std::map<std::string_view, std::map<std::string, std::string>> needed = {
+      {"fsdp_reshard_after_forward", {{"FSDP_VERSION", "2"}}},
+      {"fsdp_auto_wrap_policy", {{"FSDP_TRANSFORMER_CLS_TO_WRAP", "A"}}},
+      {"fsdp_min_num_params", {{"FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP"}}},
+      {"fsdp_transformer_layer_cls_to_wrap",
+       {{"FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP"}}}};
+  const auto found = needed.find(option.key);
+  return found == needed.end() ? std::map<std::string, std::string>() : found->second;
+}
+
+/// Returns the options of ZeRO by name; none for data parallel.
+std::map<std::string, std::string> zero_texts(const std::map<std::string, std::string>& variables) {
+  std::map<std::string, std::string> texts;
+  if (const auto zero = with_fsdp(variables).plugin->zero(2)) {
+    visit_zero_options(*zero, [&](const char* name, const auto& value, const auto& /*row*/) {
+      texts[name] = option_text(value);
+    });
+  }
+  return texts;
+}
+
+TEST(FsdpEnvironment, EachOptionSetsTheRowsOfZeroThatItsTableNames) {
+  for (const fsdp::Option& option : fsdp::kOptions) {
+    std::vector<std::string> values = {"true", "false", "2", "1000", "A"};
+    for (const fsdp::Word& word : option.words) {
+      values.emplace_back(word.text);
+    }
+    const auto without = zero_texts(needed_by(option));
+    std::set<std::string> changed;
+    for (const std::string& value : values) {
+      auto variables = needed_by(option);
+      variables[option.variable] = value;
+      try {
+        for (const auto& [name, text] : zero_texts(variables)) {
+          if (text != without.at(name)) {
+            changed.insert(name);
+          }
+        }
+      } catch (const ConfigError&) {  // It is no value of this option.
+      }
+    }
+    std::set<std::string> expected;
+    if (!option.zero.empty()) {
+      for (const std::string& name : split(std::string(option.zero), ' ')) {
+        expected.insert(name);
+      }
+    }
+    EXPECT_EQ(changed, expected) << option.key;
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/base/error.h"
+#include "lockstep/fsdp/option_table.h"
 
 namespace lockstep {
 namespace {
@@ -21,6 +22,19 @@ ShardingStrategy strategy_of(const FsdpPlugin& plugin) {
   }
   return *plugin.reshard_after_forward ? ShardingStrategy::kFullShard
                                        : ShardingStrategy::kShardGradOp;
+}
+
+/// Refuses options that need a sharding strategy.
+void check_data_parallel(const FsdpPlugin& plugin) {
+  if (plugin.auto_wrap_policy != AutoWrapPolicy::kNone) {
+    throw ConfigError(
+        "fsdp_plugin", "NO_SHARD shards nothing, so an auto_wrap_policy has no effect; remove it");
+  }
+  if (plugin.cpu_offload) {
+    throw ConfigError(
+        "fsdp_plugin",
+        "NO_SHARD keeps everything on the device; for cpu_offload use SHARD_GRAD_OP or FULL_SHARD");
+  }
 }
 
 void set_units(const FsdpPlugin& plugin, ZeroPlugin& zero) {
@@ -62,36 +76,20 @@ void refuse_local_state_dict(StateDictType type, const char* where) {
 
 std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
   refuse_local_state_dict(state_dict_type, "fsdp_plugin");
-  ZeroPlugin zero{.state_dict_type = state_dict_type};
-  switch (strategy_of(*this)) {
-    case ShardingStrategy::kNoShard:
-      if (auto_wrap_policy != AutoWrapPolicy::kNone) {
-        throw ConfigError(
-            "fsdp_plugin",
-            "NO_SHARD shards nothing, so an auto_wrap_policy has no effect; remove it");
-      }
-      if (cpu_offload) {
-        throw ConfigError(
-            "fsdp_plugin",
-            "NO_SHARD keeps everything on the device; for cpu_offload use SHARD_GRAD_OP or "
-            "FULL_SHARD");
-      }
-      return std::nullopt;
-    case ShardingStrategy::kShardGradOp:
-    case ShardingStrategy::kHybridShardZero2:
-      zero.stage = 2;
-      break;
-    case ShardingStrategy::kHybridShard:
-      if (local_size < 1) {
-        throw ConfigError(
-            "fsdp_plugin",
-            "HYBRID_SHARD needs the same number of processes on each host, with consecutive ranks; "
-            "try FULL_SHARD");
-      }
-      zero.zero_hpz_partition_size = local_size;
-      [[fallthrough]];
-    case ShardingStrategy::kFullShard:
-      zero.stage = 3;
+  const ShardingStrategy strategy = strategy_of(*this);
+  ZeroPlugin zero{.stage = fsdp::stage_of(strategy), .state_dict_type = state_dict_type};
+  if (zero.stage == 0) {
+    check_data_parallel(*this);
+    return std::nullopt;
+  }
+  if (strategy == ShardingStrategy::kHybridShard) {
+    if (local_size < 1) {
+      throw ConfigError(
+          "fsdp_plugin",
+          "HYBRID_SHARD needs the same number of processes on each host, with consecutive ranks; "
+          "try FULL_SHARD");
+    }
+    zero.zero_hpz_partition_size = local_size;
   }
   if (cpu_offload) {
     zero.offload_optimizer.device = OffloadDevice::kCpu;
