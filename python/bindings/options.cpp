@@ -183,7 +183,7 @@ void read_options(DictReader& reader, DataParallelOptions& options) {
 }
 
 void read_options(DictReader& reader, ZeroPlugin& zero) {
-  visit_zero_options(zero, [&](const char* name, auto& target, AmongRanks /*among_ranks*/) {
+  visit_zero_options(zero, [&](const char* name, auto& target, const ZeroRule& /*rule*/) {
     reader.read(name, target);
   });
 }
@@ -284,7 +284,7 @@ py::object object_of(const std::optional<at::ScalarType>& value) {
 
 py::dict dict_of(const ZeroPlugin& zero) {
   py::dict result;
-  visit_zero_options(zero, [&](const char* name, const auto& value, AmongRanks /*among_ranks*/) {
+  visit_zero_options(zero, [&](const char* name, const auto& value, const ZeroRule& /*rule*/) {
     result[name] = object_of(value);
   });
   return result;

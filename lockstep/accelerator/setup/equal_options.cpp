@@ -106,8 +106,8 @@ void expect_equal_zero(const RunContext& context) {
   Options all;
   const std::optional<ZeroPlugin>& zero = context.options.zero;
   if (zero) {
-    visit_zero_options(*zero, [&](const char* name, const auto& value, AmongRanks among_ranks) {
-      if (among_ranks == AmongRanks::kEqual) {
+    visit_zero_options(*zero, [&](const char* name, const auto& value, const ZeroRule& rule) {
+      if (rule.among_ranks == AmongRanks::kEqual) {
         all.add(fmt::format("zero.{}", name), value);
       }
     });

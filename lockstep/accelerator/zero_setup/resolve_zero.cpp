@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/zero_setup/resolve_zero.h"
 
+#include <cstdint>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ops/empty.h>
 
 #include "lockstep/accelerator/options/fsdp_environment.h"
+#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -52,60 +56,95 @@ RequestedZero requested_zero(const AcceleratorOptions& options, const Environmen
       .resolved = {.plugin = std::nullopt, .not_used = std::move(launched.not_used)}};
 }
 
-void check_ranges(const ZeroPlugin& zero) {
-  if (zero.stage < 1 || zero.stage > 3) {
-    throw ConfigError(
-        "zero",
-        fmt::format(
-            "no such stage; got {}, expected 1, 2 or 3; leave zero unset for data parallel",
-            zero.stage));
-  }
-  refuse_local_state_dict(zero.state_dict_type, "zero");
-  if (zero.reduce_bucket_size && (zero.bucket_cap_bytes || *zero.reduce_bucket_size < 1)) {
-    throw ConfigError(
-        "zero",
-        fmt::format(
-            "reduce_bucket_size is the elements of the largest bucket; got {}{}; set it to at "
-            "least 1, or only bucket_cap_bytes",
-            *zero.reduce_bucket_size,
-            zero.bucket_cap_bytes ? " and bucket_cap_bytes" : ""));
-  }
-  if (zero.stage3_max_live_parameters.value_or(0) < 0 ||
-      zero.stage3_param_persistence_threshold < 0 || zero.stage3_model_persistence_threshold < 0) {
-    throw ConfigError(
-        "zero",
-        fmt::format(
-            "numbers of elements cannot be negative; got stage3_max_live_parameters={}, "
-            "stage3_param_persistence_threshold={}, stage3_model_persistence_threshold={}",
-            zero.stage3_max_live_parameters.value_or(0),
-            zero.stage3_param_persistence_threshold,
-            zero.stage3_model_persistence_threshold));
-  }
+[[noreturn]] void refuse(const std::string& what) {
+  throw ConfigError("zero", what);
 }
 
-/// Refuses options of stage 3 in other stages.
-void check_stage(const ZeroPlugin& zero) {
-  if (zero.stage == 3) {
-    return;
+/// Returns the number of an option; 0 for none, and for options that are no numbers.
+template <typename Value>
+int64_t count_in(const Value& value) {
+  if constexpr (std::is_integral_v<Value>) {
+    return value;
   }
-  if (zero.zero_quantized_weights || zero.zero_quantized_gradients ||
-      zero.zero_quantized_nontrainable_weights || zero.zero_hpz_partition_size > 1) {
-    throw ConfigError(
-        "zero",
-        fmt::format(
-            "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size, "
-            "zero_quantized_nontrainable_weights) changes how stage 3 communicates; got stage {}, "
-            "expected 3; try stage 3, or leave them out",
-            zero.stage));
+  return 0;
+}
+
+int64_t count_in(const std::optional<int64_t>& value) {
+  return value.value_or(0);
+}
+
+template <typename Value>
+bool has_number(const Value& /*value*/) {
+  return true;
+}
+
+template <typename Value>
+bool has_number(const std::optional<Value>& value) {
+  return value.has_value();
+}
+
+/// Returns whether an option that is off by default is on.
+template <typename Value>
+bool is_turned_on(const Value& value) {
+  return value != Value();
+}
+
+bool is_turned_on(int processes) {
+  return processes > 1;  // A group of one process is none.
+}
+
+/// Checks the numbers of options with the range `only`; null: of all options.
+void check_numbers(const ZeroPlugin& zero, const ZeroRange* only = nullptr) {
+  visit_zero_options(zero, [&](const char*, const auto& value, const ZeroRule& rule) {
+    const ZeroRange* const range = rule.range;
+    const int64_t got = count_in(value);
+    if (range == nullptr || (only != nullptr && range != only) || !has_number(value) ||
+        (got >= range->min && got <= range->max)) {
+      return;
+    }
+    std::vector<std::string> all;
+    visit_zero_options(zero, [&](const char* name, const auto& other, const ZeroRule& others) {
+      if (others.range == range) {
+        all.push_back(fmt::format("{}={}", name, count_in(other)));
+      }
+    });
+    refuse(fmt::format(
+        fmt::runtime(range->error), fmt::arg("got", got), fmt::arg("all", fmt::join(all, ", "))));
+  });
+}
+
+/// Refuses options with the stages `only` in lower stages; null: all options.
+void check_stages(const ZeroPlugin& zero, const ZeroStages* only = nullptr) {
+  visit_zero_options(zero, [&](const char*, const auto& value, const ZeroRule& rule) {
+    const ZeroStages* const stages = rule.stages;
+    if (stages == nullptr || (only != nullptr && stages != only) || stages->error == nullptr ||
+        zero.stage >= stages->first || !is_turned_on(value)) {
+      return;
+    }
+    std::vector<std::string> options;
+    visit_zero_options(zero, [&](const char* name, const auto&, const ZeroRule& others) {
+      if (others.stages == stages) {
+        options.emplace_back(name);
+      }
+    });
+    refuse(fmt::format(
+        fmt::runtime(stages->error),
+        fmt::arg("options", fmt::join(options, ", ")),
+        fmt::arg("stage", zero.stage)));
+  });
+}
+
+/// Checks the values of single options, and the two names of the bucket's size. The stage is first,
+/// since other errors depend on it.
+void check_ranges(const ZeroPlugin& zero) {
+  check_numbers(zero, &kStageNumbers);
+  refuse_local_state_dict(zero.state_dict_type, "zero");
+  if (zero.reduce_bucket_size && zero.bucket_cap_bytes) {
+    refuse(fmt::format(
+        fmt::runtime(kBucketElements.error),
+        fmt::arg("got", fmt::format("{} and bucket_cap_bytes", *zero.reduce_bucket_size))));
   }
-  if (!zero.stage3_unit_classes.empty()) {
-    throw ConfigError(
-        "zero",
-        fmt::format(
-            "stage3_unit_classes lists modules whose parameters stage 3 unshards together; got "
-            "stage {}, expected 3; leave it out, or use stage 3",
-            zero.stage));
-  }
+  check_numbers(zero);
 }
 
 void check_partition(const ZeroPlugin& zero, int processes) {
@@ -123,19 +162,9 @@ void check_partition(const ZeroPlugin& zero, int processes) {
   }
 }
 
-[[noreturn]] void refuse(const std::string& what) {
-  throw ConfigError("zero", what);
-}
-
 void check_offload_param(const ZeroPlugin& zero) {
   const OffloadOptimizer& optimizer = zero.offload_optimizer;
   const OffloadParam& param = zero.offload_param;
-  if (param.device != OffloadDevice::kNone && zero.stage != 3) {
-    refuse(fmt::format(
-        "offload_param moves the parameters that stage 3 shards; got stage {}, expected 3; use "
-        "stage 3, or leave it out",
-        zero.stage));
-  }
   if (optimizer.super_offload && param.device == OffloadDevice::kNvme) {
     refuse(
         "offload_optimizer.super_offload updates parameters in memory; got offload_param.device "
@@ -205,8 +234,10 @@ ResolvedZero resolve_zero(
   }
   if (resolved.plugin) {
     check_ranges(*resolved.plugin);
-    check_stage(*resolved.plugin);
+    check_stages(*resolved.plugin, &kPlusPlusStages);
+    check_stages(*resolved.plugin, &kUnitStages);
     check_partition(*resolved.plugin, facts.processes);
+    check_stages(*resolved.plugin);
     check_offload_param(*resolved.plugin);
     check_offload_folders(*resolved.plugin);
     check_other_options(options);

@@ -34,7 +34,7 @@ config::Document document_of(const json& file) {
 std::map<std::string, std::string> rows_of(const AcceleratorOptions& options) {
   std::map<std::string, std::string> rows;
   const ZeroPlugin plugin = options.zero.value_or(ZeroPlugin{.stage = 0});
-  visit_zero_options(plugin, [&](const char* name, const auto& value, AmongRanks) {
+  visit_zero_options(plugin, [&](const char* name, const auto& value, const ZeroRule&) {
     rows[name] = option_text(value);
   });
   return rows;
