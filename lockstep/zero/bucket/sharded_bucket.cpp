@@ -13,26 +13,18 @@
 namespace lockstep::zero {
 namespace {
 
-constexpr const char* kFreedMessage =
-    "[zero] this parameter's values are not in memory: ZeRO stage 3 shards them, and only torch "
-    "operations gather them; its memory was read directly (data_ptr, accessor, serialization); "
-    "read it within Accelerator::with_gathered_parameters, or save with save_model or save_state";
+/// Makes one visitor of several lambdas.
+template <typename... Lambdas>
+struct Visitor : Lambdas... {
+  using Lambdas::operator()...;
+};
+
+/// Returns, by element, whether `own` still has the value that a gather gave: `received`.
+at::Tensor is_unwritten(const at::Tensor& own, const at::Tensor& received) {
+  return own.eq(received).logical_or_(own.isnan().logical_and_(received.isnan()));
+}
 
 }  // namespace
-
-void QuantizedShard::write(int64_t begin, const at::Tensor& values) {
-  // Parameters share blocks. Rounding each write separately would use the scale of values that the
-  // next write replaces.
-  if (!exact_.defined()) {
-    exact_ = dequantize();
-  }
-  const at::Tensor place = exact_.narrow(0, begin, values.numel());
-  // Values that were rounded already stay bit-exact.
-  if (!place.equal(values)) {
-    place.copy_(values);
-    bytes_ = format_.encode(exact_);
-  }
-}
 
 ShardedBucket::ShardedBucket(
     const flat::BucketPlan& plan,
@@ -43,48 +35,37 @@ ShardedBucket::ShardedBucket(
     const LowPrecisionPolicy& low_precision_policy)
     : layout_(plan, comm.parameter_group),
       options_(parameters[plan.entries[0].parameter].detach().options()),
-      format_(std::move(comm), plan, options_, layout_.numel) {
+      format_(std::move(comm), plan, options_, layout_.numel),
+      storage_(create_storage(
+          parameters[plan.entries[0].parameter],
+          layout_,
+          format_,
+          options_,
+          placement,
+          places,
+          low_precision_policy)) {
   const c10::AutoGradMode no_grad(false);
-  const at::Tensor& first = parameters[plan.entries[0].parameter];
-  create_storage(first, placement, places, low_precision_policy);
+  shard_ = initial_shard();
   for (const flat::BucketEntry& entry : plan.entries) {
     add_parameter(parameters[entry.parameter]);
   }
   if (shard_file()) {
     shard_file()->release_pages();
   }
-  if (is_quantized()) {
-    quantized_.emplace(format_, std::exchange(shard_, {}));
-  } else if (first.requires_grad()) {
+  if (auto* quantized = std::get_if<ShardedQuantized>(&storage_)) {
+    quantized->shard.store(std::exchange(shard_, {}));
+  } else if (parameters[plan.entries[0].parameter].requires_grad()) {
     gradients_ =
         std::make_unique<BucketGradients>(layout_, format_, shard_, options_, low_precision_policy);
   }
 }
 
-void ShardedBucket::create_storage(
-    const at::Tensor& parameter,
-    ParamPlacement placement,
-    ShardPlaces* places,
-    const LowPrecisionPolicy& low_precision_policy) {
-  const Group& group = format_.comm().parameter_group;
-  if (placement == ParamPlacement::kSharded) {
-    full_ = std::make_unique<FlatParamBuffer>(layout_.numel, options_, kFreedMessage);
-  } else {
-    values_ = group.empty({layout_.numel}, options_).zero_();
-  }
-  const at::ScalarType updated_in = update_dtype(parameter, low_precision_policy);
+at::Tensor ShardedBucket::initial_shard() const {
   if (is_quantized()) {
-    shard_ = at::zeros({layout_.shard_numel}, options_);  // Until it is quantized.
-  } else if (full_ || updated_in != parameter.scalar_type()) {
-    ShardPlaces::Place place =
-        places != nullptr ? places->next(layout_.shard_numel) : ShardPlaces::Place();
-    // A replicated bucket has the rounded values.
-    place.keep_rounded_on_device = place.keep_rounded_on_device && full_ != nullptr;
-    store_ = std::make_unique<ShardStore>(group, layout_.shard_numel, options_, updated_in, place);
-    shard_ = store_->values();
-  } else {
-    shard_ = own_part();
+    return at::zeros({layout_.shard_numel}, options_);
   }
+  const ShardStore* store = store_of(storage_);
+  return store == nullptr ? own_part() : store->values();
 }
 
 void ShardedBucket::add_parameter(const at::Tensor& parameter) {
@@ -98,13 +79,13 @@ void ShardedBucket::add_parameter(const at::Tensor& parameter) {
   if (begin < end) {
     own = shard_.narrow(0, begin - layout_.shard_begin, end - begin);
   }
-  if ((store_ || is_quantized()) && own.defined()) {
+  if (!std::holds_alternative<Replicated>(storage_) && own.defined()) {
     own.copy_(parameter.reshape({-1}).narrow(0, begin - entry.offset, end - begin));
   }
-  if (full_) {
-    parameter.set_data(full_->view(entry.offset, parameter.sizes()));
+  if (const FlatParamBuffer* buffer = buffer_of(storage_)) {
+    parameter.set_data(buffer->view(entry.offset, parameter.sizes()));
   } else {
-    const at::Tensor place = values_.narrow(0, entry.offset, entry.numel).view(parameter.sizes());
+    const at::Tensor place = values().narrow(0, entry.offset, entry.numel).view(parameter.sizes());
     place.copy_(parameter);
     parameter.set_data(place);
   }
@@ -120,10 +101,11 @@ void ShardedBucket::add_parameter(const at::Tensor& parameter) {
 
 std::vector<ShardSlice> ShardedBucket::dequantized() const {
   std::vector<ShardSlice> copies;
-  if (!quantized_) {
+  const auto* quantized = std::get_if<ShardedQuantized>(&storage_);
+  if (quantized == nullptr) {
     return copies;
   }
-  const at::Tensor all = quantized_->dequantize();
+  const at::Tensor all = quantized->shard.dequantize();
   for (size_t i = 0; i < layout_.entries.size(); ++i) {
     const auto [begin, end] = layout_.own_range(i);
     if (begin < end) {
@@ -137,9 +119,10 @@ std::vector<ShardSlice> ShardedBucket::dequantized() const {
 }
 
 void ShardedBucket::store_quantized(const ShardSlice& copy) {
+  QuantizedShard& shard = std::get<ShardedQuantized>(storage_).shard;
   for (size_t i = 0; i < layout_.entries.size(); ++i) {
     if (layout_.parameters[i].is_same(copy.parameter)) {
-      quantized_->write(layout_.own_range(i).first - layout_.shard_begin, copy.values);
+      shard.write(layout_.own_range(i).first - layout_.shard_begin, copy.values);
     }
   }
 }
@@ -162,16 +145,22 @@ void ShardedBucket::add_memory(
       to.push_back(tensor);
     }
   };
-  add(parameters, values_);
-  if (store_ && !store_->file()) {
-    add(has_masters() ? masters : parameters, shard_);
-  }
-  if (quantized_) {
-    add(parameters, quantized_->bytes());
-  }
-  if (store_) {
-    add(parameters, store_->rounded());
-  }
+  const auto add_store = [&](const ShardStore& store) {
+    if (!store.file()) {
+      add(store.are_masters() ? masters : parameters, store.values());
+    }
+    add(parameters, store.rounded());
+  };
+  std::visit(
+      Visitor{
+          [&](const Replicated& kind) { add(parameters, kind.full); },
+          [&](const ReplicatedWithMasters& kind) {
+            add(parameters, kind.full);
+            add_store(kind.masters);
+          },
+          [&](const Sharded& kind) { add_store(kind.shard); },
+          [&](const ShardedQuantized& kind) { add(parameters, kind.shard.bytes()); }},
+      storage_);
   add(parameters, format_.secondary());
   if (gradients_) {
     add(gradients, gradients_->shard_gradient());
@@ -186,47 +175,55 @@ void ShardedBucket::bump_versions() {
 
 Pending ShardedBucket::start_gather(Source source) {
   format_.set_source(source);
-  if (quantized_) {
-    quantized_->end_writes();
+  if (auto* quantized = std::get_if<ShardedQuantized>(&storage_)) {
+    quantized->shard.end_writes();
   }
   if (source == Source::kSecondary) {
     return format_.gather_secondary(values());
   }
-  if (quantized_) {
-    return format_.gather_encoded(quantized_->bytes());
-  }
-  if (format_.is_rounded()) {
-    return format_.gather_encoded(format_.encode(store_->on_device()));
-  }
-  if (!store_ || store_->is_on_device()) {
-    return format_.gather_exact(values(), shard_);
-  }
-  return format_.gather_exact(values(), store_->on_device(own_part()));
+  return std::visit(
+      Visitor{
+          [&](Replicated& kind) { return format_.gather_exact(kind.full, shard_); },
+          [&](ReplicatedWithMasters& kind) {
+            return format_.gather_exact(kind.full, kind.masters.on_device(own_part()));
+          },
+          [&](Sharded& kind) {
+            return format_.is_rounded()
+                       ? format_.gather_encoded(format_.encode(kind.shard.on_device()))
+                       : format_.gather_exact(values(), kind.shard.on_device(own_part()));
+          },
+          [&](ShardedQuantized& kind) { return format_.gather_encoded(kind.shard.bytes()); }},
+      storage_);
 }
 
 void ShardedBucket::drop_secondary() {
   format_.drop_secondary();
-  if (store_) {
-    store_->mark_changed();
+  if (auto* sharded = std::get_if<Sharded>(&storage_)) {
+    sharded->shard.mark_changed();
   }
 }
 
 void ShardedBucket::write_back() {
-  at::Tensor own = own_part();
-  if (format_.is_rounded()) {
-    const at::Tensor received =
-        quantized_ ? quantized_->dequantize() : format_.decode(format_.encode(store_->on_device()));
-    const at::Tensor unwritten =
-        own.eq(received).logical_or_(own.isnan().logical_and_(received.isnan()));
-    if (quantized_) {
-      if (!unwritten.all().item<bool>()) {
-        quantized_->store(own);
-      }
-      return;
-    }
-    own = at::where(unwritten, store_->on_device(), own);
-  }
-  store_->store(own);
+  const at::Tensor own = own_part();
+  std::visit(
+      Visitor{
+          [](Replicated& /*kind*/) {},
+          [&](ReplicatedWithMasters& kind) { kind.masters.store(own); },
+          [&](Sharded& kind) {
+            if (!format_.is_rounded()) {
+              kind.shard.store(own);
+              return;
+            }
+            const at::Tensor exact = kind.shard.on_device();
+            const at::Tensor received = format_.decode(format_.encode(exact));
+            kind.shard.store(at::where(is_unwritten(own, received), exact, own));
+          },
+          [&](ShardedQuantized& kind) {
+            if (!is_unwritten(own, kind.shard.dequantize()).all().item<bool>()) {
+              kind.shard.store(own);
+            }
+          }},
+      storage_);
 }
 
 }  // namespace lockstep::zero

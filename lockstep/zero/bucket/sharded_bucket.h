@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,39 +13,11 @@
 #include "lockstep/zero/bucket/bucket_comm_format.h"
 #include "lockstep/zero/bucket/bucket_gradients.h"
 #include "lockstep/zero/bucket/bucket_layout.h"
+#include "lockstep/zero/bucket/bucket_storage.h"
 #include "lockstep/zero/bucket/shard_store.h"
-#include "lockstep/zero/coordinator/flat_param_buffer.h"
 #include "lockstep/zero/coordinator/sharded_unit.h"
 
 namespace lockstep::zero {
-
-/// The storage of parameters between their uses: in full, or only a shard (ZeRO stage 3).
-enum class ParamPlacement {
-  kReplicated,  ///< Every rank always has the full values.
-  kSharded      ///< Stage 3: unsharded when an operation uses them, and freed afterwards.
-};
-
-/// This rank's shard of frozen parameters, stored in 8 bits. Not thread-safe.
-class QuantizedShard {
- public:
-  /// `format`: must outlive this.
-  QuantizedShard(const BucketCommFormat& format, const at::Tensor& values)
-      : format_(format), bytes_(format.encode(values)) {}
-
-  const at::Tensor& bytes() const { return bytes_; }
-  at::Tensor dequantize() const { return format_.decode(bytes_); }
-  /// Replaces all values.
-  void store(const at::Tensor& values) { bytes_ = format_.encode(values); }
-  /// Replaces the values from element `begin` on. All values stay exact until `end_writes`, so that
-  /// values of several calls are rounded together.
-  void write(int64_t begin, const at::Tensor& values);
-  void end_writes() { exact_.reset(); }
-
- private:
-  const BucketCommFormat& format_;
-  at::Tensor bytes_;
-  at::Tensor exact_;  ///< Undefined unless values were written.
-};
 
 /// Parameters in one flat buffer. Each rank owns an equal part, its shard.
 ///
@@ -90,15 +62,19 @@ class ShardedBucket final : public ShardedUnit {
   const std::vector<ShardSlice>& shard_slices() const { return layout_.slices; }
   /// By bucket entry: the elements that each rank owns.
   std::vector<flat::ShardBounds> shard_bounds() const { return layout_.bounds(); }
-  bool is_sharded() const { return full_ != nullptr; }
-  bool has_masters() const { return store_ && store_->are_masters(); }
+  bool is_sharded() const { return buffer_of(storage_) != nullptr; }
+  bool has_masters() const {
+    const ShardStore* store = store_of(storage_);
+    return store != nullptr && store->are_masters();
+  }
   /// Returns whether the shard is stored in 8 bits.
-  bool is_quantized() const { return format_.comm().quantized_storage; }
+  bool is_quantized() const { return std::holds_alternative<ShardedQuantized>(storage_); }
   /// The values of this rank's shard; see ShardStore for their storage.
   const at::Tensor& shard() const { return shard_; }
   /// Null unless the shard is in a file.
   std::shared_ptr<offload::FileTensor> shard_file() const {
-    return store_ ? store_->file() : nullptr;
+    const ShardStore* store = store_of(storage_);
+    return store == nullptr ? nullptr : store->file();
   }
   /// Returns copies of this rank's shard slices if the bucket is stored in 8 bits; else nothing.
   std::vector<ShardSlice> dequantized() const;
@@ -126,22 +102,21 @@ class ShardedBucket final : public ShardedUnit {
   /// Also recomputes rounded masters, since a change that makes secondary shards stale changes
   /// masters, too.
   void drop_secondary() override;
-  /// Copies values written to the parameters to the shard. Call it if the bucket is sharded or has
-  /// masters.
+  /// Copies values written to the parameters to the shard, unless the shard is a part of them.
   void write_back() override;
   /// Only for a sharded bucket.
-  FlatParamBuffer& buffer() override { return *full_; }
+  FlatParamBuffer& buffer() override { return *buffer_of(storage_); }
 
  private:
-  void create_storage(
-      const at::Tensor& parameter,
-      ParamPlacement placement,
-      ShardPlaces* places,
-      const LowPrecisionPolicy& low_precision_policy);
+  /// Returns this rank's shard, to be filled with its values; of 8-bit storage a temporary one.
+  at::Tensor initial_shard() const;
   /// Moves a parameter to the next entry.
   void add_parameter(const at::Tensor& parameter);
   /// The full values; of a sharded bucket only while it is unsharded.
-  const at::Tensor& values() const { return full_ ? full_->values() : values_; }
+  const at::Tensor& values() const {
+    return std::visit(
+        [](const auto& kind) -> const at::Tensor& { return kind.values(); }, storage_);
+  }
   /// Returns this rank's shard as a part of the full values.
   at::Tensor own_part() const {
     return values().narrow(0, layout_.shard_begin, layout_.shard_numel);
@@ -150,11 +125,8 @@ class ShardedBucket final : public ShardedUnit {
   BucketLayout layout_;
   at::TensorOptions options_;  ///< The full values'.
   BucketCommFormat format_;
-  std::unique_ptr<FlatParamBuffer> full_;    ///< If sharded.
-  at::Tensor values_;                        ///< Unless sharded.
-  std::unique_ptr<ShardStore> store_;        ///< If sharded, or with masters.
-  std::optional<QuantizedShard> quantized_;  ///< Replaces both if stored in 8 bits.
-  at::Tensor shard_;
+  BucketStorage storage_;
+  at::Tensor shard_;  ///< Undefined if stored in 8 bits.
   std::unique_ptr<BucketGradients> gradients_;
 };
 
