@@ -280,7 +280,7 @@ TEST(SavedMetaValues, ThatNoSaveWritesAreRefusedWithFileAndKey) {
       {[](json& meta) { meta["models"] = int64_t{1} << 60; }, "for meta.models, expected a whole"},
       {[](json& meta) { meta["step"] = "x"; }, "for meta.step, expected a whole number from 0 on"},
       {[](json& meta) { meta["step"] = -5; }, "got \"-5\" for meta.step"},
-      {[](json& meta) { meta["models_taken_over"] = {7}; }, "for meta.excluded_models[0]"},
+      {[](json& meta) { meta["models_taken_over"] = {7}; }, "for meta.models_taken_over[0]"},
       {[](json& meta) { meta["loaders"] = nullptr; }, "for meta.loaders"},
       {[](json& meta) { meta["optimizer_steps"] = {-5}; },
        "got \"-5\" for meta.optimizer_steps[0], expected a whole number from 0 on"},
