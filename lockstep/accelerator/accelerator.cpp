@@ -411,7 +411,7 @@ void Accelerator::with_gathered_parameters(
     std::optional<int> modifier_rank) {
   lockstep::with_gathered_parameters(state_->objects, parameters, body, modifier_rank);
   if (modifier_rank) {
-    state_->step->notify(&StepObserver::parameters_written);
+    state_->step->notify(&StepObserver::equal_changes_made);
   }
 }
 
@@ -470,11 +470,11 @@ void Accelerator::add_checkpointable(AnyCheckpointable object) {
 }
 
 std::function<void()> Accelerator::register_save_state_pre_hook(SaveStatePreHook hook) {
-  return state_->checkpointer.registered().save_hooks().add(std::move(hook));
+  return state_->checkpointer.hooks().save_hooks().add(std::move(hook));
 }
 
 std::function<void()> Accelerator::register_load_state_pre_hook(LoadStatePreHook hook) {
-  return state_->checkpointer.registered().load_hooks().add(std::move(hook));
+  return state_->checkpointer.hooks().load_hooks().add(std::move(hook));
 }
 
 void Accelerator::request_preemption() {

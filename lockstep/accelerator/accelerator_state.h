@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -47,7 +46,8 @@ struct Accelerator::State {
         zero_init(context.group, context.device),
         preparer(objects, step, active, zero_init),
         offloader(objects, *step),
-        finite(context.options.non_finite, step->scaler() != nullptr, context.group),
+        finite(std::make_shared<FiniteGuard>(
+            context.options.non_finite, step->scaler() != nullptr, context.group)),
         losses(std::make_shared<LossWatch>(
             context.options.non_finite == NonFinitePolicy::kIgnore, context.group)),
         model_check(objects, *step, local_sgds),
@@ -65,7 +65,7 @@ struct Accelerator::State {
         checkpointer(
             objects,
             *step,
-            finite,
+            *finite,
             *active,
             *epochs,
             local_sgds,
@@ -73,21 +73,17 @@ struct Accelerator::State {
             replicas,
             [this] { end_training(); }),
         recording(context) {
-    // Those that refuse come first.
-    const std::initializer_list<StepObserver*> observers{
-        &offloader,
-        &model_check,
-        &missing_gradients,
-        &finite,
-        losses.get(),
-        active.get(),
-        &update_check,
-        &replicas,
-        &precision,
-        &flight_step};
-    for (StepObserver* observer : observers) {
-      step->add_observer(*observer);
-    }
+    // Those that refuse a loss come before those that count it.
+    step->add_observer(offloader);
+    step->add_observer(model_check);
+    step->add_observer(missing_gradients);
+    step->add_observer(update_check);
+    step->add_observer(replicas);
+    step->add_observer(finite);
+    step->add_observer(losses);
+    step->add_observer(*active);
+    step->add_observer(precision);
+    step->add_observer(std::make_shared<FlightStep>());
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
     ++living;
@@ -109,7 +105,7 @@ struct Accelerator::State {
 
   void start_recording() {
     if (recording.start()) {
-      step->add_observer(*recording.recorder());
+      step->add_observer(recording.recorder());
     }
   }
 
@@ -121,14 +117,13 @@ struct Accelerator::State {
   ZeroInit zero_init;
   Preparer preparer;
   StateOffloader offloader;
-  FiniteGuard finite;
+  std::shared_ptr<FiniteGuard> finite;
   std::shared_ptr<LossWatch> losses;
   UnpreparedModelCheck model_check;
   MissingGradientCheck missing_gradients;
   UnpreparedUpdateCheck update_check;
   ReplicaCheck replicas;
   MixedPrecision precision;
-  FlightStep flight_step;
   Gradients gradients;
   GradientAccumulation accumulation;
   BackwardRunner backward;

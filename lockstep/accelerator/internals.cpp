@@ -20,7 +20,7 @@ TrainingStep& AcceleratorInternals::step(Accelerator& accelerator) {
 }
 
 FiniteGuard& AcceleratorInternals::finite_guard(Accelerator& accelerator) {
-  return accelerator.state_->finite;
+  return *accelerator.state_->finite;
 }
 
 BackwardRunner& AcceleratorInternals::backward_runner(Accelerator& accelerator) {

@@ -139,7 +139,8 @@ void EngineCore::coalesce_grad_reduction(const std::function<void()>& body) {
 CollectiveScope EngineCore::begin_coalescing() {
   const auto scope = std::make_shared<CollectiveScope>(live()->backward->begin_coalescing());
   return {scope, [scope, parts = parts_] {
-            live(parts);  // Throws ConfigError if the block has destroyed the engine.
+            // Throws ConfigError if the block has destroyed the engine.
+            const std::shared_ptr<Parts> alive = live(parts);
             scope->finish();
           }};
 }

@@ -80,11 +80,11 @@ void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
 /// Reports a loss. Returns the tensor to differentiate, which is the loss itself if nothing is
 /// multiplied.
 at::Tensor BackwardRunner::begin(const GivenLoss& given, double factor) {
+  step_.give_loss(given);
   abandon_program_backward();
   if (local_sgds_.take_different_optimizers()) {
     make_optimizers_equal(objects_, "load_state");
   }
-  step_.give_loss(given);
   return step_.scale(factor == 1 ? given.loss : at::mul(given.loss, factor));
 }
 
@@ -130,6 +130,7 @@ void BackwardRunner::abandon() noexcept {
   for (const PreparedModel& model : objects_.models) {
     model.sync->abandon_backward();
   }
+  step_.notify(&StepObserver::backward_abandoned);
   caller_ = Caller::kNone;
 }
 

@@ -59,7 +59,7 @@ GradientSyncs GradientAccumulation::syncs_of(const std::vector<const void*>& mod
 
 GradientSyncs GradientAccumulation::hold_back(GradientSyncs syncs) {
   if (!syncs.empty()) {
-    step_.mark_held();
+    step_.mark_not_averaged();
   }
   for (const auto& sync : syncs) {
     ++no_sync_counts_[sync.get()];

@@ -74,7 +74,8 @@ struct StateToLoad {
 ///     class StepsPart final : public CheckpointPart {
 ///       void collect(StateToSave& state) const override { state.meta["steps"] = steps_; }
 ///       void check(StateToLoad& state) const override {
-///         state.apply.emplace_back([this, steps = state.saved...] { ... });
+///         const auto steps = state.saved.optimizer_steps;
+///         state.apply.emplace_back([this, steps] { set_steps(steps); });
 ///       }
 ///     };
 ///
@@ -84,8 +85,9 @@ class CheckpointPart {
  public:
   virtual ~CheckpointPart() = default;
 
-  /// Adds the state of this process. Tensors are referred to, not copied. An exception fails the
-  /// save on all processes when it is written, so nothing may communicate after it could throw.
+  /// Adds the state of this process. Tensors are referred to, not copied, until the save has
+  /// returned. An exception fails the save on all processes when it is written; the other parts are
+  /// still collected. A part that communicates must do so on all processes, and throws only after.
   virtual void collect(StateToSave& state) const = 0;
   /// Adds functions to `apply`, and changes nothing. Throws CheckpointError for a state that does
   /// not fit the program. Local.

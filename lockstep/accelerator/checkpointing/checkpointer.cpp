@@ -35,10 +35,12 @@ Checkpointer::Checkpointer(
       end_training_(std::move(end_training)),
       project_(objects.context),
       preemption_(objects.context),
-      loader_(objects, local_sgds, gradients, project_, parts_, *registered_),
-      saver_(objects, step, local_sgds, replicas, project_, parts_, *registered_),
+      hooks_(std::make_shared<ProgramHooks>(objects)),
+      loader_(objects, local_sgds, gradients, project_, parts_),
+      saver_(objects, step, local_sgds, replicas, project_, parts_),
       resume_pending_(objects.context.resume) {
   // A load applies them in this order: rates after optimizers, unused gradients after parameters.
+  parts_.push_back(hooks_);
   parts_.push_back(models_part(objects));
   parts_.push_back(own_buffers_part(objects));
   parts_.push_back(optimizers_part(objects, local_sgds));

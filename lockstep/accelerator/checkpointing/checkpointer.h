@@ -58,6 +58,7 @@ class Checkpointer {
 
   StateSaver& saver() { return saver_; }
   RegisteredObjects& registered() { return *registered_; }
+  ProgramHooks& hooks() { return *hooks_; }
   /// Adds a part that is saved and checked before all others.
   void add_first_part(std::shared_ptr<CheckpointPart> part) {
     parts_.insert(parts_.begin(), std::move(part));
@@ -74,6 +75,7 @@ class Checkpointer {
   std::function<void()> end_training_;
   ProjectFolder project_;
   Preemption preemption_;
+  std::shared_ptr<ProgramHooks> hooks_;
   std::shared_ptr<RegisteredObjects> registered_ = std::make_shared<RegisteredObjects>();
   CheckpointParts parts_;
   StateLoader loader_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/base/error.h"
@@ -132,6 +133,21 @@ void RegisteredObjects::check(StateToLoad& state) const {
     state.apply.emplace_back(
         [object = objects_[i], saved = std::move(saved)] { object.load_state_dict(saved); });
   }
+}
+
+void ProgramHooks::collect(StateToSave& state) const {
+  StateBeingSaved being_saved{.contents = state.contents, .models = objects_.models.size()};
+  save_hooks_.run(being_saved);
+  state.excluded_models = being_saved.excluded_models;
+  state.contents.must_agree(
+      "the models that a hook saves", fmt::format("{}", fmt::join(state.excluded_models, ", ")));
+  state.meta["models_taken_over"] = state.excluded_models;
+}
+
+void ProgramHooks::check(StateToLoad& state) const {
+  StateBeingLoaded being_loaded{.checkpoint = state.reader, .models = objects_.models.size()};
+  load_hooks_.run(being_loaded);
+  state.excluded_models = being_loaded.excluded_models;
 }
 
 }  // namespace lockstep

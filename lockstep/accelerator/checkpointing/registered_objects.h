@@ -4,12 +4,13 @@
 #include <vector>
 
 #include "lockstep/accelerator/checkpointing/checkpoint_part.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/training_state/state_hooks.h"
 
 namespace lockstep {
 
-/// Holds a program's additions to its checkpoints: objects, and hooks of saving and loading.
+/// Holds the objects that a program adds to its checkpoints.
 class RegisteredObjects final : public CheckpointPart {
  public:
   /// Throws ConfigError for an object that is registered already.
@@ -20,11 +21,23 @@ class RegisteredObjects final : public CheckpointPart {
   void collect(StateToSave& state) const override;
   void check(StateToLoad& state) const override;
 
-  HookList<SaveStatePreHook>& save_hooks() { return save_hooks_; }
-  HookList<LoadStatePreHook>& load_hooks() { return load_hooks_; }
-
  private:
   std::vector<AnyCheckpointable> objects_;
+};
+
+/// Runs a program's hooks, which may exclude models: before the parts of which they decide.
+class ProgramHooks final : public CheckpointPart {
+ public:
+  explicit ProgramHooks(const PreparedObjects& objects) : objects_(objects) {}
+
+  HookList<SaveStatePreHook>& save_hooks() { return save_hooks_; }
+  HookList<LoadStatePreHook>& load_hooks() { return load_hooks_; }
+  void collect(StateToSave& state) const override;
+  /// Calls the hooks, which may change the program.
+  void check(StateToLoad& state) const override;
+
+ private:
+  const PreparedObjects& objects_;
   HookList<SaveStatePreHook> save_hooks_;
   HookList<LoadStatePreHook> load_hooks_;
 };

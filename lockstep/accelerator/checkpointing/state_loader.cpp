@@ -145,9 +145,6 @@ StateLoader::Checked StateLoader::check_saved(
       .processes = context.size(),
       .writers_per_rank = project_.writers_per_rank()};
   expect_loadable(state, objects_);
-  StateBeingLoaded being_loaded{.checkpoint = reader, .models = objects_.models.size()};
-  registered_.load_hooks().run(being_loaded);
-  state.excluded_models = being_loaded.excluded_models;
   for (const auto& part : parts_) {
     part->check(state);
   }

@@ -10,7 +10,6 @@
 #include "lockstep/accelerator/backward/gradients.h"
 #include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
-#include "lockstep/accelerator/checkpointing/registered_objects.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/options/project_configuration.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
@@ -25,14 +24,12 @@ class StateLoader {
       LocalSgdScopes& local_sgds,
       Gradients& gradients,
       const ProjectFolder& project,
-      const CheckpointParts& parts,
-      RegisteredObjects& registered)
+      const CheckpointParts& parts)
       : objects_(objects),
         local_sgds_(local_sgds),
         gradients_(gradients),
         project_(project),
-        parts_(parts),
-        registered_(registered) {}
+        parts_(parts) {}
 
   /// See Accelerator::load_state. Checks everything on all processes before anything changes.
   /// Collective.
@@ -57,7 +54,6 @@ class StateLoader {
   Gradients& gradients_;
   const ProjectFolder& project_;
   const CheckpointParts& parts_;
-  RegisteredObjects& registered_;
 };
 
 }  // namespace lockstep

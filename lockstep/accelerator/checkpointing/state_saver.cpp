@@ -166,7 +166,7 @@ std::string StateSaver::agree_on_save(const fs::path& folder) const {
   return all[0].at("id").get<std::string>();
 }
 
-/// Runs the hooks, then collects all parts. A failure on one process fails the save when it is
+/// Collects all parts. A failure on one process fails the save when it is
 /// written, so that no process waits for another. Collective.
 StateToSave StateSaver::collect(const SaveStateOptions& options) {
   const SavingGroups& groups = project_.groups();
@@ -180,24 +180,13 @@ StateToSave StateSaver::collect(const SaveStateOptions& options) {
           static_cast<size_t>(groups.disk.size()) * static_cast<size_t>(writers))};
   state.meta["processes"] = objects_.context.size();
   step_.scaling().update_if_due();  // Collective, so before anything may throw on one process.
-  const auto or_fail = [&](const auto& body) {
+  for (const auto& part : parts_) {
     try {
-      body();
+      part->collect(state);
     } catch (const std::exception& error) {
       state.contents.fail(error.what());
     }
-  };
-  or_fail([&] {
-    StateBeingSaved being_saved{.contents = state.contents, .models = objects_.models.size()};
-    registered_.save_hooks().run(being_saved);
-    state.excluded_models = being_saved.excluded_models;
-  });
-  for (const auto& part : parts_) {
-    or_fail([&] { part->collect(state); });
   }
-  state.contents.must_agree(
-      "the models that a hook saves", fmt::format("{}", fmt::join(state.excluded_models, ", ")));
-  state.meta["models_taken_over"] = state.excluded_models;
   return state;
 }
 

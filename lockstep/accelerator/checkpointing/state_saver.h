@@ -9,7 +9,6 @@
 
 #include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
-#include "lockstep/accelerator/checkpointing/registered_objects.h"
 #include "lockstep/accelerator/diagnostics/replica_check.h"
 #include "lockstep/accelerator/loop/local_sgd_scopes.h"
 #include "lockstep/accelerator/options/project_configuration.h"
@@ -34,15 +33,13 @@ class StateSaver {
       LocalSgdScopes& local_sgds,
       ReplicaCheck& replicas,
       const ProjectFolder& project,
-      const CheckpointParts& parts,
-      RegisteredObjects& registered)
+      const CheckpointParts& parts)
       : objects_(objects),
         step_(step),
         local_sgds_(local_sgds),
         replicas_(replicas),
         project_(project),
-        parts_(parts),
-        registered_(registered) {}
+        parts_(parts) {}
 
   /// Saves the training state to `folder`; see Accelerator::save_state. Collective.
   void save(
@@ -72,7 +69,6 @@ class StateSaver {
   ReplicaCheck& replicas_;
   const ProjectFolder& project_;
   const CheckpointParts& parts_;
-  RegisteredObjects& registered_;
 
   SaveTimings timings_;
   double background_write_ms_ = 0;  ///< Read after wait() only.

@@ -38,6 +38,9 @@ void MissingGradientCheck::loss_given(const GivenLoss& given) {
 }
 
 void MissingGradientCheck::gradients_complete(const Optimizer& optimizer) {
+  if (!objects_.has_optimizer(optimizer)) {
+    return;  // Forgotten by free_memory().
+  }
   Steps& steps = steps_[&optimizer.inner()];
   if (steps.had_gradients || !is_expected_) {
     return;

@@ -100,11 +100,11 @@ void StepRecorder::flush() noexcept {
 }
 
 // Appending to `times_` allocates only below 16 nested parts.
-void StepRecorder::part_began(Part part) {
+void StepRecorder::part_began(Part part) noexcept {
   times_.enter(part, watch::now_ns());
 }
 
-void StepRecorder::part_ended() {
+void StepRecorder::part_ended() noexcept {
   times_.leave(watch::now_ns());
 }
 
@@ -162,7 +162,7 @@ void StepRecorder::loss_given(const GivenLoss& given) {
   }
   has_backward_ = true;
   if (given.loss.is_cpu()) {
-    open_.loss += given.loss.item<double>() / given.count.value_or(1);
+    open_.loss += given.loss.item<double>() * (1 / given.count.value_or(1));
     ++open_.losses;
   }
 }

@@ -37,8 +37,8 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
       const std::filesystem::path& file, const nlohmann::ordered_json& header, at::Device device);
   ~StepRecorder() override;
 
-  void part_began(Part part) override;
-  void part_ended() override;
+  void part_began(Part part) noexcept override;
+  void part_ended() noexcept override;
   void begin_wait() noexcept override { part_began(Part::kCommunication); }
   void end_wait() noexcept override { part_ended(); }
 

@@ -134,8 +134,8 @@ void UnpreparedModelCheck::backward_ended() {
 
 void UnpreparedModelCheck::gradients_complete(const Optimizer& optimizer) {
   const void* const id = &optimizer.inner();
-  if (objects_.context.is_distributed() && !optimizer.is_sharded() &&
-      !equal_optimizers_.contains(id) && agree(optimizer.parameters())) {
+  if (objects_.has_optimizer(optimizer) && objects_.context.is_distributed() &&
+      !optimizer.is_sharded() && !equal_optimizers_.contains(id) && agree(optimizer.parameters())) {
     equal_optimizers_.insert(id);
   }
 }
@@ -159,7 +159,7 @@ void UnpreparedModelCheck::expect_model() const {
 bool UnpreparedModelCheck::must_compare() const {
   return !leaves_.is_finished() && objects_.context.is_distributed() &&
          objects_.models.size() == 1 && !step_.is_joining() && local_sgds_.empty() &&
-         !step_.has_held() && step_.sync_gradients() && step_.position().no_sync_depth == 0;
+         !step_.any_not_averaged() && step_.sync_gradients() && step_.position().no_sync_depth == 0;
 }
 
 bool UnpreparedModelCheck::agree(const std::vector<at::Tensor>& parameters) const {

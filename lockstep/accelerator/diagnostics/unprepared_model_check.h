@@ -52,6 +52,7 @@ class UnpreparedModelCheck final : public StepObserver {
   void loss_given(const GivenLoss& given) override;
   /// Warns if that graph had trained parameters that differ between processes. Collective.
   void backward_ended() override;
+  void backward_abandoned() noexcept override { has_read_graph_ = false; }
   /// Throws ConfigError if the optimizer's parameters of no prepared model differ between
   /// processes. Collective until their first gradients.
   void gradients_complete(const Optimizer& optimizer) override;

@@ -81,7 +81,7 @@ class UnpreparedUpdateCheck final : public StepObserver {
   /// Notes parameters after a backward whose gradients no plain step() may use.
   void backward_ended() override;
   /// Accepts all changes so far.
-  void parameters_written() override { samples_.forget(); }
+  void equal_changes_made() override { samples_.forget(); }
   /// Stops watching.
   void objects_forgotten() override;
 

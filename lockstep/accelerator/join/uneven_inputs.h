@@ -27,8 +27,9 @@ class UnevenInputs {
         gradients_(gradients),
         local_sgds_(local_sgds) {}
 
-  /// Begins a loop, which must be over before the scope's finish(). Throws ConfigError for a mode
-  /// of training in which all processes must take part in each update. Collective.
+  /// Begins a loop, which must be over before the scope's finish(). This must outlive the scope.
+  /// Throws ConfigError for a mode of training in which all processes must take part in each
+  /// update. Collective.
   CollectiveScope begin(const JoinUnevenInputs& options);
 
  private:

@@ -68,6 +68,10 @@ ParameterName PreparedObjects::optimizer_names(const char* where) const {
   return names;
 }
 
+bool PreparedObjects::has_optimizer(const Optimizer& optimizer) const {
+  return std::find(optimizers.begin(), optimizers.end(), optimizer) != optimizers.end();
+}
+
 bool PreparedObjects::is_in_optimizer(const at::Tensor& parameter) const {
   return std::any_of(optimizers.begin(), optimizers.end(), [&](const Optimizer& optimizer) {
     const std::vector<at::Tensor> theirs = optimizer.parameters();

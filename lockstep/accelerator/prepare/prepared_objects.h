@@ -64,6 +64,8 @@ struct PreparedObjects {
   /// ConfigError if not, and for an optimizer whose state cannot be read.
   ParameterName optimizer_names(const char* where) const;
 
+  /// Returns whether the optimizer is one of `optimizers`.
+  bool has_optimizer(const Optimizer& optimizer) const;
   /// Returns whether `parameter` belongs to a prepared optimizer.
   bool is_in_optimizer(const at::Tensor& parameter) const;
   /// Returns whether the last due step() of any optimizer skipped the update.

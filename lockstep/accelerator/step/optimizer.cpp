@@ -130,6 +130,7 @@ void Optimizer::step() {
   step.begin_update(*this);
   report_complete_gradients();
   state.backward_passes_at_use = step.backward_passes();
+  state.skipped = true;  // Also if the next line throws.
   state.skipped = !step.run_update(*this, [&] { state.update(); });
   end_update();
 }
@@ -150,6 +151,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   }
   const StepPartScope scope(step, tracking::StepPart::kOptimizer);
   step.begin_update(*this);
+  step.gradients_changed();
   state.skipped = false;
   at::Tensor loss = state.update([&] { return step.mean_over_ranks(closure()); });
   report_complete_gradients();

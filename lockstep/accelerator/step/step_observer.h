@@ -37,8 +37,9 @@ struct Update {
 ///     training_step.add_observer(count_losses);
 ///
 /// A TrainingStep calls its observers in the order in which they were added. The functions run on
-/// the thread of the loop, `backward_ended` of a program's backward on a thread of autograd. An
-/// exception propagates to the program: each function says what it prevents. Cost: a virtual call.
+/// the thread of the loop; those about backward and about parts also on autograd's threads. An
+/// exception propagates to the program; a function says what it prevents, else it prevents nothing.
+/// Cost: a virtual call.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
@@ -51,8 +52,8 @@ class StepObserver {
   virtual void objects_prepared() {}
   /// All prepared objects will be forgotten.
   virtual void objects_forgotten() {}
-  /// All ranks have written to parameters in the same way, outside of an update.
-  virtual void parameters_written() {}
+  /// All ranks have changed parameters or dropped gradients in the same way, outside of an update.
+  virtual void equal_changes_made() {}
 
   // --- a step
   /// accumulate() begins a micro-step. An exception prevents it.
@@ -64,6 +65,8 @@ class StepObserver {
   virtual void backward_began() {}
   /// The gradients of a given loss are computed and, if they are due, averaged.
   virtual void backward_ended() {}
+  /// A backward has thrown.
+  virtual void backward_abandoned() noexcept {}
   /// step(closure) of a prepared optimizer begins. An exception prevents it.
   virtual void before_closure() {}
   /// step() of a prepared optimizer begins. An exception prevents the update.
@@ -80,8 +83,8 @@ class StepObserver {
 
   // --- measurements
   /// The thread's time belongs to a part of the step from now on, until the matching part_ended.
-  virtual void part_began(tracking::StepPart /*part*/) {}
-  virtual void part_ended() {}
+  virtual void part_began(tracking::StepPart /*part*/) noexcept {}
+  virtual void part_ended() noexcept {}
   /// A loop waits for a batch of a prepared loader, until batch_began or loader_pass_ended.
   virtual void batch_requested() {}
   /// `rows`: of this rank, 0 for a loop within another.

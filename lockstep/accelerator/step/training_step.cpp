@@ -29,6 +29,18 @@ TrainingStep::TrainingStep(const AcceleratorOptions& options, bool scaled, const
   }
 }
 
+void TrainingStep::add_observer(const std::shared_ptr<StepObserver>& observer) {
+  observers_.push_back(observer.get());
+  staying_.push_back(observer);
+}
+
+void TrainingStep::remove_observers() {
+  observers_.clear();
+  for (const auto& observer : staying_) {
+    observers_.push_back(observer.get());
+  }
+}
+
 // --- accumulation
 
 double TrainingStep::begin_micro_step(bool at_end) {
@@ -160,10 +172,10 @@ void TrainingStep::note_clipped(
 void TrainingStep::begin_update(const Optimizer& optimizer) {
   refuse_offloaded("optimizer");
   notify(&StepObserver::before_update, optimizer);
-  clipped_.clear();
 }
 
 bool TrainingStep::run_update(const Optimizer& optimizer, const std::function<void()>& update) {
+  clipped_.clear();
   const bool may_update =
       std::all_of(observers_.begin(), observers_.end(), [&](StepObserver* observer) {
         return observer->may_update(optimizer.steps());
@@ -245,7 +257,7 @@ void TrainingStep::reset_accumulation() {
 void TrainingStep::forget_objects() {
   notify(&StepObserver::objects_forgotten);
   reset_accumulation();
-  has_held_ = false;
+  any_not_averaged_ = false;
   scaling_.forget_optimizers();
 }
 

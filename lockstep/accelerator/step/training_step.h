@@ -31,7 +31,7 @@ struct AccumulationPosition {
   bool averages() const { return sync_gradients && (no_sync_depth == 0 || sync_triggered); }
 };
 
-/// Owns the state of a training loop between two updates, and is its only writer.
+/// Owns the state of a training loop between two updates. Only its functions write to it.
 ///
 /// The parts of an Accelerator report events to it, in the order of a step:
 ///
@@ -63,9 +63,12 @@ class TrainingStep {
 
   /// Adds an observer, which must live until remove_observers().
   void add_observer(StepObserver& observer) { observers_.push_back(&observer); }
-  void remove_observers() { observers_.clear(); }
+  /// Adds an observer that stays: it also observes optimizers that outlive the Accelerator.
+  void add_observer(const std::shared_ptr<StepObserver>& observer);
+  /// Removes those that do not stay.
+  void remove_observers();
   /// Calls a function of all observers: `step.notify(&StepObserver::part_ended)`. For events that
-  /// change nothing here.
+  /// no function below reports.
   template <class... Parameters, class... Arguments>
   void notify(void (StepObserver::*event)(Parameters...), const Arguments&... arguments) {
     for (StepObserver* observer : observers_) {
@@ -86,14 +89,15 @@ class TrainingStep {
   /// Begins a micro-step of accumulate(). `at_end`: a loader ends, and with it the group. Returns
   /// the factor by which the gradients of earlier micro-steps must be multiplied: their losses were
   /// divided by num_steps, and the group may be shorter. Throws ConfigError within another one.
+  /// Collective if fp16's scale is due.
   double begin_micro_step(bool at_end);
   void end_micro_step() { position_.in_micro_step = false; }
   void begin_no_sync() { ++position_.no_sync_depth; }
   void end_no_sync();
-  /// Reports that a scope keeps gradients on their process.
-  void mark_held() { has_held_ = true; }
+  /// Reports that a scope keeps gradients on their process, and does not average them.
+  void mark_not_averaged() { any_not_averaged_ = true; }
   /// Returns whether any scope has done so, since the last forget_objects().
-  bool has_held() const { return has_held_; }
+  bool any_not_averaged() const { return any_not_averaged_; }
   /// Throws ConfigError outside of no_sync.
   void trigger_sync();
 
@@ -106,11 +110,11 @@ class TrainingStep {
   bool add_count(double count);
   /// Returns this rank's count since the last update, and begins to count again.
   double take_count();
-  /// Reports a loss to the observers, and counts its backward.
+  /// Reports a loss to the observers, and counts its backward. Collective if fp16's scale is due.
   void give_loss(const GivenLoss& given);
   /// Returns `loss` multiplied by fp16's loss scale.
   at::Tensor scale(const at::Tensor& loss);
-  /// Counts a backward of a loss that was not given.
+  /// Counts a backward; give_loss() does it for those of given losses.
   void count_backward();
   /// Forgets the results of clipping: gradients have changed.
   void gradients_changed() { clipped_.clear(); }
@@ -135,10 +139,11 @@ class TrainingStep {
   LossScaling& scaling() { return scaling_; }
   /// Reports the begin of an update to the observers, which may refuse it.
   void begin_update(const Optimizer& optimizer);
-  /// Calls `update` if the gradients are finite on all processes. Returns whether it did.
+  /// Calls `update`, unless an observer or an overflow in fp16 forbids it. Returns whether it did.
+  /// Collective with fp16 or a NonFinitePolicy.
   bool run_update(const Optimizer& optimizer, const std::function<void()>& update);
   void end_update(const Update& update);
-  /// Calls of step() that prepared optimizers have acted on.
+  /// Calls of step() that prepared optimizers have acted on; unlike Calls::steps never reset.
   int64_t updates() const { return updates_; }
   const Calls& calls() const { return calls_; }
   /// Returns the mean of a number over all processes. Collective.
@@ -157,7 +162,7 @@ class TrainingStep {
   void load_position(const AccumulationPosition& saved);
   /// Restores the state before the first micro-step.
   void reset_accumulation();
-  /// Restores the state before the first prepare().
+  /// Restores the state before the first prepare(), except for running scopes.
   void forget_objects();
 
  private:
@@ -171,6 +176,7 @@ class TrainingStep {
 
   Group group_;
   std::vector<StepObserver*> observers_;
+  std::vector<std::shared_ptr<StepObserver>> staying_;  ///< Those of them that stay.
   GradientAccumulationPlugin accumulation_;
   AccumulationPosition position_;
   std::function<bool()> ends_update_;
@@ -179,7 +185,7 @@ class TrainingStep {
   int64_t backward_passes_ = 0;
   int64_t updates_ = 0;
   Calls calls_;
-  bool has_held_ = false;
+  bool any_not_averaged_ = false;
   bool is_offloaded_ = false;
   bool is_joining_ = false;
 };

@@ -72,13 +72,15 @@ class UnshardProtocol {
 
   /// The actions of all ranks after an exchange, in the order of the members.
   struct Decision {
-    bool release_all = false;     ///< The ranks' live units differed.
+    /// The ranks' live units differed. The protocol has marked all units released.
+    bool release_all = false;
     bool drop_secondary = false;  ///< All secondary shards are stale.
     std::vector<Gather> gathers;
-    std::exception_ptr error;  ///< ConfigError or CommError, to be thrown; null if none.
+    /// ConfigError or CommError, to be thrown after the actions; null if none.
+    std::exception_ptr error;
 
-    bool agreed = false;   ///< The condition of the request holds.
-    bool changed = false;  ///< Some rank gets values, and continues.
+    bool agreed = false;   ///< The condition of the request holds; false for kValues.
+    bool changed = false;  ///< Some rank's request is met by `gathers`.
   };
 
   explicit UnshardProtocol(const ParamCoordinatorOptions& options) : options_(options) {}
@@ -87,8 +89,8 @@ class UnshardProtocol {
   struct UnitTraits {
     std::string name;  ///< For errors.
     int64_t elements;
-    bool comm_is_rounded;  ///< See ShardedUnit, also for the next.
-    bool keeps_secondary;
+    bool comm_is_rounded;  ///< See ShardedUnit::comm_is_rounded.
+    bool keeps_secondary;  ///< See ShardedUnit::keeps_secondary.
   };
   /// Adds a unit; its index is the number of earlier ones.
   void add(UnitTraits traits, bool is_live);
@@ -112,7 +114,8 @@ class UnshardProtocol {
   void mark_live(const Gather& gather);
   /// Must be called before the unit's memory is freed.
   void mark_released(Index unit);
-  /// Resets the prediction of the next unit after a failed operation.
+  /// Resets the prediction of the next unit after a failed operation, and reports secondary shards
+  /// stale.
   void abandon();
 
   bool is_live(Index unit) const { return units_[unit].live; }
