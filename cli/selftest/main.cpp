@@ -22,7 +22,7 @@ namespace {
 namespace selftest = lockstep::selftest;
 using Json = nlohmann::json;
 
-/// Loads libtorch's library for CUDA, if it lies beside that for CPUs. This program does not link
+/// Loads libtorch's library for CUDA, if it is beside that for CPUs. This program does not link
 /// it, because packages contain a build with a libtorch for CPUs. libtorch must not have searched
 /// for devices yet.
 void load_cuda_library() {

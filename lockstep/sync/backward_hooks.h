@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Reports the arrival of gradients: the only code that uses autograd's internals.
+/// Reports the arrival of gradients.
 ///
 /// Calls `on_gradient(i)` once in every backward that reaches tensor i, after its gradient has been
 /// accumulated into `grad`. The call is on autograd's thread (the caller of backward for CPU

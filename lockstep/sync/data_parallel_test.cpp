@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 /// A small model by hand: two layers, a frozen scale, a branch, and a parameter known under two
 /// names.
-struct Toy {
+struct TestNet {
   at::Tensor w1 = at::linspace(-1, 1, 12, at::kDouble).reshape({4, 3}).requires_grad_();
   at::Tensor w2 = at::linspace(1, -1, 6, at::kDouble).reshape({3, 2}).requires_grad_();
   at::Tensor branch = at::full({2}, 0.5, at::kDouble).requires_grad_();
@@ -50,12 +50,12 @@ at::Tensor slice(int rank, int step = 0) {
 }
 
 /// The gradients one process gets by averaging over the slices of `size` ranks.
-Toy oracle(int size, const std::function<bool(int rank)>& use_branch) {
-  Toy toy;
+TestNet expected_net(int size, const std::function<bool(int rank)>& use_branch) {
+  TestNet net;
   for (int rank = 0; rank < size; ++rank) {
-    (toy.loss(slice(rank), use_branch(rank)) / size).backward();
+    (net.loss(slice(rank), use_branch(rank)) / size).backward();
   }
-  return toy;
+  return net;
 }
 
 void expect_close(const at::Tensor& a, const at::Tensor& b) {
@@ -77,23 +77,23 @@ TEST_P(DataParallelTest, EqualsOneProcessForEveryControlFlow) {
   const std::vector<std::function<bool(int)>> branches = {
       [](int) { return true; }, [](int) { return false; }, [](int rank) { return rank == 0; }};
   for (const auto& use_branch : branches) {
-    const Toy expected = oracle(size, use_branch);
+    const TestNet expected = expected_net(size, use_branch);
     ranks(size, [&, cap_bytes = cap_bytes](Group group) {
-      const Toy toy;
+      const TestNet net;
       DataParallel parallel(
-          toy.parameters(),
-          toy.buffers(),
+          net.parameters(),
+          net.buffers(),
           group,
           {.cap_bytes = cap_bytes, .first_cap_bytes = cap_bytes});
       for (int step = 0; step < 3; ++step) {
         parallel.begin_backward();
-        toy.loss(slice(group.rank()), use_branch(group.rank())).backward();
+        net.loss(slice(group.rank()), use_branch(group.rank())).backward();
         parallel.finish_backward();
-        expect_close(toy.w1.grad(), expected.w1.grad());
-        expect_close(toy.w2.grad(), expected.w2.grad());
-        expect_close(toy.branch.grad(), expected.branch.grad());
-        EXPECT_FALSE(toy.scale.grad().defined());
-        zero_grad({toy.w1, toy.w2, toy.branch});
+        expect_close(net.w1.grad(), expected.w1.grad());
+        expect_close(net.w2.grad(), expected.w2.grad());
+        expect_close(net.branch.grad(), expected.branch.grad());
+        EXPECT_FALSE(net.scale.grad().defined());
+        zero_grad({net.w1, net.w2, net.branch});
       }
     });
   }
@@ -101,34 +101,34 @@ TEST_P(DataParallelTest, EqualsOneProcessForEveryControlFlow) {
 
 TEST(DataParallel, StartsFromRank0sParametersAndBuffers) {
   ranks(3, [](Group group) {
-    const Toy toy;
-    toy.w2.detach().fill_(group.rank() + 1);
-    toy.scale.fill_(group.rank() + 1);
-    toy.count.fill_(group.rank() + 1);
-    const DataParallel parallel(toy.parameters(), toy.buffers(), group);
-    EXPECT_EQ(toy.w2.detach().mean().item<double>(), 1);
-    EXPECT_EQ(toy.scale.item<double>(), 1);
-    EXPECT_EQ(toy.count.item<int64_t>(), 1);
+    const TestNet net;
+    net.w2.detach().fill_(group.rank() + 1);
+    net.scale.fill_(group.rank() + 1);
+    net.count.fill_(group.rank() + 1);
+    const DataParallel parallel(net.parameters(), net.buffers(), group);
+    EXPECT_EQ(net.w2.detach().mean().item<double>(), 1);
+    EXPECT_EQ(net.scale.item<double>(), 1);
+    EXPECT_EQ(net.count.item<int64_t>(), 1);
   });
 }
 
 TEST(DataParallel, BuffersFollowRank0AfterEachAveragedBackward) {
   ranks(2, [](Group group) {
-    const Toy toy;
-    DataParallel parallel(toy.parameters(), toy.buffers(), group);
-    toy.running.fill_(group.rank() + 5.0);
+    const TestNet net;
+    DataParallel parallel(net.parameters(), net.buffers(), group);
+    net.running.fill_(group.rank() + 5.0);
     parallel.set_sync(false);
-    toy.loss(slice(group.rank()), true).backward();
-    EXPECT_EQ(toy.running[0].item<double>(), group.rank() + 5.0);
+    net.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(net.running[0].item<double>(), group.rank() + 5.0);
     parallel.set_sync(true);
-    toy.loss(slice(group.rank()), true).backward();
-    EXPECT_EQ(toy.running[0].item<double>(), 5.0);
+    net.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(net.running[0].item<double>(), 5.0);
   });
 }
 
 TEST(DataParallel, AccumulatesLocallyWithoutSyncThenAveragesEverything) {
   const int size = 2;
-  Toy expected;
+  TestNet expected;
   for (int rank = 0; rank < size; ++rank) {
     for (int step = 0; step < 3; ++step) {
       // The branch is used in the first micro-step alone: its gradient must not be lost.
@@ -136,73 +136,73 @@ TEST(DataParallel, AccumulatesLocallyWithoutSyncThenAveragesEverything) {
     }
   }
   ranks(size, [&](Group group) {
-    const Toy toy;
+    const TestNet net;
     DataParallel parallel(
-        toy.parameters(), toy.buffers(), group, {.cap_bytes = 64, .first_cap_bytes = 64});
+        net.parameters(), net.buffers(), group, {.cap_bytes = 64, .first_cap_bytes = 64});
     for (int step = 0; step < 3; ++step) {
       parallel.set_sync(step == 2);
-      toy.loss(slice(group.rank(), step), step == 0).backward();
+      net.loss(slice(group.rank(), step), step == 0).backward();
     }
-    expect_close(toy.w1.grad(), expected.w1.grad());
-    expect_close(toy.branch.grad(), expected.branch.grad());
+    expect_close(net.w1.grad(), expected.w1.grad());
+    expect_close(net.branch.grad(), expected.branch.grad());
   });
 }
 
 TEST(DataParallel, GradientsAreViewsInTheBucketsAndSurviveEitherZeroGrad) {
   ranks(2, [](Group group) {
-    const Toy toy;
-    DataParallel parallel(toy.parameters(), toy.buffers(), group);
-    toy.loss(slice(group.rank()), true).backward();
-    const void* place = toy.w1.grad().const_data_ptr();
-    const at::Tensor before = toy.w1.grad().clone();
-    for (at::Tensor parameter : {toy.w1, toy.w2, toy.branch}) {
+    const TestNet net;
+    DataParallel parallel(net.parameters(), net.buffers(), group);
+    net.loss(slice(group.rank()), true).backward();
+    const void* place = net.w1.grad().const_data_ptr();
+    const at::Tensor before = net.w1.grad().clone();
+    for (at::Tensor parameter : {net.w1, net.w2, net.branch}) {
       parameter.mutable_grad().zero_();
     }
-    toy.loss(slice(group.rank()), true).backward();
-    EXPECT_EQ(toy.w1.grad().const_data_ptr(), place);
-    zero_grad({toy.w1, toy.w2, toy.branch});
-    toy.loss(slice(group.rank()), true).backward();
-    EXPECT_EQ(toy.w1.grad().const_data_ptr(), place);
-    expect_close(toy.w1.grad(), before);
+    net.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(net.w1.grad().const_data_ptr(), place);
+    zero_grad({net.w1, net.w2, net.branch});
+    net.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(net.w1.grad().const_data_ptr(), place);
+    expect_close(net.w1.grad(), before);
   });
 }
 
 TEST(DataParallel, TorchsOwnOptimizersMayZeroTheGradients) {
   for (const bool set_to_none : {true, false}) {
     ranks(2, [&](Group group) {
-      const Toy toy;
-      const DataParallel parallel(toy.parameters(), toy.buffers(), group);
-      torch::optim::SGD optimizer(std::vector<at::Tensor>{toy.w1, toy.w2, toy.branch}, 0.1);
-      toy.loss(slice(group.rank()), true).backward();
-      const at::Tensor expected = toy.w1.grad().clone();
+      const TestNet net;
+      const DataParallel parallel(net.parameters(), net.buffers(), group);
+      torch::optim::SGD optimizer(std::vector<at::Tensor>{net.w1, net.w2, net.branch}, 0.1);
+      net.loss(slice(group.rank()), true).backward();
+      const at::Tensor expected = net.w1.grad().clone();
       optimizer.zero_grad(set_to_none);
-      toy.loss(slice(group.rank()), true).backward();
-      expect_close(toy.w1.grad(), expected);
+      net.loss(slice(group.rank()), true).backward();
+      expect_close(net.w1.grad(), expected);
     });
   }
 }
 
 TEST(DataParallel, ABackwardThatThrewCanBeAbandonedOrIsReported) {
   ranks(2, [](Group group) {
-    const Toy toy;
+    const TestNet net;
     DataParallel parallel(
-        toy.parameters(), toy.buffers(), group, {.cap_bytes = 1, .first_cap_bytes = 1});
-    toy.loss(slice(group.rank()), true).backward();
-    const at::Tensor expected = toy.w1.grad().clone();
-    zero_grad({toy.w1, toy.w2, toy.branch});
+        net.parameters(), net.buffers(), group, {.cap_bytes = 1, .first_cap_bytes = 1});
+    net.loss(slice(group.rank()), true).backward();
+    const at::Tensor expected = net.w1.grad().clone();
+    zero_grad({net.w1, net.w2, net.branch});
     bool fail = true;
-    const BackwardHooks saboteur({toy.w1}, [&](size_t) {
+    const BackwardHooks saboteur({net.w1}, [&](size_t) {
       if (fail) {
         throw std::runtime_error("on purpose");
       }
     });
-    EXPECT_THROW(toy.loss(slice(group.rank()), true).backward(), std::runtime_error);
+    EXPECT_THROW(net.loss(slice(group.rank()), true).backward(), std::runtime_error);
     fail = false;
-    EXPECT_THROW(toy.loss(slice(group.rank()), true).backward(), Error);
+    EXPECT_THROW(net.loss(slice(group.rank()), true).backward(), Error);
     parallel.abandon_backward();
-    zero_grad({toy.w1, toy.w2, toy.branch});
-    toy.loss(slice(group.rank()), true).backward();
-    expect_close(toy.w1.grad(), expected);
+    zero_grad({net.w1, net.w2, net.branch});
+    net.loss(slice(group.rank()), true).backward();
+    expect_close(net.w1.grad(), expected);
   });
 }
 
@@ -221,45 +221,45 @@ TEST(DataParallel, RefusesModelsLaidOutDifferently) {
 }
 
 TEST(DataParallel, LocalWinsOverSync) {
-  const Toy expected = oracle(2, [](int) { return true; });
+  const TestNet expected = expected_net(2, [](int) { return true; });
   ranks(2, [&](Group group) {
-    const Toy toy;
-    Toy alone;
-    DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    const TestNet net;
+    TestNet alone;
+    DataParallel parallel(net.parameters(), net.buffers(), group);
     parallel.set_local(true);
     parallel.set_sync(true);
-    toy.loss(slice(group.rank()), true).backward();
+    net.loss(slice(group.rank()), true).backward();
     alone.loss(slice(group.rank()), true).backward();
-    expect_close(toy.w1.grad(), alone.w1.grad());
+    expect_close(net.w1.grad(), alone.w1.grad());
     parallel.set_local(false);
-    zero_grad({toy.w1, toy.w2, toy.branch});
-    toy.loss(slice(group.rank()), true).backward();
-    expect_close(toy.w1.grad(), expected.w1.grad());
+    zero_grad({net.w1, net.w2, net.branch});
+    net.loss(slice(group.rank()), true).backward();
+    expect_close(net.w1.grad(), expected.w1.grad());
   });
 }
 
 TEST(DataParallel, AnAccumulatingBackwardLeavesUnreachedGradientsUndefined) {
   for (const bool local : {false, true}) {
     ranks(2, [&](Group group) {
-      const Toy toy;
-      Toy alone;
-      DataParallel parallel(toy.parameters(), toy.buffers(), group);
-      const std::vector<at::Tensor> all = {toy.w1, toy.w2, toy.branch};
-      toy.loss(slice(group.rank()), true).backward();
+      const TestNet net;
+      TestNet alone;
+      DataParallel parallel(net.parameters(), net.buffers(), group);
+      const std::vector<at::Tensor> all = {net.w1, net.w2, net.branch};
+      net.loss(slice(group.rank()), true).backward();
       zero_grad(all);
       parallel.set_local(local);
       parallel.set_sync(false);
-      toy.loss(slice(group.rank(), 1), false).backward();
-      EXPECT_FALSE(toy.branch.grad().defined());
-      EXPECT_TRUE(toy.w1.grad().defined());
+      net.loss(slice(group.rank(), 1), false).backward();
+      EXPECT_FALSE(net.branch.grad().defined());
+      EXPECT_TRUE(net.w1.grad().defined());
       // What is there already is added to, what was missing comes.
-      const void* place = toy.w1.grad().const_data_ptr();
-      toy.loss(slice(group.rank(), 2), true).backward();
-      EXPECT_EQ(toy.w1.grad().const_data_ptr(), place);
+      const void* place = net.w1.grad().const_data_ptr();
+      net.loss(slice(group.rank(), 2), true).backward();
+      EXPECT_EQ(net.w1.grad().const_data_ptr(), place);
       alone.loss(slice(group.rank(), 1), false).backward();
       alone.loss(slice(group.rank(), 2), true).backward();
-      expect_close(toy.w1.grad(), alone.w1.grad());
-      expect_close(toy.branch.grad(), alone.branch.grad());
+      expect_close(net.w1.grad(), alone.w1.grad());
+      expect_close(net.branch.grad(), alone.branch.grad());
       // One that reaches nothing of the model.
       zero_grad(all);
       parallel.begin_backward();
@@ -273,32 +273,32 @@ TEST(DataParallel, AnAccumulatingBackwardLeavesUnreachedGradientsUndefined) {
 }
 
 TEST(DataParallel, ARankWhoseLossMissesTheModelCountsAsZero) {
-  Toy expected;
+  TestNet expected;
   (expected.loss(slice(0), true) / 2).backward();
   ranks(2, [&](Group group) {
-    const Toy toy;
+    const TestNet net;
     at::Tensor elsewhere = at::ones({2}, at::kDouble).requires_grad_();
-    DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    DataParallel parallel(net.parameters(), net.buffers(), group);
     parallel.begin_backward();
-    (group.rank() == 0 ? toy.loss(slice(0), true) : elsewhere.sum()).backward();
+    (group.rank() == 0 ? net.loss(slice(0), true) : elsewhere.sum()).backward();
     parallel.finish_backward();
-    expect_close(toy.w1.grad(), expected.w1.grad());
+    expect_close(net.w1.grad(), expected.w1.grad());
   });
 }
 
 TEST(DataParallel, SeveralBackwardsBeforeAStepAddUp) {
-  Toy expected;
+  TestNet expected;
   for (int rank = 0; rank < 2; ++rank) {
     (expected.loss(slice(rank, 0), true) / 2).backward();
     (expected.loss(slice(rank, 1), false) / 2).backward();
   }
   ranks(2, [&](Group group) {
-    const Toy toy;
-    const DataParallel parallel(toy.parameters(), toy.buffers(), group);
-    toy.loss(slice(group.rank(), 0), true).backward();
-    toy.loss(slice(group.rank(), 1), false).backward();
-    expect_close(toy.w1.grad(), expected.w1.grad());
-    expect_close(toy.branch.grad(), expected.branch.grad());
+    const TestNet net;
+    const DataParallel parallel(net.parameters(), net.buffers(), group);
+    net.loss(slice(group.rank(), 0), true).backward();
+    net.loss(slice(group.rank(), 1), false).backward();
+    expect_close(net.w1.grad(), expected.w1.grad());
+    expect_close(net.branch.grad(), expected.branch.grad());
   });
 }
 
@@ -350,17 +350,17 @@ TEST(DataParallel, RefusesEmptyBuckets) {
 }
 
 TEST(DataParallel, WorksOverGlooWhileBackwardRuns) {
-  const Toy expected = oracle(2, [](int rank) { return rank == 1; });
+  const TestNet expected = expected_net(2, [](int rank) { return rank == 1; });
   gloo_ranks(2, [&](Group group) {
-    const Toy toy;
+    const TestNet net;
     DataParallel parallel(
-        toy.parameters(), toy.buffers(), group, {.cap_bytes = 1, .first_cap_bytes = 1});
+        net.parameters(), net.buffers(), group, {.cap_bytes = 1, .first_cap_bytes = 1});
     EXPECT_EQ(parallel.bucket_count(), 3U);
     for (int step = 0; step < 20; ++step) {
-      zero_grad({toy.w1, toy.w2, toy.branch});
-      toy.loss(slice(group.rank()), group.rank() == 1).backward();
-      expect_close(toy.w1.grad(), expected.w1.grad());
-      expect_close(toy.branch.grad(), expected.branch.grad());
+      zero_grad({net.w1, net.w2, net.branch});
+      net.loss(slice(group.rank()), group.rank() == 1).backward();
+      expect_close(net.w1.grad(), expected.w1.grad());
+      expect_close(net.branch.grad(), expected.branch.grad());
     }
   });
 }

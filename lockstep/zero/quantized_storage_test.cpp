@@ -149,7 +149,7 @@ TEST(QuantizedFrozenWeights, SlicesAreCopiesThatCanBeWrittenBack) {
         before.reshape({-1}).narrow(0, shard_slices[0].begin, shard_slices[0].values.numel())));
     sharding->finish_parameter_use();
     sharding->store_quantized(shard_slices);
-    EXPECT_TRUE(at::equal(net->base->weight.detach(), before)) << "to the bit";
+    EXPECT_TRUE(at::equal(net->base->weight.detach(), before)) << "bit for bit";
     shard_slices[0].values.neg_();
     sharding->finish_parameter_use();
     sharding->store_quantized(shard_slices);

@@ -61,6 +61,9 @@ SEEN_IN_CPP_ONLY = (
     "no function of torch::nn::Module is replaced",  # A comment in a table of the documentation.
     "module classes (`torch.nn.Linear`",
     "'s, in a GroupOptions",  # The bindings make the options of groups.
+    "set FsdpPlugin::",  # Notes of `lockstep config --import`.
+    "open an ActivationCheckpointing::Scope with cpu_checkpointing in the program",
+    "call activation_checkpoint(module, x) in the program",
     "' && name.back() == '",  # Code between two characters.
 )
 CPP = re.compile(r"\w::|->|\bk[A-Z][a-z]\w*|\bstd\b|make_shared|\{\.|\w+Options\b|NoGradGuard|nullptr|auto \[|= (?:true|false)\b")

@@ -18,6 +18,9 @@ template <typename... Lambdas>
 struct Visitor : Lambdas... {
   using Lambdas::operator()...;
 };
+// clang 14 deduces no aggregate's arguments.
+template <typename... Lambdas>
+Visitor(Lambdas...) -> Visitor<Lambdas...>;
 
 /// Returns, by element, whether `own` still has the value that a gather gave: `received`.
 at::Tensor is_unwritten(const at::Tensor& own, const at::Tensor& received) {
