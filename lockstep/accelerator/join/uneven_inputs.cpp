@@ -53,7 +53,7 @@ class EvenBatches {
   bool even_ = false;
 };
 
-/// What a running loop has changed, and its destructor restores.
+/// Lets the models of a running loop join, and restores what it has changed when it is destroyed.
 struct JoinedLoop {
   JoinedLoop(
       const PreparedObjects& objects, TrainingStep& training_step, const JoinUnevenInputs& options)

@@ -106,7 +106,7 @@ std::function<void()> check_gradients(
   };
 }
 
-/// The position in an accumulation group, and the gradients that no update has used yet.
+/// Saves and loads the position in an accumulation group, and gradients that no update has used.
 class AccumulationPart final : public CheckpointPart {
  public:
   AccumulationPart(PreparedObjects& objects, TrainingStep& step, FiniteGuard& finite)

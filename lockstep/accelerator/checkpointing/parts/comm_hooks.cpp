@@ -15,7 +15,7 @@ namespace {
 
 namespace files = storage::state_files;
 
-/// What compression of gradients has still to send.
+/// Saves and loads the states of comm hooks, such as errors that later gradients include.
 class CommHooksPart final : public CheckpointPart {
  public:
   explicit CommHooksPart(const PreparedObjects& objects) : objects_(objects) {}

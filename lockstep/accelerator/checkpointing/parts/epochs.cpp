@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// The place in the program's epochs() ranges.
+/// Saves and loads the place in the program's epochs() ranges.
 class EpochsPart final : public CheckpointPart {
  public:
   EpochsPart(const PreparedObjects& objects, EpochCounter& epochs)

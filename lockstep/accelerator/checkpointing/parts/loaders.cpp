@@ -75,7 +75,7 @@ std::function<void()> check_loader(
   return [loader, cursor] { loader->load_cursor(cursor); };
 }
 
-/// The positions of loaders.
+/// Saves and loads the positions of loaders.
 class LoadersPart final : public CheckpointPart {
  public:
   LoadersPart(const PreparedObjects& objects, const ActiveLoaders& active)

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// The numbers of updates of the running LocalSgd scopes.
+/// Saves and loads the numbers of updates of the running LocalSgd scopes.
 class LocalSgdStepsPart final : public CheckpointPart {
  public:
   explicit LocalSgdStepsPart(LocalSgdScopes& local_sgds) : local_sgds_(local_sgds) {}

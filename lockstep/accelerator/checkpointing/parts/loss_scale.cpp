@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// The state of fp16's loss scaler.
+/// Saves and loads the state of fp16's loss scaler.
 class LossScalePart final : public CheckpointPart {
  public:
   explicit LossScalePart(TrainingStep& step) : step_(step) {}

@@ -47,7 +47,7 @@ int64_t bytes_of(const NamedTensors& tensors) {
   return bytes;
 }
 
-/// Parameters and buffers of all models; see also own_buffers.cpp.
+/// Saves and loads parameters and buffers of all models; see also own_buffers.cpp.
 class ModelsPart final : public CheckpointPart {
  public:
   explicit ModelsPart(const PreparedObjects& objects) : objects_(objects) {}

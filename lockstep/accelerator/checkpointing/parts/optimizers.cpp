@@ -23,7 +23,7 @@ struct SavedTensors {
   std::string stem;
 };
 
-/// The optimizers' states and numbers of updates.
+/// Saves and loads the optimizers' states and numbers of updates.
 class OptimizersPart final : public CheckpointPart {
  public:
   OptimizersPart(PreparedObjects& objects, const LocalSgdScopes& local_sgds)

@@ -13,7 +13,7 @@ namespace {
 
 namespace files = storage::state_files;
 
-/// Buffers of each process other than rank 0, which are saved if they do not follow rank 0's.
+/// Saves and loads the buffers of each process other than rank 0, if they do not follow rank 0's.
 class OwnBuffersPart final : public CheckpointPart {
  public:
   explicit OwnBuffersPart(const PreparedObjects& objects) : objects_(objects) {}

@@ -91,7 +91,7 @@ namespace {
 
 namespace files = storage::state_files;
 
-/// The states of torch's generators.
+/// Saves and loads the states of torch's generators.
 class RandomStatesPart final : public CheckpointPart {
  public:
   explicit RandomStatesPart(at::Device device) : device_(device) {}

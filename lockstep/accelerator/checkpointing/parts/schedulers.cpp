@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// The positions of learning rate schedules.
+/// Saves and loads the positions of learning rate schedules.
 class SchedulersPart final : public CheckpointPart {
  public:
   explicit SchedulersPart(const PreparedObjects& objects) : objects_(objects) {}
