@@ -18,7 +18,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/device/test_device.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"

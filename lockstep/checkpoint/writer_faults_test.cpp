@@ -23,7 +23,7 @@
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/test_files.h"
-#include "lockstep/storage/traced_child.h"
+#include "lockstep/storage/test_traced_child.h"
 #include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep::checkpoint {

@@ -16,7 +16,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/storage/test_files.h"
 

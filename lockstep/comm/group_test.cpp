@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/byte_collectives.h"
 #include "lockstep/comm/call_scope.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/log/comms_log.h"
 #include "lockstep/comm/thread/ranks.h"
 

@@ -10,7 +10,7 @@
 
 #include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/test_files.h"
-#include "lockstep/storage/traced_child.h"
+#include "lockstep/storage/test_traced_child.h"
 
 namespace lockstep::storage {
 namespace {

@@ -12,7 +12,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/test_gradients.h"

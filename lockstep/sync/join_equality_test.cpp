@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/test_gradients.h"
 #include "lockstep/sync/test_join.h"

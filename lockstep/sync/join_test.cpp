@@ -14,7 +14,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/comm_hook/test_hooks.h"
 #include "lockstep/sync/data_parallel.h"

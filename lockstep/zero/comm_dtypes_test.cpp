@@ -17,7 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/zero/counting_transport.h"
+#include "lockstep/zero/test_counting_transport.h"
 #include "lockstep/zero/test_sharding.h"
 #include "tests/nets.h"
 

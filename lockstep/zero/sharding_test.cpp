@@ -13,7 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/zero/counting_transport.h"
+#include "lockstep/zero/test_counting_transport.h"
 #include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {

@@ -21,7 +21,7 @@
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"

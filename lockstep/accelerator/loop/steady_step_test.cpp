@@ -11,7 +11,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {

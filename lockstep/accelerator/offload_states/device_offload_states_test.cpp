@@ -12,7 +12,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/device/test_device.h"
 #include "lockstep/optim/rules/adam.h"
 

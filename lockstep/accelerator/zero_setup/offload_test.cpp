@@ -22,7 +22,7 @@
 #include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/offload/test_scratch.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/offload/host_update.h"

@@ -17,7 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/weights/load_model.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"

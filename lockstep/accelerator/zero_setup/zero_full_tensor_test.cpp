@@ -16,12 +16,12 @@
 #include "lockstep/accelerator/zero_setup/test_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/lamb.h"
 #include "lockstep/optim/rules/muon.h"
-#include "lockstep/zero/counting_transport.h"
+#include "lockstep/zero/test_counting_transport.h"
 #include "lockstep/zero/test_sharding.h"
 
 namespace lockstep {

@@ -14,7 +14,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connect/connect.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/device/test_device.h"
 #include "lockstep/comm/shm/shm_transport.h"
 

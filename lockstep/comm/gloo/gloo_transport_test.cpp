@@ -20,7 +20,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_errors.h"
 #include "lockstep/comm/connect/connect.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 
 namespace lockstep {
 namespace {

@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/log.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 
 namespace lockstep::comm {
 namespace {

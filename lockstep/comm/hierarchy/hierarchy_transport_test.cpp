@@ -17,7 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/watch/flight_recorder.h"
 

@@ -17,7 +17,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/shm/member.h"
 #include "lockstep/comm/shm/progress_engine.h"

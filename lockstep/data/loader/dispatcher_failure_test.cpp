@@ -15,7 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/data/test_numbers.h"

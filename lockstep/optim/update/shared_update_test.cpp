@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/storage/test_checkpoints.h"
-#include "lockstep/storage/traced_child.h"
+#include "lockstep/storage/test_traced_child.h"
 #include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep::storage {

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/storage/test_checkpoints.h"
-#include "lockstep/storage/traced_child.h"
+#include "lockstep/storage/test_traced_child.h"
 
 namespace lockstep::storage {
 namespace {

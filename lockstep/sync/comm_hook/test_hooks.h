@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/comm_hook/comm_hook.h"
 #include "lockstep/sync/data_parallel.h"

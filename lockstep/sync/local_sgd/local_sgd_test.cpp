@@ -12,7 +12,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/local_sgd/test_local_net.h"
 #include "lockstep/sync/test_gradients.h"

@@ -21,7 +21,7 @@
 #include <torch/utils.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/test_sharding.h"
 #include "tests/nets.h"

@@ -18,10 +18,10 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_errors.h"
-#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/quantize/quantized_reduction.h"
+#include "lockstep/zero/test_counting_transport.h"
 #include "lockstep/zero/test_sharding.h"
 #include "tests/nets.h"
 
