@@ -183,7 +183,7 @@ void Accelerator::unscale_gradients(const Optimizer& optimizer) {
 at::Tensor Accelerator::clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   const comm::CallScope call("clip_grad_norm_");
-  const StepPartScope scope(*state_->step, tracking::StepPart::kOptimizer);
+  const LoopPartScope scope(*state_->step, tracking::LoopPart::kOptimizer);
   return state_->gradients.clip_norm(parameters, max_norm, norm_type);
 }
 
@@ -444,7 +444,7 @@ void Accelerator::save_model_tensors(
   const comm::CallScope call("save_model");
   checkpoint::SaveModelOptions rest = options;
   rest.exclude_frozen_parameters = false;  // `tensors` has none.
-  const StepPartScope scope(*state_->step, tracking::StepPart::kCheckpoint);
+  const LoopPartScope scope(*state_->step, tracking::LoopPart::kCheckpoint);
   state_->checkpointer.saver().save_model(tensors, folder, rest);
 }
 

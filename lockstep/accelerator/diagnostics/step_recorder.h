@@ -14,8 +14,8 @@
 #include "lockstep/accelerator/setup/run_context.h"
 #include "lockstep/accelerator/step/step_observer.h"
 #include "lockstep/comm/wait_observer.h"
+#include "lockstep/tracking/steps/loop_timer.h"
 #include "lockstep/tracking/steps/step_records.h"
-#include "lockstep/tracking/steps/step_times.h"
 
 namespace lockstep {
 
@@ -30,7 +30,7 @@ namespace lockstep {
 /// change of the part, and 10 us a record.
 class StepRecorder final : public comm::WaitObserver, public StepObserver {
  public:
-  using Part = tracking::StepPart;
+  using Part = tracking::LoopPart;
 
   /// Throws ConfigError, naming `file`, if it cannot be opened.
   StepRecorder(
@@ -60,7 +60,7 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
   /// Forgets the first optimizer.
   void objects_forgotten() override { optimizer_ = nullptr; }
 
-  void write_config(const nlohmann::json& config) { file_.write_config(config); }
+  void write_config(const nlohmann::json& config) { writer_.write_config(config); }
   /// Writes the updates that are not written yet.
   void flush() noexcept;
   /// Writes the remaining updates, and the status "finished". Later calls do nothing.
@@ -80,9 +80,9 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
   void end_update();
   void write_pending();
 
-  tracking::StepRecordFile file_;
+  tracking::StepRecordWriter writer_;
   at::Device device_;
-  tracking::StepTimes times_;
+  tracking::LoopTimer timer_;
   tracking::StepRecord record_;    ///< Updates that are not written yet.
   Sums sums_;                      ///< Of these updates.
   Sums open_;                      ///< Of micro-steps since the last end_update().

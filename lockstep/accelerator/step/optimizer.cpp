@@ -126,7 +126,7 @@ void Optimizer::step() {
   if (!step.sync_gradients()) {
     return;
   }
-  const StepPartScope scope(step, tracking::StepPart::kOptimizer);
+  const LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
   step.begin_update(*this);
   report_complete_gradients();
   state.backward_passes_at_use = step.backward_passes();
@@ -149,7 +149,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   if (!step.sync_gradients()) {
     return {};
   }
-  const StepPartScope scope(step, tracking::StepPart::kOptimizer);
+  const LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
   step.begin_update(*this);
   step.gradients_changed();
   state.skipped = false;

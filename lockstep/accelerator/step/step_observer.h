@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/tracking/steps/step_times.h"
+#include "lockstep/tracking/steps/loop_timer.h"
 
 namespace lockstep {
 
@@ -83,7 +83,7 @@ class StepObserver {
 
   // --- measurements
   /// The thread's time belongs to a part of the step from now on, until the matching part_ended.
-  virtual void part_began(tracking::StepPart /*part*/) noexcept {}
+  virtual void part_began(tracking::LoopPart /*part*/) noexcept {}
   virtual void part_ended() noexcept {}
   /// A loop waits for a batch of a prepared loader, until batch_began or loader_pass_ended.
   virtual void batch_requested() {}

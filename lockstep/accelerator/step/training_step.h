@@ -191,14 +191,14 @@ class TrainingStep {
 };
 
 /// RAII scope: this thread's time belongs to `part` of the step.
-class StepPartScope {
+class LoopPartScope {
  public:
-  StepPartScope(TrainingStep& step, tracking::StepPart part) : step_(step) {
+  LoopPartScope(TrainingStep& step, tracking::LoopPart part) : step_(step) {
     step_.notify(&StepObserver::part_began, part);
   }
-  ~StepPartScope() { step_.notify(&StepObserver::part_ended); }
-  StepPartScope(const StepPartScope&) = delete;
-  StepPartScope& operator=(const StepPartScope&) = delete;
+  ~LoopPartScope() { step_.notify(&StepObserver::part_ended); }
+  LoopPartScope(const LoopPartScope&) = delete;
+  LoopPartScope& operator=(const LoopPartScope&) = delete;
 
  private:
   TrainingStep& step_;
