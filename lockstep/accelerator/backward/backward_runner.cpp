@@ -118,7 +118,7 @@ void BackwardRunner::run(const GivenLoss& given, double factor, const BackwardOp
         !models.front().sync->has_gradients()) {
       refuse_loss_without_gradient("no process's loss depends");
     }
-    step_.notify(&StepObserver::backward_ended);
+    step_.notify(&TrainingStepObserver::backward_ended);
   } catch (...) {
     abandon();
     throw;
@@ -130,7 +130,7 @@ void BackwardRunner::abandon() noexcept {
   for (const PreparedModel& model : objects_.models) {
     model.sync->abandon_backward();
   }
-  step_.notify(&StepObserver::backward_abandoned);
+  step_.notify(&TrainingStepObserver::backward_abandoned);
   caller_ = Caller::kNone;
 }
 
@@ -143,7 +143,7 @@ void BackwardRunner::abandon_program_backward() noexcept {
 }
 
 void BackwardRunner::leave_program_backward() noexcept {
-  step_.notify(&StepObserver::part_ended);
+  step_.notify(&TrainingStepObserver::part_ended);
 }
 
 void BackwardRunner::average_gradients() {
@@ -213,7 +213,7 @@ void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callback
   }
   caller_ = Caller::kProgram;
   program_backward_ = backward;
-  step_.notify(&StepObserver::part_began, tracking::LoopPart::kBackward);
+  step_.notify(&TrainingStepObserver::part_began, tracking::LoopPart::kBackward);
   if (objects_.models.size() == 1) {
     objects_.models[0].sync->begin_backward();
   }
@@ -234,7 +234,7 @@ void BackwardRunner::on_program_backward_end(const BackwardCallbacks& callbacks)
     for (const PreparedModel& model : objects_.models) {
       model.sync->finish_backward();
     }
-    step_.notify(&StepObserver::backward_ended);
+    step_.notify(&TrainingStepObserver::backward_ended);
   } catch (...) {
     abandon();
     if (callbacks.ends) {

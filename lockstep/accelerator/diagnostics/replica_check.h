@@ -33,7 +33,7 @@ namespace lockstep {
 /// Cost: a few numbers in each averaging, one pass over the parameters in 100 updates and in
 /// compare_now(); docs/faults.md has the measured time, below 0.25 % of a small step. Not
 /// thread-safe, except for calls from backward.
-class ReplicaCheck final : public StepObserver {
+class ReplicaCheck final : public TrainingStepObserver {
  public:
   ReplicaCheck(
       const PreparedObjects& objects,

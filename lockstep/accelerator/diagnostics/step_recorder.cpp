@@ -247,9 +247,9 @@ void StepRecorder::finish() {
   writer_.write_status(tracking::RunStatus::kFinished);
 }
 
-// --- StepRecording
+// --- ActiveStepRecorder
 
-bool StepRecording::start() {
+bool ActiveStepRecorder::start() {
   const AcceleratorOptions& options = context_.options;
   if (recorder_ || !options.record_steps.value_or(false)) {
     return false;
@@ -261,7 +261,7 @@ bool StepRecording::start() {
   return true;
 }
 
-StepRecording::~StepRecording() {
+ActiveStepRecorder::~ActiveStepRecorder() {
   if (recorder_) {
     recorder_->flush();
     const auto observer = comm::observe_waits(std::move(outer_));

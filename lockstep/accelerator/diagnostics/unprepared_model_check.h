@@ -42,7 +42,7 @@ class UnpreparedLeaves {
 /// nothing else detects that. It causes a warning, not an error, since some programs have
 /// parameters that should differ. Those of a prepared optimizer are compared before its updates,
 /// until they have gradients. Cost: that of UnpreparedLeaves.
-class UnpreparedModelCheck final : public StepObserver {
+class UnpreparedModelCheck final : public TrainingStepObserver {
  public:
   UnpreparedModelCheck(
       const PreparedObjects& objects, const TrainingStep& step, const LocalSgdScopes& local_sgds)

@@ -93,7 +93,7 @@ void Preparer::add_model(GivenModel model) {
   for (NamedTensor& item : named) {
     item.name = prefix + item.name;
   }
-  step_->notify(&StepObserver::model_given, named);
+  step_->notify(&TrainingStepObserver::model_given, named);
   for (const NamedTensor& item : trainable(model.parameters())) {
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);

@@ -145,7 +145,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
         "step(closure) cannot be combined with fp16: the closure's gradients would not be "
         "unscaled; use bf16, or step()");
   }
-  step.notify(&StepObserver::before_closure);
+  step.notify(&TrainingStepObserver::before_closure);
   if (!step.sync_gradients()) {
     return {};
   }
@@ -164,7 +164,7 @@ void Optimizer::report_complete_gradients() {
   if (state_->sharding) {
     state_->sharding->apply_drops();
   }
-  state_->step->notify(&StepObserver::gradients_complete, *this);
+  state_->step->notify(&TrainingStepObserver::gradients_complete, *this);
 }
 
 /// Marks the gradients as used, also if the update was skipped.

@@ -11,7 +11,7 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/step/loss_scaling.h"
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 
 namespace lockstep {
 
@@ -39,7 +39,7 @@ struct AccumulationPosition {
 ///     const double factor = step.loss_factor();
 ///     step.give_loss({loss});                          // accelerator.backward(loss)
 ///     step.scale(at::mul(loss, factor)).backward();
-///     step.notify(&StepObserver::backward_ended);
+///     step.notify(&TrainingStepObserver::backward_ended);
 ///     step.begin_update(optimizer);                    // optimizer.step()
 ///     step.run_update(optimizer, [&] { ... });
 ///     step.end_update({optimizer, ...});
@@ -62,16 +62,16 @@ class TrainingStep {
   TrainingStep& operator=(const TrainingStep&) = delete;
 
   /// Adds an observer, which must live until remove_observers().
-  void add_observer(StepObserver& observer) { observers_.push_back(&observer); }
+  void add_observer(TrainingStepObserver& observer) { observers_.push_back(&observer); }
   /// Adds an observer that stays: it also observes optimizers that outlive the Accelerator.
-  void add_observer(const std::shared_ptr<StepObserver>& observer);
+  void add_observer(const std::shared_ptr<TrainingStepObserver>& observer);
   /// Removes those that do not stay.
   void remove_observers();
-  /// Calls a function of all observers: `step.notify(&StepObserver::part_ended)`. For events that
-  /// no function below reports.
+  /// Calls a function of all observers: `step.notify(&TrainingStepObserver::part_ended)`. For
+  /// events that no function below reports.
   template <class... Parameters, class... Arguments>
-  void notify(void (StepObserver::*event)(Parameters...), const Arguments&... arguments) {
-    for (StepObserver* observer : observers_) {
+  void notify(void (TrainingStepObserver::*event)(Parameters...), const Arguments&... arguments) {
+    for (TrainingStepObserver* observer : observers_) {
       (observer->*event)(arguments...);
     }
   }
@@ -175,8 +175,8 @@ class TrainingStep {
   };
 
   Group group_;
-  std::vector<StepObserver*> observers_;
-  std::vector<std::shared_ptr<StepObserver>> staying_;  ///< Those of them that stay.
+  std::vector<TrainingStepObserver*> observers_;
+  std::vector<std::shared_ptr<TrainingStepObserver>> staying_;  ///< Those of them that stay.
   GradientAccumulationPlugin accumulation_;
   AccumulationPosition position_;
   std::function<bool()> ends_update_;
@@ -194,9 +194,9 @@ class TrainingStep {
 class LoopPartScope {
  public:
   LoopPartScope(TrainingStep& step, tracking::LoopPart part) : step_(step) {
-    step_.notify(&StepObserver::part_began, part);
+    step_.notify(&TrainingStepObserver::part_began, part);
   }
-  ~LoopPartScope() { step_.notify(&StepObserver::part_ended); }
+  ~LoopPartScope() { step_.notify(&TrainingStepObserver::part_ended); }
   LoopPartScope(const LoopPartScope&) = delete;
   LoopPartScope& operator=(const LoopPartScope&) = delete;
 

@@ -29,7 +29,7 @@ struct Update {
 
 /// Base class of what follows a training loop without taking part in its arithmetic.
 ///
-///     class CountLosses final : public StepObserver {
+///     class CountLosses final : public TrainingStepObserver {
 ///      public:
 ///       void loss_given(const GivenLoss&) override { ++losses; }
 ///       int losses = 0;
@@ -40,9 +40,9 @@ struct Update {
 /// the thread of the loop; those about backward and about parts also on autograd's threads. An
 /// exception propagates to the program; a function says what it prevents, else it prevents nothing.
 /// Cost: a virtual call.
-class StepObserver {
+class TrainingStepObserver {
  public:
-  virtual ~StepObserver() = default;
+  virtual ~TrainingStepObserver() = default;
 
   // --- prepare
   /// A model will be prepared: before other hooks into its backward exist. `parameters`: with names
