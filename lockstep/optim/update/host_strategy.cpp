@@ -136,16 +136,16 @@ size_t HostStrategy::step() {
   std::vector<HostUpdate::Bucket> on_device;
   collect_buckets(on_host, on_device);
   size_t count = 0;
-  const auto update = [&](size_t group, const Batch& batch) {
-    count += batch.parameters.size();
+  const auto update = [&](size_t group, const RuleCall& call) {
+    count += call.parameters.size();
     update_in_fp32(
-        batch, [&](const Batch& wide) { layout_.rule()->update(layout_.options(group), wide); });
+        call, [&](const RuleCall& wide) { layout_.rule()->update(layout_.options(group), wide); });
   };
   for (const HostUpdate::Bucket& bucket : on_device) {
-    for (const Batch& batch : bucket.batches.batches()) {
-      update(bucket.group, batch);
+    for (const RuleCall& call : bucket.calls.calls()) {
+      update(bucket.group, call);
     }
-    bucket.batches.copy_back();
+    bucket.calls.copy_back();
   }
   const auto update_on_host = [&] { host_update_.run(on_host, update); };
   if (sharding_group_ && sharding_group_->size() > 1 && host_update_.uses_files()) {
@@ -170,11 +170,11 @@ void HostStrategy::collect_buckets(
       if (!any || (speculative_ && speculative_->take(group, begin, end))) {
         continue;
       }
-      UpdateBatches batches = gather_batches(layout_, group, begin, end);
+      RuleCalls calls = gather_calls(layout_, group, begin, end);
       if (buffer != FlatParameter::kNoBuffer && flat.state_is_offloaded(buffer)) {
-        on_host.push_back({group, flat.files_of(buffer), std::move(batches)});
+        on_host.push_back({group, flat.files_of(buffer), std::move(calls)});
       } else {
-        on_device.push_back({group, {}, std::move(batches)});
+        on_device.push_back({group, {}, std::move(calls)});
       }
       flat.release_file_pages(buffer);
     }

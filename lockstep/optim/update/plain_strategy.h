@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/optim/flat/parameter_layout.h"
-#include "lockstep/optim/flat/update_batches.h"
+#include "lockstep/optim/flat/rule_calls.h"
 #include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/update_strategy.h"
 
@@ -22,9 +22,8 @@ class PlainStrategy final : public UpdateStrategy {
   DeviceStepsAndRates& steps_and_rates_;
 };
 
-/// Counts the update on the device if needed, and returns each group's batches of parameters with
+/// Counts the update on the device if needed, and returns each group's calls for parameters with
 /// gradients.
-std::vector<UpdateBatches> collect_batches(
-    ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates);
+std::vector<RuleCalls> collect_calls(ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates);
 
 }  // namespace lockstep::optim

@@ -11,26 +11,27 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat/capturable.h"
-#include "lockstep/optim/flat/update_batches.h"
+#include "lockstep/optim/flat/rule_calls.h"
 #include "lockstep/optim/flat/update_in_fp32.h"
 
 namespace lockstep::optim {
 
 size_t ShardedStrategy::step() {
   const std::vector<std::vector<bool>> updated = agree_on_gradients();
-  std::vector<UpdateBatches> gathered;
+  std::vector<RuleCalls> gathered;
   gathered.reserve(layout_.group_count());
   for (size_t group = 0; group < layout_.group_count(); ++group) {
     steps_and_rates_.advance(group);
     const size_t end = updated[group].empty() ? layout_.flat(group).items().size() : 0;
-    gathered.push_back(gather_batches(layout_, group, 0, end, steps_and_rates_.rate(group)));
+    gathered.push_back(gather_calls(layout_, group, 0, end, steps_and_rates_.rate(group)));
   }
   size_t count = 0;
   for (size_t group = 0; group < gathered.size(); ++group) {
-    for (const Batch& batch : gathered[group].batches()) {
-      count += batch.parameters.size();
-      update_in_fp32(
-          batch, [&](const Batch& wide) { layout_.rule()->update(layout_.options(group), wide); });
+    for (const RuleCall& call : gathered[group].calls()) {
+      count += call.parameters.size();
+      update_in_fp32(call, [&](const RuleCall& wide) {
+        layout_.rule()->update(layout_.options(group), wide);
+      });
     }
     gathered[group].copy_back();
     if (!updated[group].empty()) {
@@ -110,39 +111,39 @@ size_t ShardedStrategy::update_full_parameters(size_t group, const std::vector<b
   std::vector<bool> done(full_parameters.size());
   size_t count = 0;
   for (size_t first = 0; first < full_parameters.size(); ++first) {
-    ShardedBatch batch{
+    ShardedRuleCall call{
         .ranks = *sharding_group_,
         .full_parameters = {},
         .full_index = {},
         .slices = {},
         .options = full_parameters[first].options};
-    batch.slices.state.resize(layout_.rule()->traits().fields.size());
-    batch.slices.device_lr = steps_and_rates_.rate(group);
+    call.slices.state.resize(layout_.rule()->traits().fields.size());
+    call.slices.device_lr = steps_and_rates_.rate(group);
     for (size_t i = first; i < full_parameters.size(); ++i) {
-      if (done[i] || !updated[i] || full_parameters[i].options.dtype() != batch.options.dtype()) {
+      if (done[i] || !updated[i] || full_parameters[i].options.dtype() != call.options.dtype()) {
         continue;
       }
       done[i] = true;
       if (full_parameters[i].item) {
-        append_slice(group, full_parameters[i], batch);
+        append_slice(group, full_parameters[i], call);
       }
-      batch.full_parameters.push_back(&full_parameters[i].bounds);
+      call.full_parameters.push_back(&full_parameters[i].bounds);
     }
-    if (!batch.full_parameters.empty()) {
-      count += batch.slices.parameters.size();
-      update_slices(group, std::move(batch));
+    if (!call.full_parameters.empty()) {
+      count += call.slices.parameters.size();
+      update_slices(group, std::move(call));
     }
   }
   return count;
 }
 
-void ShardedStrategy::append_slice(size_t group, const FullParameter& full, ShardedBatch& batch) {
+void ShardedStrategy::append_slice(size_t group, const FullParameter& full, ShardedRuleCall& call) {
   FlatParameter& item = layout_.flat(group).items()[*full.item];
-  Batch& slices = batch.slices;
+  RuleCall& slices = call.slices;
   ++item.step;
   layout_.flat(group).follow_parameter(item);
   slices.first = layout_.create_missing_state(group, item) || slices.first;
-  batch.full_index.push_back(batch.full_parameters.size());
+  call.full_index.push_back(call.full_parameters.size());
   slices.parameters.push_back(item.parameter);
   slices.gradients.push_back(item.parameter.grad().to(item.parameter.scalar_type()).contiguous());
   for (size_t field = 0; field < item.state.size(); ++field) {
@@ -154,16 +155,16 @@ void ShardedStrategy::append_slice(size_t group, const FullParameter& full, Shar
   }
 }
 
-void ShardedStrategy::update_slices(size_t group, ShardedBatch batch) {
+void ShardedStrategy::update_slices(size_t group, ShardedRuleCall call) {
   const UpdateRule& rule = *layout_.rule();
-  if (batch.options.dtype().itemsize() >= 4) {
-    rule.update_sharded(layout_.options(group), batch);
+  if (call.options.dtype().itemsize() >= 4) {
+    rule.update_sharded(layout_.options(group), call);
     return;
   }
-  const Fp32Copies copies(batch.slices);
-  batch.slices = copies.wide();
-  batch.options = batch.options.dtype(at::kFloat);
-  rule.update_sharded(layout_.options(group), batch);
+  const Fp32Copies copies(call.slices);
+  call.slices = copies.wide();
+  call.options = call.options.dtype(at::kFloat);
+  rule.update_sharded(layout_.options(group), call);
   copies.round_back();
 }
 

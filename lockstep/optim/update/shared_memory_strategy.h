@@ -26,10 +26,10 @@ class SharedMemoryStrategy final : public UpdateStrategy {
   Group sharing_group_;
 };
 
-/// Returns the part of `batch` that one of several ranks updates; together they update each element
+/// Returns the part of `call` that one of several ranks updates; together they update each element
 /// once. For an elementwise rule each rank gets an equal range of every tensor, in full cache lines
 /// and vectors, so that results are bit-exact with one rank's. For other rules it gets complete
 /// tensors, as evenly as possible. The part may be empty.
-Batch share_of(const Batch& batch, bool elementwise, int rank, int size);
+RuleCall share_of(const RuleCall& call, bool elementwise, int rank, int size);
 
 }  // namespace lockstep::optim

@@ -275,18 +275,18 @@ TEST(SharedParameters, RefuseUnsupportedTransportsAndParameters) {
 TEST(ShareOf, EveryElementBelongsToOneRank) {
   for (const bool elementwise : {true, false}) {
     for (const int size : {1, 2, 3, 7}) {
-      Batch batch;
+      RuleCall call;
       for (const int64_t numel : {1, 63, 64, 65, 1000, 4096, 3}) {
-        batch.parameters.push_back(at::zeros({numel}));
-        batch.gradients.push_back(at::zeros({numel}));
-        batch.steps.push_back(1);
+        call.parameters.push_back(at::zeros({numel}));
+        call.gradients.push_back(at::zeros({numel}));
+        call.steps.push_back(1);
       }
       for (int rank = 0; rank < size; ++rank) {
-        for (const at::Tensor& part : share_of(batch, elementwise, rank, size).parameters) {
+        for (const at::Tensor& part : share_of(call, elementwise, rank, size).parameters) {
           part.add_(1);
         }
       }
-      for (const at::Tensor& parameter : batch.parameters) {
+      for (const at::Tensor& parameter : call.parameters) {
         EXPECT_TRUE(parameter.eq(1).all().item<bool>()) << size << " ranks, " << parameter.numel();
       }
     }

@@ -78,8 +78,8 @@ void SpeculativeUpdates::begin(size_t group, size_t buffer, const at::Tensor& gr
   const std::shared_ptr<const torch::optim::OptimizerOptions> options =
       layout_.options(group).clone();
   step_.begin(
-      {group, buffer}, *std::move(source), [rule = layout_.rule(), options](const Batch& batch) {
-        update_in_fp32(batch, [&](const Batch& wide) { rule->update(*options, wide); });
+      {group, buffer}, *std::move(source), [rule = layout_.rule(), options](const RuleCall& call) {
+        update_in_fp32(call, [&](const RuleCall& wide) { rule->update(*options, wide); });
       });
 }
 
