@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "lockstep/base/host/world.h"
-#include "lockstep/comm/hierarchy/layout.h"
+#include "lockstep/comm/hierarchy/ranks_by_host.h"
 #include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
@@ -31,14 +31,15 @@ namespace lockstep::comm {
 std::shared_ptr<Transport> make_hierarchy_transport(
     const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout);
 
-/// Connects this rank to the ranks of its host, in the layout's order. Throws Error if it cannot.
+/// Connects this rank to the ranks of its host, in the order of RanksByHost. Throws Error if it
+/// cannot.
 using MakeLocal = std::function<std::shared_ptr<Transport>()>;
 
-/// Connects the ranks of `flat` in a known layout, for split and tests. `group`: its id in the
+/// Connects the ranks of `flat` whose hosts are known, for split and tests. `group`: its id in the
 /// flight record.
 std::shared_ptr<Transport> make_hierarchy_transport(
     std::shared_ptr<Transport> flat,
-    Layout layout,
+    RanksByHost by_host,
     const MakeLocal& make_local,
     uint64_t group,
     Milliseconds timeout);

@@ -224,7 +224,7 @@ TEST(Hierarchy, OneHostWithoutSharedMemoryIsEnoughForAllToTakeGloo) {
     const auto flat = std::make_shared<Gatherer>(group);
     const auto transport = make_hierarchy_transport(
         flat,
-        Layout({{0, 1}, {2, 3}}),
+        RanksByHost({{0, 1}, {2, 3}}),
         [&]() -> std::shared_ptr<Transport> {
           if (group.rank() == 3) {
             throw Error("shared memory", "there is none");
