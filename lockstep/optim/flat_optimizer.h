@@ -20,7 +20,7 @@ namespace lockstep::optim {
 class DeviceStepsAndRates;
 class HostStrategy;
 class HostUpdate;
-class ParameterLayout;
+class FlatParameterGroups;
 class SpeculativeUpdates;
 class UpdateStrategy;
 
@@ -136,7 +136,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void check_can_shard(const OffloadOptimizer& offload, const std::optional<Group>& ranks);
   void discard_speculative();
 
-  std::unique_ptr<ParameterLayout> layout_;
+  std::unique_ptr<FlatParameterGroups> flat_groups_;
   std::unique_ptr<DeviceStepsAndRates> steps_and_rates_;
   std::unique_ptr<UpdateStrategy> strategy_;
   HostStrategy* host_ = nullptr;  ///< `strategy_`, if that is one.

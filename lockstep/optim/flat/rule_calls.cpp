@@ -78,15 +78,19 @@ void RuleCalls::add_one(RuleCall& call, const FlatParameter& item) {
 }
 
 RuleCalls gather_calls(
-    ParameterLayout& layout, size_t group, size_t begin, size_t end, at::Tensor device_lr) {
-  const UpdateRule& rule = *layout.rule();
+    FlatParameterGroups& flat_groups,
+    size_t group,
+    size_t begin,
+    size_t end,
+    at::Tensor device_lr) {
+  const UpdateRule& rule = *flat_groups.rule();
   const RuleTraits& traits = rule.traits();
-  FlatGroup& flat = layout.flat(group);
+  FlatGroup& flat = flat_groups.flat(group);
   RuleCalls calls(flat, traits.fields.size(), std::move(device_lr));
   const FlatParameter* first = nullptr;  // The current run.
   const FlatParameter* last = nullptr;
   bool new_state = false;  // The run's.
-  const bool elementwise = !layout.needs_full(group);
+  const bool elementwise = !flat_groups.needs_full(group);
   const bool in_graph = begin < end && is_capturing(flat.items()[begin].parameter.device());
   const auto have_equal_steps = [in_graph](const FlatParameter& a, const FlatParameter& b) {
     return a.device_step.defined() ? !in_graph && a.history == b.history : a.step == b.step;
@@ -106,8 +110,8 @@ RuleCalls gather_calls(
     ++item.step;
     flat.check_is_shared(item);
     flat.follow_parameter(item);
-    const bool created = layout.create_missing_state(group, item);
-    item.factors = rule.advance(layout.options(group), item.step, item.scalars);
+    const bool created = flat_groups.create_missing_state(group, item);
+    item.factors = rule.advance(flat_groups.options(group), item.step, item.scalars);
     const bool joins = first != nullptr && elementwise && created == new_state &&
                        (!traits.counts_steps || have_equal_steps(item, *first)) &&
                        item.factors == first->factors && flat.can_join(*first, item);

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/optim/flat/flat_group.h"
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/flat/rule.h"
 
 namespace lockstep::optim {
@@ -43,6 +43,10 @@ class RuleCalls {
 /// Counts an update of each, moves its state to its device, and creates missing state.
 /// `device_lr`: see RuleCall.
 RuleCalls gather_calls(
-    ParameterLayout& layout, size_t group, size_t begin, size_t end, at::Tensor device_lr = {});
+    FlatParameterGroups& flat_groups,
+    size_t group,
+    size_t begin,
+    size_t end,
+    at::Tensor device_lr = {});
 
 }  // namespace lockstep::optim

@@ -4,12 +4,12 @@
 namespace lockstep::optim {
 
 size_t PlainStrategy::step() {
-  const std::vector<RuleCalls> gathered = collect_calls(layout_, steps_and_rates_);
+  const std::vector<RuleCalls> gathered = collect_calls(flat_groups_, steps_and_rates_);
   size_t count = 0;
   for (size_t group = 0; group < gathered.size(); ++group) {
     for (const RuleCall& call : gathered[group].calls()) {
       count += call.parameters.size();
-      layout_.rule()->update(layout_.options(group), call);
+      flat_groups_.rule()->update(flat_groups_.options(group), call);
     }
     gathered[group].copy_back();
   }
@@ -17,13 +17,17 @@ size_t PlainStrategy::step() {
 }
 
 std::vector<RuleCalls> collect_calls(
-    ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates) {
+    FlatParameterGroups& flat_groups, DeviceStepsAndRates& steps_and_rates) {
   std::vector<RuleCalls> gathered;
-  gathered.reserve(layout.group_count());
-  for (size_t group = 0; group < layout.group_count(); ++group) {
+  gathered.reserve(flat_groups.group_count());
+  for (size_t group = 0; group < flat_groups.group_count(); ++group) {
     steps_and_rates.advance(group);
     gathered.push_back(gather_calls(
-        layout, group, 0, layout.flat(group).items().size(), steps_and_rates.rate(group)));
+        flat_groups,
+        group,
+        0,
+        flat_groups.flat(group).items().size(),
+        steps_and_rates.rate(group)));
   }
   return gathered;
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/flat/sharded_rule_call.h"
 #include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/update_strategy.h"
@@ -17,13 +17,13 @@ namespace lockstep::optim {
 /// and are rounded once. A rule that needs full parameters gets all of them, see ShardedRuleCall.
 class ShardedStrategy final : public UpdateStrategy {
  public:
-  /// `layout` and `steps_and_rates` must outlive this. `ranks`: the ranks that own the other
+  /// `flat_groups` and `steps_and_rates` must outlive this. `ranks`: the ranks that own the other
   /// slices; needed only by rules that need full parameters.
   ShardedStrategy(
-      ParameterLayout& layout,
+      FlatParameterGroups& flat_groups,
       DeviceStepsAndRates& steps_and_rates,
       const std::optional<Group>& ranks)
-      : layout_(layout), steps_and_rates_(steps_and_rates), sharding_group_(ranks) {}
+      : flat_groups_(flat_groups), steps_and_rates_(steps_and_rates), sharding_group_(ranks) {}
 
   /// Collective if a rule needs full parameters, which must have gradients on all ranks or on none.
   size_t step() override;
@@ -41,7 +41,7 @@ class ShardedStrategy final : public UpdateStrategy {
   void update_slices(size_t group, ShardedRuleCall call);
   void append_slice(size_t group, const FullParameter& full, ShardedRuleCall& call);
 
-  ParameterLayout& layout_;
+  FlatParameterGroups& flat_groups_;
   DeviceStepsAndRates& steps_and_rates_;
   std::optional<Group> sharding_group_;
 };

@@ -34,16 +34,16 @@ void append(RuleCall& to, const RuleCall& from, size_t index, int64_t begin, int
 }  // namespace
 
 size_t SharedMemoryStrategy::step() {
-  const std::vector<RuleCalls> gathered = collect_calls(layout_, steps_and_rates_);
+  const std::vector<RuleCalls> gathered = collect_calls(flat_groups_, steps_and_rates_);
   sharing_group_.barrier();  // All state exists, and no rank reads the old values any more.
   size_t count = 0;
   for (size_t group = 0; group < gathered.size(); ++group) {
     for (const RuleCall& call : gathered[group].calls()) {
-      const RuleCall share =
-          share_of(call, !layout_.needs_full(group), sharing_group_.rank(), sharing_group_.size());
+      const RuleCall share = share_of(
+          call, !flat_groups_.needs_full(group), sharing_group_.rank(), sharing_group_.size());
       count += share.parameters.size();
       if (!share.parameters.empty()) {
-        layout_.rule()->update(layout_.options(group), share);
+        flat_groups_.rule()->update(flat_groups_.options(group), share);
       }
     }
     gathered[group].copy_back();

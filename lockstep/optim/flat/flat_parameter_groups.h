@@ -31,10 +31,10 @@ std::vector<torch::optim::OptimizerParamGroup> checked_groups(
     const char* rule, std::vector<torch::optim::OptimizerParamGroup> groups);
 
 /// The parameter groups of one optimizer in flat buffers, with their options, state and rule.
-class ParameterLayout {
+class FlatParameterGroups {
  public:
   /// `groups` must outlive this.
-  ParameterLayout(
+  FlatParameterGroups(
       std::shared_ptr<const UpdateRule> rule,
       std::vector<torch::optim::OptimizerParamGroup>& groups)
       : rule_(std::move(rule)), param_groups_(&groups) {}
