@@ -57,8 +57,9 @@ PowerSgdHook::PowerSgdHook(
     names_.push_back(item.name);
   }
   for (size_t i = 0; i < buckets.size(); ++i) {
-    const at::ScalarType wire = wire_type(options.wrapper, buckets[i].buffer().scalar_type());
-    buckets_.push_back(make_bucket(i, buckets[i], parameters, wire));
+    const at::ScalarType comm_dtype =
+        hook_comm_dtype(options.wrapper, buckets[i].buffer().scalar_type());
+    buckets_.push_back(make_bucket(i, buckets[i], parameters, comm_dtype));
   }
 }
 
@@ -71,8 +72,9 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     size_t index,
     const flat::GradBucket& grad_bucket,
     const NamedTensors& parameters,
-    at::ScalarType wire) {
-  Bucket bucket{.grad_bucket = &grad_bucket, .full = Message(grad_bucket.buffer(), wire)};
+    at::ScalarType comm_dtype) {
+  Bucket bucket{
+      .grad_bucket = &grad_bucket, .full = AveragingAllReduce(grad_bucket.buffer(), comm_dtype)};
   Matrix square{.name = fmt::format("bucket{}", index), .gradient = grad_bucket.gradients()};
   square.rows =
       std::llround(std::ceil(std::sqrt(static_cast<double>(grad_bucket.gradients().numel()))));
@@ -106,12 +108,12 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     bucket.plain.clear();
   }
   if (!bucket.matrices.empty()) {
-    lay_out(bucket, wire);
+    lay_out(bucket, comm_dtype);
   }
   return bucket;
 }
 
-void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType wire) {
+void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType comm_dtype) {
   const at::Tensor& buffer = bucket.grad_bucket->buffer();
   const at::ScalarType type = compute_type(buffer.scalar_type());
   int64_t first = bucket.grad_bucket->flag_values().numel();
@@ -125,8 +127,8 @@ void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType wire) {
     second += matrix.cols * matrix.rank;
   }
   const at::TensorOptions kind = buffer.options().dtype(type);
-  bucket.stages.emplace_back(at::zeros({first}, kind), wire);
-  bucket.stages.emplace_back(at::zeros({second}, kind), wire);
+  bucket.stages.emplace_back(at::zeros({first}, kind), comm_dtype);
+  bucket.stages.emplace_back(at::zeros({second}, kind), comm_dtype);
   int64_t q_at = 0;
   for (Matrix& matrix : bucket.matrices) {
     matrix.index = matrix_count_++;
@@ -283,7 +285,7 @@ void PowerSgdHook::finish() {
 void PowerSgdHook::abandon(bool wait) noexcept {
   for (Bucket& bucket : buckets_) {
     bucket.full.abandon(wait);
-    for (Message& stage : bucket.stages) {
+    for (AveragingAllReduce& stage : bucket.stages) {
       stage.abandon(wait);
     }
     for (Matrix& matrix : bucket.matrices) {
