@@ -16,7 +16,7 @@
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/flat/parameters.h"
 #include "lockstep/optim/state/follow_parameters.h"

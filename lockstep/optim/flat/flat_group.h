@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/offload/file_tensor.h"
 #include "lockstep/optim/flat/buffer_memory.h"
 #include "lockstep/optim/flat/flat_parameter.h"

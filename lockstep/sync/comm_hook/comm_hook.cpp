@@ -97,7 +97,7 @@ void AllReduceHook::pack_with_feedback(size_t index) {
   for (size_t entry = 0; entry < present.size(); ++entry) {
     const flat::BucketEntry& place = bucket.entries()[entry];
     if (present[entry]) {
-      bucket.flat(entry).add_(errors_[index].narrow(0, place.offset, place.numel));
+      bucket.flat_gradient(entry).add_(errors_[index].narrow(0, place.offset, place.numel));
     }
   }
   all_reduces_[index].pack(group_);
@@ -106,7 +106,7 @@ void AllReduceHook::pack_with_feedback(size_t index) {
     if (present[entry]) {
       at::Tensor error = errors_[index].narrow(0, place.offset, place.numel);
       const at::Tensor sent = all_reduces_[index].sent().narrow(0, place.offset, place.numel);
-      at::sub_out(error, bucket.flat(entry), sent, group_.size());
+      at::sub_out(error, bucket.flat_gradient(entry), sent, group_.size());
       // An overflow must not stay in the error.
       error.nan_to_num_(0, 0, 0);
     }

@@ -89,7 +89,8 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     end = place.offset + place.numel;
     square.entries.push_back(entry);
     const NamedTensor& parameter = parameters[static_cast<size_t>(place.parameter)];
-    Matrix matrix{.name = parameter.name, .gradient = grad_bucket.flat(entry), .entries = {entry}};
+    Matrix matrix{
+        .name = parameter.name, .gradient = grad_bucket.flat_gradient(entry), .entries = {entry}};
     matrix.rows = rows_of(parameter.tensor);
     matrix.cols = place.numel / matrix.rows;
     matrix.rank = std::min({matrix.rows, matrix.cols, options_.matrix_approximation_rank});
@@ -163,7 +164,7 @@ void PowerSgdHook::start_low_rank(Bucket& bucket) {
   values.narrow(0, 0, flags).copy_(bucket.grad_bucket->flag_values());
   int64_t at = flags;
   for (size_t entry : bucket.plain) {
-    const at::Tensor gradient = bucket.grad_bucket->flat(entry);
+    const at::Tensor gradient = bucket.grad_bucket->flat_gradient(entry);
     values.narrow(0, at, gradient.numel()).copy_(gradient);
     at += gradient.numel();
   }
@@ -200,7 +201,7 @@ void PowerSgdHook::take_average(Bucket& bucket) {
   bucket.grad_bucket->flag_values().copy_(values.narrow(0, 0, flags));
   int64_t at = flags;
   for (size_t entry : bucket.plain) {
-    const at::Tensor gradient = bucket.grad_bucket->flat(entry);
+    const at::Tensor gradient = bucket.grad_bucket->flat_gradient(entry);
     gradient.copy_(values.narrow(0, at, gradient.numel()));
     at += gradient.numel();
   }
@@ -241,7 +242,7 @@ void PowerSgdHook::decompress(
   // A parameter that has a gradient on no rank gets none.
   for (size_t entry : matrix.entries) {
     if (!present[entry]) {
-      bucket.grad_bucket->flat(entry).zero_();
+      bucket.grad_bucket->flat_gradient(entry).zero_();
     }
   }
   if (!finite) {
