@@ -108,7 +108,7 @@ class HierarchyState {
   }
 
   const RanksByHost by_host_;
-  GroupError failure_;
+  FirstFailure failure_;
   mutable std::mutex mutex_;  ///< Protects the two below.
   std::shared_ptr<Transport> flat_, local_;
   std::optional<HostCollectives> collectives_;  ///< Used only by the collectives' thread.
