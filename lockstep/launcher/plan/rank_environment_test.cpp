@@ -27,7 +27,7 @@ HostEnvironment environment_of_three() {
 
 const HostEnvironment kThreeRanks = environment_of_three();
 
-TEST(RankEnvironment, SpeaksTorchrun) {
+TEST(RankEnvironment, SetsTorchrunsVariables) {
   EXPECT_THAT(
       rank_environment({}, kThreeRanks, 2),
       testing::UnorderedElementsAre(

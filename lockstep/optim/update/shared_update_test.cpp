@@ -90,17 +90,17 @@ void expect_shared_equals_own(const typename Optimizer::Options& options) {
   }
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesSgd) {
+TEST(SharedParameters, SgdIsBitExactWithUnsharedParameters) {
   expect_shared_equals_own<SGD>({.lr = 0.1});
   expect_shared_equals_own<SGD>({.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesAdam) {
+TEST(SharedParameters, AdamIsBitExactWithUnsharedParameters) {
   expect_shared_equals_own<AdamW>({.lr = 0.01});
   expect_shared_equals_own<Adam>({.lr = 0.01, .amsgrad = true});
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesOthers) {
+TEST(SharedParameters, OtherRulesAreBitExactWithUnsharedParameters) {
   expect_shared_equals_own<Lion>({.lr = 0.01});
   expect_shared_equals_own<Adagrad>({.lr = 0.01});
   expect_shared_equals_own<RMSprop>({.lr = 0.01, .momentum = 0.5});
@@ -117,7 +117,7 @@ TEST(SharedParameters, AreBitExactWithPrivateOnesForRulesOfFullParameters) {
   expect_shared_equals_own<Adafactor>({});
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesMuon) {
+TEST(SharedParameters, MuonIsBitExactWithUnsharedParameters) {
   // Matrices: one rank orthogonalizes each. Others: each rank updates a range of them.
   const std::vector<std::vector<int64_t>> shapes = {{30, 20}, {8, 90}, {4, 3, 3, 3}, {41}, {7}};
   constexpr size_t kMatrices = 3;

@@ -357,7 +357,7 @@ TEST(ZeroInit, AllRanksHaveRank0sValues) {
   });
 }
 
-TEST(ZeroInit, InitialisesAsWithout) {
+TEST(ZeroInit, InitialisesTheSameValuesAsWithoutIt) {
   torch::manual_seed(3);
   const torch::nn::Linear expected(64, 64);
   ranks(2, [&](Group group) {
