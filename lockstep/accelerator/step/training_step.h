@@ -31,7 +31,8 @@ struct AccumulationPosition {
   bool averages() const { return sync_gradients && (no_sync_depth == 0 || sync_triggered); }
 };
 
-/// Owns the state of a training loop between two updates. Only its functions write to it.
+/// Owns the state of a training loop between two updates. Only its functions, and those of its
+/// LossScaling, write to it.
 ///
 /// The parts of an Accelerator report events to it, in the order of a step:
 ///
