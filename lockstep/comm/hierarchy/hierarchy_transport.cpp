@@ -42,15 +42,15 @@ class HierarchyState {
  public:
   HierarchyState(RanksByHost by_host, const HostTransports& transports)
       : by_host_(std::move(by_host)),
-        flat_(transports.flat),
+        all_ranks_(transports.all_ranks),
         local_(transports.local),
         collectives_(std::in_place, by_host_, transports) {}
 
   const RanksByHost& by_host() const { return by_host_; }
   /// Returns null once this rank has left.
-  std::shared_ptr<Transport> flat() const {
+  std::shared_ptr<Transport> all_ranks() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return flat_;
+    return all_ranks_;
   }
   std::shared_ptr<Transport> local() const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -71,7 +71,7 @@ class HierarchyState {
 
   void point_to_point(const Collective& c, Milliseconds timeout) {
     guarded(c.op, [&] {
-      const auto link = flat();
+      const auto link = all_ranks();
       if (!link) {
         failure_.check(c.op);
       }
@@ -100,25 +100,25 @@ class HierarchyState {
   /// Closes the transports at which other ranks wait for this one.
   void leave() {
     collectives_.reset();
-    std::shared_ptr<Transport> flat;
+    std::shared_ptr<Transport> all_ranks;
     std::shared_ptr<Transport> local;
     const std::lock_guard<std::mutex> lock(mutex_);
-    flat.swap(flat_);
+    all_ranks.swap(all_ranks_);
     local.swap(local_);
   }
 
   const RanksByHost by_host_;
   FirstFailure failure_;
   mutable std::mutex mutex_;  ///< Protects the two below.
-  std::shared_ptr<Transport> flat_, local_;
+  std::shared_ptr<Transport> all_ranks_, local_;
   std::optional<HostCollectives> collectives_;  ///< Used only by the collectives' thread.
 };
 
 class HierarchyTransport final : public Transport {
  public:
   HierarchyTransport(RanksByHost by_host, const HostTransports& transports, uint64_t group)
-      : rank_(transports.flat->rank()),
-        size_(transports.flat->size()),
+      : rank_(transports.all_ranks->rank()),
+        size_(transports.all_ranks->size()),
         group_(group),
         state_(std::make_shared<HierarchyState>(std::move(by_host), transports)),
         operations_(state_, group) {}
@@ -189,12 +189,13 @@ std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Millise
     } catch (const Error& error) {
       fault = without_rank_suffix(error.what());
     }
-    // All ranks split the flat group, if any rank needs its part. The others get groups of one.
+    // All ranks split the group of all ranks, if any rank needs its part. The others get groups of
+    // one.
     if (!multi_host_colors.empty()) {
       const auto found = std::find(multi_host_colors.begin(), multi_host_colors.end(), color);
       const auto number =
           one_host ? size_ + rank_ : static_cast<int>(found - multi_host_colors.begin());
-      const auto flat_part = state_->flat()->split(number, key, timeout);
+      const auto flat_part = state_->all_ranks()->split(number, key, timeout);
       multi_host_part = one_host ? nullptr
                                  : make_hierarchy_transport(
                                        flat_part, std::move(part), make_local, group, timeout);
@@ -206,38 +207,38 @@ std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Millise
 }  // namespace
 
 std::shared_ptr<Transport> make_hierarchy_transport(
-    std::shared_ptr<Transport> flat,
+    std::shared_ptr<Transport> all_ranks,
     RanksByHost by_host,
     const MakeLocal& make_local,
     uint64_t group,
     Milliseconds timeout) {
   if (by_host.largest() == 1) {
-    return flat;
+    return all_ranks;
   }
   struct Fault {
     std::array<char, 512> text{};
   };
   Fault mine;
-  HostTransports transports{.flat = flat, .local = nullptr, .cross = nullptr};
+  HostTransports transports{.all_ranks = all_ranks, .local = nullptr, .cross = nullptr};
   try {
     transports.local = make_local();
   } catch (const Error& error) {
     without_rank_suffix(error.what()).copy(mine.text.data(), mine.text.size() - 1);
   }
-  const auto faults = exchange(*flat, mine, timeout);
+  const auto faults = exchange(*all_ranks, mine, timeout);
   for (size_t rank = 0; rank < faults.size(); ++rank) {
     if (faults[rank].text[0] != '\0') {
       warn_about_gloo(
           fmt::format("rank {}: {}", rank, static_cast<const char*>(faults[rank].text.data())));
-      return flat;
+      return all_ranks;
     }
   }
-  const int rank = flat->rank();
+  const int rank = all_ranks->rank();
   const int index = by_host.index_of(rank);
   // A rank without a counterpart on every host gets a group of one.
   const bool has_cross = by_host.equal() || index == 0;
-  transports.cross =
-      flat->split(has_cross ? index : by_host.largest() + rank, by_host.host_of(rank), timeout);
+  transports.cross = all_ranks->split(
+      has_cross ? index : by_host.largest() + rank, by_host.host_of(rank), timeout);
   if (!has_cross) {
     transports.cross.reset();
   }
@@ -245,15 +246,15 @@ std::shared_ptr<Transport> make_hierarchy_transport(
 }
 
 std::shared_ptr<Transport> make_hierarchy_transport(
-    const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout) {
+    const WorldSpec& world, std::shared_ptr<Transport> all_ranks, Milliseconds join_timeout) {
   const FlightRecordingPause pause;
-  const auto by_rank = exchange(*flat, RankLocation::of(world), join_timeout);
+  const auto by_rank = exchange(*all_ranks, RankLocation::of(world), join_timeout);
   std::optional<RanksByHost> by_host;
   try {
     by_host = RanksByHost::of(by_rank);
   } catch (const Error& error) {  // On all ranks, since all have the same locations.
     warn_about_gloo(without_rank_suffix(error.what()));
-    return flat;
+    return all_ranks;
   }
   const int host = by_host->host_of(world.rank);
   const std::vector<int>& members = by_host->ranks_of(host);
@@ -272,7 +273,8 @@ std::shared_ptr<Transport> make_hierarchy_transport(
     return make_shm_transport(
         address, flight_group(kWorldGroup, kLocalSplit, members.front()), join_timeout);
   };
-  return make_hierarchy_transport(std::move(flat), *by_host, make_local, kWorldGroup, join_timeout);
+  return make_hierarchy_transport(
+      std::move(all_ranks), *by_host, make_local, kWorldGroup, join_timeout);
 }
 
 }  // namespace lockstep::comm

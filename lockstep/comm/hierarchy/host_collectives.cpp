@@ -74,8 +74,8 @@ std::vector<int> counterparts_of(const RanksByHost& by_host, int index) {
 HostCollectives::HostCollectives(const RanksByHost& by_host, HostTransports transports)
     : by_host_(by_host),
       transports_(std::move(transports)),
-      host_(by_host.host_of(transports_.flat->rank())),
-      index_(by_host.index_of(transports_.flat->rank())),
+      host_(by_host.host_of(transports_.all_ranks->rank())),
+      index_(by_host.index_of(transports_.all_ranks->rank())),
       host_size_(transports_.local->size()),
       counterparts_(counterparts_of(by_host, index_)) {}
 
@@ -105,7 +105,7 @@ void HostCollectives::perform(const Collective& c) {
   } else if (c.op == Op::kAllGather && by_index) {
     all_gather(c);
   } else {
-    transports_.flat->start(c, remaining())->wait(remaining() + kGlooGrace);
+    transports_.all_ranks->start(c, remaining())->wait(remaining() + kGlooGrace);
   }
 }
 

@@ -13,7 +13,7 @@ namespace lockstep::comm {
 
 /// Holds the transports of a rank of a job on several hosts.
 struct HostTransports {
-  std::shared_ptr<Transport> flat;   ///< To all ranks.
+  std::shared_ptr<Transport> all_ranks;  ///< To all ranks.
   std::shared_ptr<Transport> local;  ///< To the ranks of this host, in the order of RanksByHost.
   /// To the ranks with this rank's index on each host, in the order of RanksByHost; if hosts have
   /// different numbers of ranks, only the first rank of each host has it.
@@ -30,7 +30,7 @@ struct HostTransports {
 /// - reduce_scatter, all_gather, hosts of equal size: each rank communicates with the ranks of its
 ///   index.
 /// - broadcast: over one rank of each host.
-/// - All others: over `flat`.
+/// - All others: over `all_ranks`.
 ///
 /// Rounding: float16 and bfloat16 are rounded once within a host, and once for each host that is
 /// added to the first. An average is divided once, by the number of ranks. Averages of float16 are
