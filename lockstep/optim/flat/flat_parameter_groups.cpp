@@ -92,7 +92,9 @@ void FlatParameterGroups::adopt() {
 void FlatParameterGroups::add_group(size_t group) {
   rule_->check(options(group));
   groups_.push_back(
-      {.flat = FlatGroup(rule_->traits().fields.size()), .adopted = {}, .full_parameters = {}});
+      {.flat = FlatParameterGroup(rule_->traits().fields.size()),
+       .adopted = {},
+       .full_parameters = {}});
   if (sharing_group_) {
     groups_.back().flat.share(*sharing_group_);
   }
@@ -161,12 +163,12 @@ void FlatParameterGroups::follow_parameters() {
   const c10::AutoGradMode no_grad(false);
   adopt();
   for (size_t group = 0; group < groups_.size(); ++group) {
-    FlatGroup& flat = groups_[group].flat;
+    FlatParameterGroup& flat = groups_[group].flat;
     if (flat.all_in_buffers() || sharing_group_) {
       continue;
     }
     const std::vector<FlatParameter> before = flat.items();
-    flat = FlatGroup(rule_->traits().fields.size());
+    flat = FlatParameterGroup(rule_->traits().fields.size());
     flat.add((*param_groups_)[group].params());
     for (const FlatParameter& item : before) {
       set_state(
@@ -212,7 +214,7 @@ void FlatParameterGroups::use_shard_slices(
     std::vector<at::Tensor>& parameters = (*param_groups_)[index].params();
     parameters.clear();
     group = {
-        .flat = FlatGroup(rule_->traits().fields.size(), fp32_state),
+        .flat = FlatParameterGroup(rule_->traits().fields.size(), fp32_state),
         .adopted = {},
         .full_parameters = {}};
     for (const BufferSlices& each : slices[index]) {

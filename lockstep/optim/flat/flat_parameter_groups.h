@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/shard_bounds.h"
-#include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/flat_parameter_group.h"
 #include "lockstep/optim/flat/parameter_state.h"
 #include "lockstep/optim/flat/update_rule.h"
 
@@ -45,8 +45,8 @@ class FlatParameterGroups {
 
   const std::shared_ptr<const UpdateRule>& rule() const { return rule_; }
   size_t group_count() const { return groups_.size(); }
-  FlatGroup& flat(size_t group) { return groups_[group].flat; }
-  const FlatGroup& flat(size_t group) const { return groups_[group].flat; }
+  FlatParameterGroup& flat(size_t group) { return groups_[group].flat; }
+  const FlatParameterGroup& flat(size_t group) const { return groups_[group].flat; }
   torch::optim::OptimizerOptions& options(size_t group) {
     return (*param_groups_)[group].options();
   }
@@ -90,7 +90,7 @@ class FlatParameterGroups {
 
  private:
   struct LaidOutGroup {
-    FlatGroup flat;
+    FlatParameterGroup flat;
     std::vector<at::TensorImpl*> adopted;  ///< In the order of the parameter group.
     std::vector<FullParameter> full_parameters;
   };

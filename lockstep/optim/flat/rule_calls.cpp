@@ -85,7 +85,7 @@ RuleCalls gather_calls(
     at::Tensor device_lr) {
   const UpdateRule& rule = *flat_groups.rule();
   const RuleTraits& traits = rule.traits();
-  FlatGroup& flat = flat_groups.flat(group);
+  FlatParameterGroup& flat = flat_groups.flat(group);
   RuleCalls calls(flat, traits.fields.size(), std::move(device_lr));
   const FlatParameter* first = nullptr;  // The current run.
   const FlatParameter* last = nullptr;

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/flat_parameter_group.h"
 #include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/flat/rule.h"
 
@@ -17,7 +17,7 @@ namespace lockstep::optim {
 class RuleCalls {
  public:
   /// `group` must outlive this. `device_lr`: see RuleCall.
-  RuleCalls(const FlatGroup& group, size_t field_count, at::Tensor device_lr = {})
+  RuleCalls(const FlatParameterGroup& group, size_t field_count, at::Tensor device_lr = {})
       : group_(&group), field_count_(field_count), device_lr_(std::move(device_lr)) {}
 
   /// Adds the run from `first` to `last`, which may be the same. `new_state`: its state is new.
@@ -32,7 +32,7 @@ class RuleCalls {
   RuleCall& call_for(const at::Tensor& parameter, bool new_state);
   void add_one(RuleCall& call, const FlatParameter& item);
 
-  const FlatGroup* group_;
+  const FlatParameterGroup* group_;
   size_t field_count_;
   at::Tensor device_lr_;
   std::vector<RuleCall> calls_;

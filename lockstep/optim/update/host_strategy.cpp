@@ -169,7 +169,7 @@ size_t HostStrategy::step() {
 void HostStrategy::collect_buckets(
     std::vector<HostUpdate::Bucket>& on_host, std::vector<HostUpdate::Bucket>& on_device) {
   for (size_t group = 0; group < flat_groups_.group_count(); ++group) {
-    const FlatGroup& flat = flat_groups_.flat(group);
+    const FlatParameterGroup& flat = flat_groups_.flat(group);
     const std::vector<FlatParameter>& items = flat.items();
     for (size_t begin = 0, end = 0; begin < items.size(); begin = end) {
       const size_t buffer = items[begin].buffer;

@@ -124,7 +124,7 @@ std::optional<SpeculativeStep::Source> SpeculativeUpdates::source_of_gradients(
 std::optional<SpeculativeStep::Source> SpeculativeUpdates::source_of(
     size_t group_index, size_t begin, size_t end, const at::Tensor& gradient) {
   const UpdateRule& rule = *flat_groups_.rule();
-  const FlatGroup& group = flat_groups_.flat(group_index);
+  const FlatParameterGroup& group = flat_groups_.flat(group_index);
   torch::optim::OptimizerOptions& options = flat_groups_.options(group_index);
   const FlatParameter& first = group.items()[begin];
   const FlatParameter& last = group.items()[end - 1];
