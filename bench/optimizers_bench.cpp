@@ -16,7 +16,7 @@
 #include "bench/models.h"
 #include "bench/timing.h"
 #include "lockstep/base/memory/keep_memory.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/lockstep.h"
 
 namespace {

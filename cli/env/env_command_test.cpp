@@ -40,7 +40,7 @@ TEST(AskProgram, DoesNotWaitForOrphans) {
   EXPECT_EQ(answer->text, "done\n");
 }
 
-TEST(AskProgram, KeepsNoMoreThanItSays) {
+TEST(AskProgram, KeepsAtMost64KiBOfTheOutput) {
   const auto answer = ask_program({"sh", "-c", "yes | head -c 1000000"}, kEnvTimeoutMs);
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->text.size(), 65536U);

@@ -81,7 +81,7 @@ TEST(EstimateMemoryGolden, ZeroIsThatOfDeepSpeed) {
 }
 
 /// The example of the ZeRO paper: 7.5 B parameters, 64 ranks, Adam in mixed precision.
-TEST(EstimateZero, IsThePapers) {
+TEST(EstimateZero, HasTheNumbersOfTheZeroPaper) {
   const TrainingState state{
       .parameters = 7'500'000'000, .optimizer_numbers = 15'000'000'000, .mixed_precision = true};
   const auto gigabytes = [&](int stage) {

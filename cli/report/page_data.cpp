@@ -35,7 +35,7 @@ struct Bucket {
   int64_t process_bytes = 0;
   int64_t device_bytes = 0;
 
-  void add(const StepTime& record) {
+  void add(const RecordedSteps& record) {
     step = std::max(step, record.step);
     steps += record.steps;
     samples += record.samples;
@@ -54,7 +54,7 @@ struct Bucket {
 };
 
 /// Returns the last steps of at most kMostPoints groups of the records.
-std::vector<int64_t> ends_of_groups(const std::vector<StepTime>& records) {
+std::vector<int64_t> ends_of_groups(const std::vector<RecordedSteps>& records) {
   std::vector<int64_t> ends;
   const size_t width = (records.size() + kMostPoints - 1) / kMostPoints;
   for (size_t i = 0; i < records.size(); i += width) {
@@ -65,9 +65,9 @@ std::vector<int64_t> ends_of_groups(const std::vector<StepTime>& records) {
 
 /// Adds up the records of a rank between the `ends`. Records after the last end are left out.
 std::vector<Bucket> buckets_of(
-    const std::vector<StepTime>& records, const std::vector<int64_t>& ends) {
+    const std::vector<RecordedSteps>& records, const std::vector<int64_t>& ends) {
   std::vector<Bucket> buckets(ends.size());
-  for (const StepTime& record : records) {
+  for (const RecordedSteps& record : records) {
     const auto end = std::lower_bound(ends.begin(), ends.end(), record.step);
     if (end != ends.end()) {
       buckets[static_cast<size_t>(end - ends.begin())].add(record);
@@ -84,17 +84,17 @@ OrderedJson by_part(const PartSeconds& parts) {
   return json;
 }
 
-Bucket total_of(const RankSteps& rank) {
+Bucket total_of(const RankRecords& rank) {
   Bucket total;
-  for (const StepTime& record : rank.steps) {
+  for (const RecordedSteps& record : rank.records) {
     total.add(record);
   }
   return total;
 }
 
-double longest_of(const RankSteps& rank) {
+double longest_of(const RankRecords& rank) {
   double longest = 0;
-  for (const StepTime& record : rank.steps) {
+  for (const RecordedSteps& record : rank.records) {
     longest = std::max(longest, record.longest);
   }
   return longest;
@@ -102,7 +102,7 @@ double longest_of(const RankSteps& rank) {
 
 OrderedJson split_of(const RunFiles& run) {
   OrderedJson split = OrderedJson::array();
-  for (const RankSteps& rank : run.ranks) {
+  for (const RankRecords& rank : run.ranks) {
     const Bucket total = total_of(rank);
     split.push_back(
         {{"rank", rank.rank},
@@ -130,10 +130,10 @@ OrderedJson series_of(const RunFiles& run) {
   if (run.ranks.empty()) {
     return series;
   }
-  const auto ends = ends_of_groups(run.ranks.front().steps);
+  const auto ends = ends_of_groups(run.ranks.front().records);
   std::vector<std::vector<Bucket>> ranks;
-  for (const RankSteps& rank : run.ranks) {
-    ranks.push_back(buckets_of(rank.steps, ends));
+  for (const RankRecords& rank : run.ranks) {
+    ranks.push_back(buckets_of(rank.records, ends));
   }
   for (size_t i = 0; i < ends.size(); ++i) {
     Bucket all;
@@ -167,13 +167,13 @@ OrderedJson series_of(const RunFiles& run) {
 
 OrderedJson memory_of(const RunFiles& run) {
   OrderedJson memory = OrderedJson::array();
-  for (const RankSteps& rank : run.ranks) {
+  for (const RankRecords& rank : run.ranks) {
     OrderedJson json = {
         {"rank", rank.rank},
         {"step", OrderedJson::array()},
         {"process", OrderedJson::array()},
         {"device", OrderedJson::array()}};
-    for (const Bucket& bucket : buckets_of(rank.steps, ends_of_groups(rank.steps))) {
+    for (const Bucket& bucket : buckets_of(rank.records, ends_of_groups(rank.records))) {
       json["step"].push_back(bucket.step);
       json["process"].push_back(bucket.process_bytes);
       json["device"].push_back(bucket.device_bytes);
@@ -293,7 +293,7 @@ void add_totals(const RunFiles& run, OrderedJson& json) {
   if (run.ranks.empty()) {
     return;
   }
-  const RankSteps& first = run.ranks.front();
+  const RankRecords& first = run.ranks.front();
   const Bucket total = total_of(first);
   double between = 0;
   for (const double seconds : first.between) {

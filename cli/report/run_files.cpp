@@ -100,8 +100,8 @@ PartSeconds parts_of(const OrderedJson& line) {
   return parts;
 }
 
-StepTime step_time(const OrderedJson& line) {
-  StepTime step{
+RecordedSteps recorded_steps(const OrderedJson& line) {
+  RecordedSteps record{
       .step = line.at("step").get<int64_t>(),
       .steps = std::max<int64_t>(line.value("steps", int64_t{1}), 1),
       .time = line.at("time").get<double>(),
@@ -114,24 +114,24 @@ StepTime step_time(const OrderedJson& line) {
       .process_bytes = line.value("process_bytes", int64_t{0}),
       .device_bytes = line.value("device_bytes", int64_t{0})};
   if (line.contains("loss")) {
-    step.loss = number_in(line.at("loss"));
+    record.loss = number_in(line.at("loss"));
   }
   if (line.contains("lr")) {
-    step.lr = number_in(line.at("lr"));
+    record.lr = number_in(line.at("lr"));
   }
-  return step;
+  return record;
 }
 
 /// Adds lines of one file to `result`.
-class StepLines {
+class StepRecordReader {
  public:
-  explicit StepLines(RankSteps& result) : result_(result) {}
+  explicit StepRecordReader(RankRecords& result) : result_(result) {}
 
   void take(const OrderedJson& line) {
     if (line.contains("format")) {
       take_header(line);
     } else if (line.contains("step")) {
-      take_step(step_time(line));
+      take_record(recorded_steps(line));
     } else if (line.contains("after_step")) {
       const PartSeconds parts = parts_of(line);
       for (size_t i = 0; i < parts.size(); ++i) {
@@ -157,30 +157,31 @@ class StepLines {
     }
     result_.header = line;
     result_.finished_at.reset();
-    is_first_step_ = true;
+    is_first_record_ = true;
     ++result_.processes;
   }
 
   /// A resumed process repeats the updates after the checkpoint; the later ones count.
-  void take_step(const StepTime& step) {
-    if (std::exchange(is_first_step_, false)) {
-      std::erase_if(
-          result_.steps, [&](const StepTime& old) { return old.step > step.step - step.steps; });
+  void take_record(const RecordedSteps& record) {
+    if (std::exchange(is_first_record_, false)) {
+      std::erase_if(result_.records, [&](const RecordedSteps& old) {
+        return old.step > record.step - record.steps;
+      });
     }
-    result_.steps.push_back(step);
+    result_.records.push_back(record);
   }
 
-  RankSteps& result_;
-  bool is_first_step_ = true;
+  RankRecords& result_;
+  bool is_first_record_ = true;
 };
 
-RankSteps read_steps(const fs::path& path, int rank, std::vector<std::string>& notes) {
+RankRecords read_records(const fs::path& path, int rank, std::vector<std::string>& notes) {
   constexpr int kVersion = 1;
-  RankSteps result;
+  RankRecords result;
   result.rank = rank;
-  StepLines lines(result);
+  StepRecordReader reader(result);
   note_damage(
-      path, read_json_lines(path, [&](const OrderedJson& line) { lines.take(line); }), notes);
+      path, read_json_lines(path, [&](const OrderedJson& line) { reader.take(line); }), notes);
   const OrderedJson& header = result.header;
   if (!header.is_object() || header.value("format", "") != "lockstep-steps") {
     throw ConfigError(
@@ -209,11 +210,11 @@ void check_ranks(RunFiles& run) {
     return;
   }
   const auto newest = std::max_element(
-      run.ranks.begin(), run.ranks.end(), [](const RankSteps& one, const RankSteps& other) {
+      run.ranks.begin(), run.ranks.end(), [](const RankRecords& one, const RankRecords& other) {
         return one.header.value("time", 0.0) < other.header.value("time", 0.0);
       });
   const int world = newest->header.value("world", 1);
-  std::erase_if(run.ranks, [&](const RankSteps& rank) { return rank.rank >= world; });
+  std::erase_if(run.ranks, [&](const RankRecords& rank) { return rank.rank >= world; });
   std::vector<int> absent;
   for (int rank = 0, i = 0; rank < world; ++rank) {
     const bool is_there =
@@ -283,16 +284,17 @@ RunFiles read_run_files(const fs::path& path) {
   run.name = path.string();
   for (const fs::path& entry : entries_of(run.folder)) {
     if (const auto rank = rank_of(entry.filename().string())) {
-      run.ranks.push_back(read_steps(entry, *rank, run.notes));
+      run.ranks.push_back(read_records(entry, *rank, run.notes));
     }
   }
-  std::sort(run.ranks.begin(), run.ranks.end(), [](const RankSteps& one, const RankSteps& other) {
-    return one.rank < other.rank;
-  });
+  std::sort(
+      run.ranks.begin(), run.ranks.end(), [](const RankRecords& one, const RankRecords& other) {
+        return one.rank < other.rank;
+      });
   read_tracker_files(run);
   check_ranks(run);
   if (!run.ranks.empty()) {
-    const RankSteps& first = run.ranks.front();
+    const RankRecords& first = run.ranks.front();
     run.config = first.config.is_null() ? run.config : first.config;
     run.status = first.finished_at ? "finished" : "";
   }

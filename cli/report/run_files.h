@@ -15,7 +15,8 @@
 
 namespace lockstep::cli {
 
-/// The parts of a step's time, in the order of StepTime::parts. The names are those of the files.
+/// The parts of a step's time, in the order of RecordedSteps::parts. The names are those of the
+/// files.
 inline constexpr std::array<const char*, 7> kReportParts = {
     "data", "forward", "backward", "optimizer", "communication", "checkpoint", "other"};
 
@@ -23,7 +24,7 @@ inline constexpr std::array<const char*, 7> kReportParts = {
 using PartSeconds = std::array<double, kReportParts.size()>;
 
 /// One line of a file of step records: consecutive updates of one process.
-struct StepTime {
+struct RecordedSteps {
   int64_t step = 0;  ///< The last update.
   int64_t steps = 1;
   double time = 0;  ///< Seconds since 1970, at its end.
@@ -38,9 +39,9 @@ struct StepTime {
 };
 
 /// The content of one steps_<rank>.jsonl, without updates that a resumed run repeated.
-struct RankSteps {
+struct RankRecords {
   int rank = 0;
-  std::vector<StepTime> steps;
+  std::vector<RecordedSteps> records;
   PartSeconds between{};  ///< Time between updates: start, evaluations, saves between epochs.
   nlohmann::ordered_json header;  ///< Of the last process.
   nlohmann::json config;          ///< Null if the program passed none.
@@ -56,12 +57,12 @@ struct Curve {
 
 /// The contents of a run's files.
 struct RunFiles {
-  std::filesystem::path folder;  ///< The folder of steps_<rank>.jsonl and metrics.jsonl.
-  std::string name;              ///< The path that the user gave.
-  std::vector<RankSteps> ranks;  ///< By rank; without ranks that a smaller resumed run lacks.
-  std::vector<Curve> curves;     ///< By name.
-  nlohmann::json config;         ///< Null if no file has one.
-  std::string status;            ///< "finished", "failed", "killed"; empty: no end is recorded.
+  std::filesystem::path folder;    ///< The folder of steps_<rank>.jsonl and metrics.jsonl.
+  std::string name;                ///< The path that the user gave.
+  std::vector<RankRecords> ranks;  ///< By rank; without ranks that a smaller resumed run lacks.
+  std::vector<Curve> curves;       ///< By name.
+  nlohmann::json config;           ///< Null if no file has one.
+  std::string status;              ///< "finished", "failed", "killed"; empty: no end is recorded.
   std::optional<watch::FlightDump> flight;
   std::filesystem::path flight_path;
   std::vector<std::string> notes;  ///< What is absent or damaged, and what to do.

@@ -22,9 +22,9 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 
-std::vector<int64_t> steps_in(const RankSteps& rank) {
+std::vector<int64_t> steps_in(const RankRecords& rank) {
   std::vector<int64_t> steps;
-  for (const StepTime& record : rank.steps) {
+  for (const RecordedSteps& record : rank.records) {
     steps.push_back(record.step);
   }
   return steps;
@@ -83,14 +83,14 @@ TEST(RunFiles, HaveTheStepsOfEachRankAndTheEnd) {
   write_step_file(folder.path(), 1, step_header(1, 2) + step_line(2, 2, 6));
   const RunFiles run = read_run_files(folder.path());
   ASSERT_THAT(run.ranks, SizeIs(2));
-  const StepTime& record = run.ranks[0].steps.at(0);
+  const RecordedSteps& record = run.ranks[0].records.at(0);
   EXPECT_EQ(record.steps, 2);
   EXPECT_DOUBLE_EQ(record.seconds, 0.02);
   EXPECT_DOUBLE_EQ(record.parts[1], 0.016);
   EXPECT_DOUBLE_EQ(record.parts[4], 0.004);
   EXPECT_EQ(record.samples, 16);
   EXPECT_EQ(record.loss, 4);
-  EXPECT_EQ(run.ranks[1].steps.at(0).loss, 6);
+  EXPECT_EQ(run.ranks[1].records.at(0).loss, 6);
   EXPECT_DOUBLE_EQ(run.ranks[0].between[6], 1.25);
   EXPECT_DOUBLE_EQ(run.ranks[0].between[5], 0.25);
   EXPECT_EQ(run.status, "finished");
@@ -140,7 +140,7 @@ TEST(RunFiles, CutAtAnyByteAreReadOrRefusedByName) {
   for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
     const fs::path path = write_step_file(folder.path(), 0, whole.substr(0, bytes));
     try {
-      EXPECT_LE(read_run_files(folder.path()).ranks.at(0).steps.size(), 2U);
+      EXPECT_LE(read_run_files(folder.path()).ranks.at(0).records.size(), 2U);
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(), HasSubstr(path.string())) << bytes;
     }

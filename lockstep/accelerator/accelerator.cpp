@@ -100,7 +100,7 @@ Preparer& Accelerator::preparer() {
 void Accelerator::end_prepare() {
   state_->start_recording();
   state_->backward.watch_prepared();
-  state_->step->notify(&StepObserver::objects_prepared);
+  state_->step->notify(&TrainingStepObserver::objects_prepared);
 }
 
 void Accelerator::forget_prepared() {
@@ -183,7 +183,7 @@ void Accelerator::unscale_gradients(const Optimizer& optimizer) {
 at::Tensor Accelerator::clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   const comm::CallScope call("clip_grad_norm_");
-  const StepPartScope scope(*state_->step, tracking::StepPart::kOptimizer);
+  const LoopPartScope scope(*state_->step, tracking::LoopPart::kOptimizer);
   return state_->gradients.clip_norm(parameters, max_norm, norm_type);
 }
 
@@ -302,8 +302,8 @@ std::function<ProgressValues()> Accelerator::live_progress() const {
 void Accelerator::init_trackers(const nlohmann::json& config) {
   state_->trackers.init(config);
   state_->start_recording();
-  if (state_->recording.recorder()) {
-    state_->recording.recorder()->write_config(config);
+  if (state_->step_recorder.active()) {
+    state_->step_recorder.active()->write_config(config);
   }
 }
 
@@ -352,8 +352,8 @@ void Accelerator::State::end_training() {
   replicas.compare_now("end_training");
   losses->warn_at_end();
   trackers.finish();
-  if (recording.recorder()) {
-    recording.recorder()->finish();
+  if (step_recorder.active()) {
+    step_recorder.active()->finish();
   }
 }
 
@@ -411,7 +411,7 @@ void Accelerator::with_gathered_parameters(
     std::optional<int> modifier_rank) {
   lockstep::with_gathered_parameters(state_->objects, parameters, body, modifier_rank);
   if (modifier_rank) {
-    state_->step->notify(&StepObserver::equal_changes_made);
+    state_->step->notify(&TrainingStepObserver::equal_changes_made);
   }
 }
 
@@ -444,7 +444,7 @@ void Accelerator::save_model_tensors(
   const comm::CallScope call("save_model");
   checkpoint::SaveModelOptions rest = options;
   rest.exclude_frozen_parameters = false;  // `tensors` has none.
-  const StepPartScope scope(*state_->step, tracking::StepPart::kCheckpoint);
+  const LoopPartScope scope(*state_->step, tracking::LoopPart::kCheckpoint);
   state_->checkpointer.saver().save_model(tensors, folder, rest);
 }
 

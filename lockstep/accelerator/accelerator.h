@@ -44,7 +44,7 @@ namespace lockstep {
 /// The constructor finds this process's rank (from torchrun's, MPI's or SLURM's variables, or a
 /// world of one), and connects the processes. It limits torch's threads to this rank's share of the
 /// cores, unless OMP_NUM_THREADS is set. `prepare` shards loaders, makes models data parallel and
-/// wraps optimizers; the loop itself does not change. In one process it adds no cost to a step.
+/// wraps optimizers; the loop itself does not change. In one process a step communicates nothing.
 ///
 /// All processes must call every function marked collective. The destructor never communicates;
 /// call `end_training()` so that trackers mark the run as finished.
@@ -157,7 +157,8 @@ class Accelerator {
   /// Begins a scope of the accelerator's mixed precision: `auto cast = accelerator.autocast();`.
   /// Does nothing without mixed precision.
   [[nodiscard]] Autocast autocast(std::optional<AutocastOptions> options = std::nullopt) const;
-  /// Returns the loss scaler with fp16, else null.
+  /// Returns the loss scaler with fp16, else null. Collective after an update, whose result it
+  /// applies to the scale.
   GradScaler* scaler();
   /// Returns whether an optimizer skipped its last update because gradients had overflowed.
   bool optimizer_step_was_skipped() const;

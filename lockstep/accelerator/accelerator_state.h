@@ -72,7 +72,7 @@ struct Accelerator::State {
             gradients,
             replicas,
             [this] { end_training(); }),
-        recording(context) {
+        step_recorder(context) {
     // Those that refuse a loss come before those that count it.
     step->add_observer(offloader);
     step->add_observer(model_check);
@@ -104,8 +104,8 @@ struct Accelerator::State {
   void expect_finished_loop() const;
 
   void start_recording() {
-    if (recording.start()) {
-      step->add_observer(recording.recorder());
+    if (step_recorder.start()) {
+      step->add_observer(step_recorder.active());
     }
   }
 
@@ -132,7 +132,7 @@ struct Accelerator::State {
   Trackers trackers;
   std::shared_ptr<EpochCounter> epochs;
   Checkpointer checkpointer;
-  StepRecording recording;
+  ActiveStepRecorder step_recorder;
   bool triggered = false;
 
   /// The Accelerators of this process: with the last one it leaves the job.

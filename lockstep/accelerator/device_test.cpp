@@ -172,7 +172,7 @@ TEST(Device, InitialOptimizerStateMovesWithTheModel) {
   });
 }
 
-TEST(Device, EachProcessOfAHostHasTheNextOne) {
+TEST(Device, EachProcessOfAHostUsesTheDeviceOfItsLocalRank) {
   test_device();
   two_ranks({}, [](Accelerator& accelerator) {
     EXPECT_EQ(accelerator.device(), test_device(accelerator.process_index()));

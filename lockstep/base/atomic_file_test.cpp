@@ -27,7 +27,7 @@ TEST(AtomicFile, IsThereForItsOwnerOnceRenamed) {
   EXPECT_EQ(status.st_mode & 0777U, 0600U);
 }
 
-TEST(AtomicFile, TakesAnothersPlaceOnlyIfItMay) {
+TEST(AtomicFile, ReplacesAnExistingFileOnlyOnRequest) {
   const TestFolder folder;
   std::ofstream(folder / "a") << "old";
   {

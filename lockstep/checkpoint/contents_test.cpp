@@ -88,7 +88,7 @@ TEST(Contents, RanksThatHoldDifferentSetsAreRefusedByName) {
   EXPECT_TRUE(storage::names_in(folder.path()).empty());
 }
 
-TEST(Contents, CopiesAreOfTheMomentAndReuseTheMemoryOfTheFormerOnes) {
+TEST(Contents, CopiesHaveTheValuesAtTheCallAndReuseTheMemoryOfEarlierCopies) {
   const at::Tensor weight = at::ones({3, 4}).t();
   Contents first;
   first.add_tensors("f", {{"w", weight}, {"other", at::ones({2})}});

@@ -66,7 +66,7 @@ TEST_F(ReaderTest, ReturnsSavedContents) {
   refuses([&] { reader.tensors("state.json"); }, "state.json");
 }
 
-TEST_F(ReaderTest, SharesOfAProofSeeEachDamagedTensorOnceBetweenThem) {
+TEST_F(ReaderTest, EachDamagedTensorIsFoundByExactlyOneShareOfTheVerification) {
   const fs::path path = folder_ / "many";
   constexpr int kTensors = 9;
   Writer writer(Group(), path);

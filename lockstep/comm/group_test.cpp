@@ -403,7 +403,7 @@ TEST_P(GroupTest, AMissingRankIsATimeout) {
   EXPECT_EQ(errors, size() - 1);
 }
 
-TEST_P(GroupTest, AnotherTimeoutIsThatOfItsOwnOperations) {
+TEST_P(GroupTest, WithTimeoutAppliesToItsOwnOperationsOnly) {
   run(
       [&](const Group& group) {
         const at::Tensor tensor = at::ones({4});

@@ -14,7 +14,7 @@
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/engine/step/engine_backward.h"
 #include "lockstep/engine/step/engine_update.h"
-#include "lockstep/engine/step/step_monitor.h"
+#include "lockstep/engine/step/micro_step_meter.h"
 
 namespace lockstep {
 
@@ -22,10 +22,10 @@ namespace lockstep {
 struct EngineCore::Parts {
   explicit Parts(std::shared_ptr<EngineContext> objects)
       : context(std::move(objects)),
-        monitor(*context),
-        backward(std::make_shared<EngineBackward>(*context, monitor)),
-        update(*context, monitor, *backward),
-        checkpointer(*context, monitor, *backward, update) {
+        meter(*context),
+        backward(std::make_shared<EngineBackward>(*context, meter)),
+        update(*context, meter, *backward),
+        checkpointer(*context, meter, *backward, update) {
     if (context->has_optimizer()) {
       backward->register_callbacks();
     }
@@ -44,7 +44,7 @@ struct EngineCore::Parts {
   }
 
   std::shared_ptr<EngineContext> context;
-  StepMonitor monitor;
+  MicroStepMeter meter;
   std::shared_ptr<EngineBackward> backward;  ///< Shared with callbacks, which hold weak pointers.
   EngineUpdate update;
   EngineCheckpointer checkpointer;
@@ -70,7 +70,7 @@ EngineContext& EngineCore::context() const {
 
 EngineCore::Forward::Forward(const EngineCore& core)
     : parts_(core.live()), checkpointing_(core.activation_checkpointing()) {
-  const StepMonitor::Start start = core.live()->monitor.begin_forward();
+  const MicroStepMeter::Start start = core.live()->meter.begin_forward();
   began_ = start.began;
   profiled_ = start.profiled;
 }
@@ -81,7 +81,7 @@ EngineCore::Forward::~Forward() {
     return;  // Destroyed within the forward.
   }
   try {
-    parts->monitor.end_forward({.began = began_, .profiled = profiled_});
+    parts->meter.end_forward({.began = began_, .profiled = profiled_});
   } catch (const std::exception&) {
     // No memory for the table of modules, or a failed device, which the next call reports. This
     // forward is not counted.
@@ -108,7 +108,7 @@ at::Tensor EngineCore::scale(const at::Tensor& loss) {
   return live()->backward->scale(loss);
 }
 
-void EngineCore::step(const StepOptions& options) {
+void EngineCore::step(const EngineStepOptions& options) {
   live()->update.step(options);
 }
 
@@ -295,7 +295,7 @@ void EngineCore::destroy() {
   const std::shared_ptr<Parts> parts = std::exchange(*parts_, nullptr);
   parts->backward->drop_unfinished_backward();  // It refers to the Accelerator.
   parts->update.reset_grad_norm();
-  parts->monitor.release();
+  parts->meter.release();
   parts->context->release();
 }
 

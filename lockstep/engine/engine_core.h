@@ -18,7 +18,7 @@
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/checkpoint/checkpoint_options.h"
-#include "lockstep/engine/step/step_options.h"
+#include "lockstep/engine/step/engine_call_options.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"
 
@@ -63,7 +63,7 @@ class EngineCore {
   /// ConfigError, before any update, within no_sync(), for a missing metric, and for a metric
   /// without a scheduler that needs one. Throws Error if a dynamic loss scale overflows at its
   /// minimum.
-  void step(const StepOptions& options = {});
+  void step(const EngineStepOptions& options = {});
   /// Returns whether the current micro-step is the last of the update.
   bool is_gradient_accumulation_boundary() const;
   /// Sets the boundary: from now on `is_boundary` decides, not the count of micro-steps.

@@ -34,7 +34,8 @@ struct EngineNetImpl : torch::nn::Module {
 TORCH_MODULE(EngineNet);
 using TestEngine = Engine<EngineNet>;
 
-/// Returns a batch that is the same on every rank, so that one process is the oracle.
+/// Returns a batch that is the same on every rank, so that one process computes the expected
+/// values.
 inline at::Tensor engine_batch(int step) {
   return at::sin(at::arange(4 * 6, at::kFloat) * (step + 2)).reshape({4, 6});
 }

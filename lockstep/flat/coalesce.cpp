@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 
 namespace lockstep::flat {
 

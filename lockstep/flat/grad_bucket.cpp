@@ -30,7 +30,7 @@ GradBucket::GradBucket(
   }
 }
 
-at::Tensor GradBucket::flat(size_t index) const {
+at::Tensor GradBucket::flat_gradient(size_t index) const {
   return gradients_.narrow(0, plan_.entries[index].offset, plan_.entries[index].numel);
 }
 

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 
 namespace lockstep::flat {
 
@@ -41,7 +41,7 @@ class GradBucket {
   /// The caller's flags, which it writes before a reduction and reads after it.
   const at::Tensor& more_flags() const { return more_flags_; }
   /// The memory of one gradient as a 1-D tensor, in memory order.
-  at::Tensor flat(size_t index) const;
+  at::Tensor flat_gradient(size_t index) const;
   /// Sets the flag of each entry.
   void set_flags(const std::vector<bool>& present);
   /// Returns, after a sum or an average, the flags that any rank had set. Waits for the device only

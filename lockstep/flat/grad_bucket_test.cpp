@@ -24,7 +24,7 @@ TEST(GradBucket, PartsOfTheBufferShareItsMemory) {
   GradBucket bucket = make({at::ones({2, 2}), at::ones({3})});
   bucket.view(1).copy_(at::arange(4.0).reshape({2, 2}));
   bucket.set_flags({true, false});
-  EXPECT_TRUE(at::equal(bucket.flat(1), at::arange(4.0)));
+  EXPECT_TRUE(at::equal(bucket.flat_gradient(1), at::arange(4.0)));
   EXPECT_EQ(bucket.gradients().sum().item<double>(), 6);
   EXPECT_TRUE(at::equal(bucket.flag_values(), at::tensor({1.0F, 0.0F})));
   EXPECT_EQ(bucket.buffer().numel(), bucket.gradients().numel() + 2);

@@ -8,7 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/host_strategy.h"
 #include "lockstep/optim/update/plain_strategy.h"
@@ -23,21 +23,21 @@ FlatOptimizer::FlatOptimizer(
     std::unique_ptr<torch::optim::OptimizerOptions> defaults)
     : torch::optim::Optimizer(
           checked_groups(rule->traits().name, std::move(groups)), std::move(defaults)),
-      layout_(std::make_unique<ParameterLayout>(std::move(rule), param_groups_)),
-      steps_and_rates_(std::make_unique<DeviceStepsAndRates>(*layout_)),
-      strategy_(std::make_unique<PlainStrategy>(*layout_, *steps_and_rates_)) {}
+      flat_groups_(std::make_unique<FlatParameterGroups>(std::move(rule), param_groups_)),
+      steps_and_rates_(std::make_unique<DeviceStepsAndRates>(*flat_groups_)),
+      strategy_(std::make_unique<PlainStrategy>(*flat_groups_, *steps_and_rates_)) {}
 
 FlatOptimizer::~FlatOptimizer() = default;
 
 FlatOptimizer::FlatOptimizer(FlatOptimizer&& other) noexcept
     : torch::optim::Optimizer(static_cast<torch::optim::Optimizer&&>(other)),
-      layout_(std::move(other.layout_)),
+      flat_groups_(std::move(other.flat_groups_)),
       steps_and_rates_(std::move(other.steps_and_rates_)),
       strategy_(std::move(other.strategy_)),
       host_(other.host_),
       call_guard_(std::move(other.call_guard_)),
       run_count_(other.run_count_) {
-  layout_->set_param_groups(param_groups_);
+  flat_groups_->set_param_groups(param_groups_);
 }
 
 void FlatOptimizer::set_call_guard(std::function<void(const char* call)> guard) {
@@ -61,8 +61,8 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const c10::AutoGradMode no_grad(false);
-  layout_->adopt();
-  layout_->check_gradients();
+  flat_groups_->adopt();
+  flat_groups_->check_gradients();
   steps_and_rates_->place(/*on_host=*/host_ != nullptr);
   run_count_ = strategy_->step();
   return loss;
@@ -84,26 +84,26 @@ void FlatOptimizer::load(torch::serialize::InputArchive& /*archive*/) {
 }
 
 void FlatOptimizer::adopt_parameters() {
-  layout_->adopt();
+  flat_groups_->adopt();
 }
 
 void FlatOptimizer::follow_parameters() {
-  if (layout_->has_moved_parameters()) {
+  if (flat_groups_->has_moved_parameters()) {
     discard_speculative();
   }
-  layout_->follow_parameters();
+  flat_groups_->follow_parameters();
 }
 
 void FlatOptimizer::share(const Group& group) {
   if (group.size() == 1) {
     return;
   }
-  layout_->share(group);
-  strategy_ = std::make_unique<SharedMemoryStrategy>(*layout_, *steps_and_rates_, group);
+  flat_groups_->share(group);
+  strategy_ = std::make_unique<SharedMemoryStrategy>(*flat_groups_, *steps_and_rates_, group);
 }
 
 bool FlatOptimizer::is_shared() const {
-  return layout_->is_shared();
+  return flat_groups_->is_shared();
 }
 
 void FlatOptimizer::update_shards(
@@ -112,30 +112,30 @@ void FlatOptimizer::update_shards(
     const std::optional<Group>& ranks,
     bool fp32_state) {
   const c10::AutoGradMode no_grad(false);
-  layout_->adopt();
+  flat_groups_->adopt();
   check_can_shard(offload, ranks);
-  layout_->use_shard_slices(slices, ranks, fp32_state);
+  flat_groups_->use_shard_slices(slices, ranks, fp32_state);
   if (offload.device != OffloadDevice::kNone) {
-    auto host = std::make_unique<HostStrategy>(*layout_, offload, ranks);
+    auto host = std::make_unique<HostStrategy>(*flat_groups_, offload, ranks);
     host_ = host.get();
     strategy_ = std::move(host);
-  } else if (has_parameters_in_files(*layout_)) {
+  } else if (has_parameters_in_files(*flat_groups_)) {
     throw ConfigError(
         "offload",
         "offload_param.device nvme needs an update on the host; got offload_optimizer.device none, "
         "expected cpu or nvme");
   } else {
     host_ = nullptr;
-    strategy_ = std::make_unique<ShardedStrategy>(*layout_, *steps_and_rates_, ranks);
+    strategy_ = std::make_unique<ShardedStrategy>(*flat_groups_, *steps_and_rates_, ranks);
   }
-  layout_->create_eager_state();
+  flat_groups_->create_eager_state();
 }
 
 void FlatOptimizer::check_can_shard(
     const OffloadOptimizer& offload, const std::optional<Group>& ranks) {
   bool needs_full = false;
-  for (size_t group = 0; group < layout_->group_count(); ++group) {
-    needs_full = needs_full || layout_->needs_full(group);
+  for (size_t group = 0; group < flat_groups_->group_count(); ++group) {
+    needs_full = needs_full || flat_groups_->needs_full(group);
   }
   if (needs_full && offload.device != OffloadDevice::kNone) {
     throw ConfigError(
@@ -169,24 +169,24 @@ void FlatOptimizer::write_rates() {
 }
 
 const UpdateRule& FlatOptimizer::rule() const {
-  return *layout_->rule();
+  return *flat_groups_->rule();
 }
 
 void FlatOptimizer::complete_state() {
-  layout_->complete_state();
+  flat_groups_->complete_state();
 }
 
 std::vector<int64_t> FlatOptimizer::full_sizes(const at::Tensor& parameter) const {
-  return layout_->full_sizes(parameter);
+  return flat_groups_->full_sizes(parameter);
 }
 
 FlatOptimizer::ParameterState FlatOptimizer::state_of(const at::Tensor& parameter) const {
-  return layout_->state_of(parameter);
+  return flat_groups_->state_of(parameter);
 }
 
 void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState& state) {
   discard_speculative();
-  layout_->set_state(parameter, state);
+  flat_groups_->set_state(parameter, state);
 }
 
 void FlatOptimizer::discard_speculative() {

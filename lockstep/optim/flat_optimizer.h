@@ -20,18 +20,19 @@ namespace lockstep::optim {
 class DeviceStepsAndRates;
 class HostStrategy;
 class HostUpdate;
-class ParameterLayout;
+class FlatParameterGroups;
 class SpeculativeUpdates;
 class UpdateStrategy;
 
 /// The base of every optimizer of lockstep::optim. It is a torch::optim::Optimizer, so schedulers,
 /// `Accelerator::prepare` and other users of torch's optimizers accept it.
 ///
-/// - Parameters and state are in flat buffers (see FlatGroup). `step` updates parameters that are
-///   adjacent in memory, with adjacent gradients and state, as one tensor, as in DataParallel's
-///   buckets. The same calls update the remaining tensors, passed as a list. In fp32 and fp64 the
-///   result is bit-exact with an update of each parameter alone, so replicas stay equal. In half
-///   precision it is not: on the CPU libtorch rounds the last elements of a tensor differently.
+/// - Parameters and state are in flat buffers (see FlatParameterGroup). `step` updates parameters
+///   that are adjacent in memory, with adjacent gradients and state, as one tensor, as in
+///   DataParallel's buckets. The same calls update the remaining tensors, passed as a list. In fp32
+///   and fp64 the result is bit-exact with an update of each parameter alone, so replicas stay
+///   equal. In half precision it is not: on the CPU libtorch rounds the last elements of a tensor
+///   differently.
 /// - A parameter without gradient is skipped, and does not count the step, as in torch. A parameter
 ///   repeated in a group is updated once; a parameter in two groups throws ConfigError.
 /// - Move the model first (`Module::to`), then construct this, or call `follow_parameters`, as
@@ -81,10 +82,10 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void adopt_parameters();
   /// Lays out moved parameters and their state again, for instance on another device.
   void follow_parameters();
-  /// Moves parameters and state to memory that the ranks of `group` share; see FlatGroup::share.
-  /// `step` then is collective, and needs the same gradients on all ranks. Each rank updates its
-  /// share and reads the result of the others without a message. Bit-exact. Throws ConfigError
-  /// after `update_shards`. Collective.
+  /// Moves parameters and state to memory that the ranks of `group` share; see
+  /// FlatParameterGroup::share. `step` then is collective, and needs the same gradients on all
+  /// ranks. Each rank updates its share and reads the result of the others without a message.
+  /// Bit-exact. Throws ConfigError after `update_shards`. Collective.
   void share(const Group& group);
   bool is_shared() const;
   /// From now on `step` updates `slices`, [group][buffer], instead of its parameters. If the slices
@@ -136,7 +137,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void check_can_shard(const OffloadOptimizer& offload, const std::optional<Group>& ranks);
   void discard_speculative();
 
-  std::unique_ptr<ParameterLayout> layout_;
+  std::unique_ptr<FlatParameterGroups> flat_groups_;
   std::unique_ptr<DeviceStepsAndRates> steps_and_rates_;
   std::unique_ptr<UpdateStrategy> strategy_;
   HostStrategy* host_ = nullptr;  ///< `strategy_`, if that is one.

@@ -170,7 +170,7 @@ void expect_golden(const json& item, Gradients gradients) {
 
 class GoldenTest : public ::testing::TestWithParam<std::tuple<size_t, Gradients>> {};
 
-TEST_P(GoldenTest, ArrivesWherePythonDoes) {
+TEST_P(GoldenTest, EqualsPythonsFinalParameters) {
   const json& item = golden_cases()[std::get<0>(GetParam())];
   SCOPED_TRACE(item["type"].dump() + item["dtype"].dump() + item["groups"].dump());
   expect_golden(item, std::get<1>(GetParam()));

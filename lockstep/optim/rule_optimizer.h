@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat/capturable.h"
-#include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat/sharded_rule_call.h"
 #include "lockstep/optim/flat/update_rule.h"
 #include "lockstep/optim/flat_optimizer.h"
 
@@ -113,12 +113,12 @@ class RuleAdapter final : public UpdateRule {
       return {};
     }
   }
-  void update(const Options& options, const Batch& batch) const override {
-    Rule::update(values(options), batch);
+  void update(const Options& options, const RuleCall& call) const override {
+    Rule::update(values(options), call);
   }
-  void update_sharded(const Options& options, const ShardedBatch& batch) const override {
-    if constexpr (requires { Rule::update_sharded(values(options), batch); }) {
-      Rule::update_sharded(values(options), batch);
+  void update_sharded(const Options& options, const ShardedRuleCall& call) const override {
+    if constexpr (requires { Rule::update_sharded(values(options), call); }) {
+      Rule::update_sharded(values(options), call);
     } else {
       LOCKSTEP_ASSERT(
           !needs_full(options), "a rule needs full parameters, and does not gather them");

@@ -9,8 +9,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/grad_bucket.h"
-#include "lockstep/flat/layout.h"
 #include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep::optim {

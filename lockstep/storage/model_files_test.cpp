@@ -75,7 +75,7 @@ TEST_F(ModelFiles, AreReadAsAccelerateWritesThem) {
   EXPECT_EQ(contents(open_model_files(kGolden / "model_shards" / kModelIndex)), one_file);
 }
 
-TEST_F(ModelFiles, OneFileOfTheirsCanBeReadAlone) {
+TEST_F(ModelFiles, OneShardCanBeReadAlone) {
   EXPECT_THAT(open_model_files(folder_ / kOne).at(0).names(), ElementsAre("a", "b"));
 }
 
@@ -197,7 +197,7 @@ TEST_F(ModelFiles, OneFileOfACheckpointHasTheWrittenContent) {
   EXPECT_THAT(open_model_files(file).at(0).names(), ElementsAre("a", "b"));
 }
 
-TEST_F(ModelFiles, OfASaveThatDidNotEndAreNotToBeNamedOneByOne) {
+TEST_F(ModelFiles, OfAnInterruptedSaveAreRefusedAsSuch) {
   fs::remove(folder_ / kModelIndex);
   refuses(folder_.path(), folder_.path(), "which is written last; the save was interrupted");
   EXPECT_THAT(
@@ -218,7 +218,7 @@ TEST_F(ModelFiles, AreNotPartsOfACheckpoint) {
   refuses(path, path, "try lockstep merge-weights " + path.string());
 }
 
-TEST_F(ModelFiles, WithoutTheUsualNamesAreToBeNamed) {
+TEST_F(ModelFiles, WithOtherNamesAreSuggestedByTheRefusal) {
   fs::remove(folder_ / kModelIndex);
   fs::rename(folder_ / kOne, folder_ / "one.safetensors");
   fs::rename(folder_ / kTwo, folder_ / "two.safetensors");
@@ -244,7 +244,7 @@ TEST_F(ModelFiles, AreNotPickles) {
   }
 }
 
-TEST_F(ModelFiles, OfManyPicklesThoseWithTheWeightsAreToBeConverted) {
+TEST_F(ModelFiles, AmongPicklesTheRefusalNamesThoseWithWeights) {
   fs::remove(folder_ / kModelIndex);
   fs::remove(folder_ / kOne);
   fs::remove(folder_ / kTwo);

@@ -52,7 +52,7 @@ TEST_F(DamageTest, IsNotFoundInACompleteCheckpoint) {
   EXPECT_THAT(found(), IsEmpty());
 }
 
-TEST_F(DamageTest, IsAllThatIsWrong) {
+TEST_F(DamageTest, ListsEveryDamagedFileAndTensor) {
   flip_bit(path_ / "model.safetensors", place_of("model.safetensors", "a") + 5);
   flip_bit(path_ / "model.safetensors", place_of("model.safetensors", "c") + 99);
   flip_bit(path_ / "random.safetensors", 20);

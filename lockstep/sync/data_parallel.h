@@ -6,7 +6,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/sync/comm_hook/comm_hook.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/sync/join.h"

@@ -220,7 +220,7 @@ TEST(DataParallel, RefusesModelsLaidOutDifferently) {
       ConfigError);
 }
 
-TEST(DataParallel, LocalWinsOverSync) {
+TEST(DataParallel, SetLocalOverridesSetSync) {
   const TestNet expected = expected_net(2, [](int) { return true; });
   ranks(2, [&](Group group) {
     const TestNet net;

@@ -10,8 +10,8 @@
 #include <ATen/ops/full.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/coalesce.h"
-#include "lockstep/flat/layout.h"
 #include "lockstep/flat/parameters.h"
 #include "lockstep/sync/join_coordinator.h"
 

@@ -50,7 +50,7 @@ TEST(Stall, IsNotReportedWhileTheAwaitedRankSaves) {
   EXPECT_THAT(stall->ranks, ElementsAre(1));
 }
 
-TEST(SaveGetsOn, WhileAWriterDoesSomethingOrAllWaitForAnotherHost) {
+TEST(SaveProgresses, WhileARankWritesOrAllWaitForAnotherHost) {
   RankView writer = view_of(1, {});
   writer.record.saving = true;
   RankView waiting = view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)});

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/offload/options.h"
 #include "lockstep/zero/bucket/sharded_bucket.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"

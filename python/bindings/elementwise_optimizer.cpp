@@ -101,20 +101,14 @@ class PythonRule final : private OwnedNames, public optim::UpdateRule {
       std::vector<float>& /*scalars*/) const override {
     return {};
   }
-  void update(const Options& options, const optim::Batch& batch) const override {
+  void update(const Options& options, const optim::RuleCall& call) const override {
     const ElementwiseOptions& ours = checked(options, described.name);
     const py::gil_scoped_acquire gil;
     update_.get()(
-        ours.group,
-        ours.lr,
-        batch.parameters,
-        batch.gradients,
-        batch.state,
-        batch.steps,
-        batch.first);
+        ours.group, ours.lr, call.parameters, call.gradients, call.state, call.steps, call.first);
   }
   void update_sharded(
-      const Options& /*options*/, const optim::ShardedBatch& /*batch*/) const override {
+      const Options& /*options*/, const optim::ShardedRuleCall& /*call*/) const override {
     LOCKSTEP_ASSERT(false, "an elementwise rule was asked to gather full parameters");
   }
 

@@ -17,8 +17,8 @@
 #include "lockstep/ds_config/keys/described_values.h"
 #include "lockstep/engine/checkpoint/save_16bit_options.h"
 #include "lockstep/engine/engine_core.h"
+#include "lockstep/engine/profiler/engine_reporter.h"
 #include "lockstep/engine/profiler/module_tree.h"
-#include "lockstep/engine/profiler/step_report.h"
 #include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/setup/engine_setup.h"
 #include "lockstep/engine/setup/plugin_options.h"
@@ -80,7 +80,7 @@ class PythonEngine : public EngineCore {
   }
   /// Writes values to the file's monitors, over samples.
   void log_values(const tracking::Values& values, int64_t samples) {
-    live_context()->report->log(values, samples);
+    live_context()->reporter->log(values, samples);
   }
   /// Returns the steps of the file's schedule; none without one.
   std::optional<int64_t> schedule_steps() const {

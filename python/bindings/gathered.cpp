@@ -54,7 +54,7 @@ class GatheredScope {
     gathered_.reset();
     exact_.reset();
     if (modifier_rank && accelerator_ != nullptr) {
-      AcceleratorInternals::step(*accelerator_).notify(&StepObserver::equal_changes_made);
+      AcceleratorInternals::step(*accelerator_).notify(&TrainingStepObserver::equal_changes_made);
     }
   }
 

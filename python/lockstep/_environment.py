@@ -14,7 +14,10 @@ _FALSE = ("0", "false", "no", "off", "n", "f", "")
 
 
 def is_true(value: str) -> bool:
-    """Returns whether the text of a variable is true: all but 0, false, no, off, n, f and the empty text are."""
+    """Returns whether the text of a variable is true: all but 0, false, no, off, n, f and the empty text are.
+
+    C++ differs: it throws ConfigError for a word that it does not know.
+    """
     return value.lower() not in _FALSE
 
 

@@ -240,7 +240,7 @@ lockstep::optim::Muon muon_of(AwkwardNet& net) {
 }
 
 /// Trains one process on full batches with torch alone, except for Lockstep's Muon.
-Weights oracle(
+Weights weights_by_torch(
     bool clip,
     const std::vector<at::Tensor>& batches,
     const std::vector<double>& parts,
@@ -282,7 +282,7 @@ Weights whole_batches(bool clip, bool muon = false) {
       batches.push_back(at::arange(begin, begin + kGlobalBatch));
     }
   }
-  return oracle(clip, batches, std::vector<double>(batches.size(), 1), muon);
+  return weights_by_torch(clip, batches, std::vector<double>(batches.size(), 1), muon);
 }
 
 struct Job {
@@ -413,7 +413,7 @@ TEST(ConformanceUneven, ARankWithoutABatchCountsAsZero) {
     }
     batches.push_back(at::arange(samples - rows, samples));
     parts.push_back(1.0 / world);
-    const Weights expected = oracle(false, batches, parts);
+    const Weights expected = weights_by_torch(false, batches, parts);
     on_ranks(world, {}, [&](Accelerator& accelerator) {
       AwkwardNet net;
       auto [model, optimizer, loader] = accelerator.prepare(

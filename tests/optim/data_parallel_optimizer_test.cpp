@@ -19,7 +19,7 @@ constexpr int kSteps = 20;
 
 /// Two layers (cloned: views of another tensor would not be moved into flat buffers), and a branch
 /// that only some steps use.
-struct Toy {
+struct BranchedModel {
   at::Tensor w1 = at::linspace(-1, 1, 12, at::kDouble).reshape({4, 3}).clone().requires_grad_();
   at::Tensor b1 = at::linspace(0, 1, 3, at::kDouble).requires_grad_();
   at::Tensor w2 = at::linspace(1, -1, 6, at::kDouble).reshape({3, 2}).clone().requires_grad_();
@@ -38,35 +38,35 @@ struct Toy {
 };
 
 template <typename Theirs, typename TheirOptions>
-Toy one_process(int size, TheirOptions options) {
-  Toy toy;
-  Theirs optimizer(toy.list(), options);
+BranchedModel one_process(int size, TheirOptions options) {
+  BranchedModel model;
+  Theirs optimizer(model.list(), options);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     for (int rank = 0; rank < size; ++rank) {
-      (toy.loss(rank, step) / size).backward();
+      (model.loss(rank, step) / size).backward();
     }
     optimizer.step();
   }
-  return toy;
+  return model;
 }
 
 template <typename Ours>
-void expect_equal_to(const Toy& expected, int size, typename Ours::Options options) {
+void expect_equal_to(const BranchedModel& expected, int size, typename Ours::Options options) {
   ranks(size, [&](Group group) {
-    const Toy toy;
-    Ours optimizer(toy.list(), options);
-    DataParallel parallel(toy.named(), {}, group);
+    const BranchedModel model;
+    Ours optimizer(model.list(), options);
+    DataParallel parallel(model.named(), {}, group);
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
-      toy.loss(group.rank(), step).backward();
+      model.loss(group.rank(), step).backward();
       optimizer.step();
       if (group.size() > 1 && step == 0) {
         EXPECT_EQ(optimizer.run_count(), parallel.bucket_count());
       }
     }
     for (size_t k = 0; k < 4; ++k) {
-      EXPECT_TRUE(at::allclose(toy.list()[k], expected.list()[k], 1e-9, 1e-11))
+      EXPECT_TRUE(at::allclose(model.list()[k], expected.list()[k], 1e-9, 1e-11))
           << "parameter " << k;
     }
   });

@@ -43,13 +43,13 @@ void require_one_number(const at::Tensor& loss) {
 // --- backward passes that this class runs
 
 void BackwardRunner::backward(const at::Tensor& loss, const BackwardOptions& options) {
-  const StepPartScope scope(step_, tracking::StepPart::kBackward);
+  const LoopPartScope scope(step_, tracking::LoopPart::kBackward);
   require_one_number(loss);
   run({loss}, step_.loss_factor(), options);
 }
 
 void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
-  const StepPartScope scope(step_, tracking::StepPart::kBackward);
+  const LoopPartScope scope(step_, tracking::LoopPart::kBackward);
   require_one_number(loss_sum);
   const bool is_first = step_.add_count(count);
   const GivenLoss given{loss_sum, count};
@@ -118,7 +118,7 @@ void BackwardRunner::run(const GivenLoss& given, double factor, const BackwardOp
         !models.front().sync->has_gradients()) {
       refuse_loss_without_gradient("no process's loss depends");
     }
-    step_.notify(&StepObserver::backward_ended);
+    step_.notify(&TrainingStepObserver::backward_ended);
   } catch (...) {
     abandon();
     throw;
@@ -130,7 +130,7 @@ void BackwardRunner::abandon() noexcept {
   for (const PreparedModel& model : objects_.models) {
     model.sync->abandon_backward();
   }
-  step_.notify(&StepObserver::backward_abandoned);
+  step_.notify(&TrainingStepObserver::backward_abandoned);
   caller_ = Caller::kNone;
 }
 
@@ -143,11 +143,11 @@ void BackwardRunner::abandon_program_backward() noexcept {
 }
 
 void BackwardRunner::leave_program_backward() noexcept {
-  step_.notify(&StepObserver::part_ended);
+  step_.notify(&TrainingStepObserver::part_ended);
 }
 
 void BackwardRunner::average_gradients() {
-  const StepPartScope scope(step_, tracking::StepPart::kBackward);
+  const LoopPartScope scope(step_, tracking::LoopPart::kBackward);
   if (step_.position().no_sync_depth > 0) {
     throw ConfigError(
         "average_gradients",
@@ -213,7 +213,7 @@ void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callback
   }
   caller_ = Caller::kProgram;
   program_backward_ = backward;
-  step_.notify(&StepObserver::part_began, tracking::StepPart::kBackward);
+  step_.notify(&TrainingStepObserver::part_began, tracking::LoopPart::kBackward);
   if (objects_.models.size() == 1) {
     objects_.models[0].sync->begin_backward();
   }
@@ -226,7 +226,7 @@ void BackwardRunner::on_program_backward_begin(const BackwardCallbacks& callback
 
 void BackwardRunner::on_program_backward_end(const BackwardCallbacks& callbacks) {
   leave_program_backward();
-  const StepPartScope scope(step_, tracking::StepPart::kBackward);
+  const LoopPartScope scope(step_, tracking::LoopPart::kBackward);
   try {
     if (callbacks.computed) {
       callbacks.computed();
@@ -234,7 +234,7 @@ void BackwardRunner::on_program_backward_end(const BackwardCallbacks& callbacks)
     for (const PreparedModel& model : objects_.models) {
       model.sync->finish_backward();
     }
-    step_.notify(&StepObserver::backward_ended);
+    step_.notify(&TrainingStepObserver::backward_ended);
   } catch (...) {
     abandon();
     if (callbacks.ends) {

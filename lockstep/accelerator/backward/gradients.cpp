@@ -53,7 +53,7 @@ void Gradients::clear() {
   if (objects_.sharding) {
     objects_.sharding->drop_gradients();  // Those of the shards.
   }
-  step_.notify(&StepObserver::equal_changes_made);
+  step_.notify(&TrainingStepObserver::equal_changes_made);
   step_.gradients_changed();
   forget_norms();
 }

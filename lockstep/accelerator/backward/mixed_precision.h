@@ -5,13 +5,13 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/setup/run_context.h"
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/precision/autocast.h"
 
 namespace lockstep {
 
 /// Begins autocast scopes, and warns of a program that trains without them.
-class MixedPrecision final : public StepObserver {
+class MixedPrecision final : public TrainingStepObserver {
  public:
   explicit MixedPrecision(const RunContext& context) : context_(context) {}
 

@@ -71,7 +71,7 @@ struct StateToLoad {
 
 /// One part of a checkpoint: saves and loads one kind of state.
 ///
-///     class StepsPart final : public CheckpointPart {
+///     class OptimizerStepsPart final : public CheckpointPart {
 ///       void collect(StateToSave& state) const override { state.meta["steps"] = steps_; }
 ///       void check(StateToLoad& state) const override {
 ///         const auto steps = state.saved.optimizer_steps;

@@ -57,7 +57,7 @@ Checkpointer::Checkpointer(
 
 void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options) {
   const comm::CallScope call("save_state");
-  const StepPartScope scope(step_, tracking::StepPart::kCheckpoint);
+  const LoopPartScope scope(step_, tracking::LoopPart::kCheckpoint);
   checkpoint::save_despite_failure(
       [this] { saver_.wait(); },
       [&] {
@@ -67,7 +67,7 @@ void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options)
 }
 
 fs::path Checkpointer::save(const SaveStateOptions& options) {
-  const StepPartScope scope(step_, tracking::StepPart::kCheckpoint);
+  const LoopPartScope scope(step_, tracking::LoopPart::kCheckpoint);
   project_.checkpoints();  // Throws without a project_dir.
   if (!objects_.context.options.project_config.automatic_checkpoint_naming) {
     throw ConfigError(
@@ -89,7 +89,7 @@ fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
 
 void Checkpointer::load(const fs::path& folder, const LoadStateOptions& options) {
   const comm::CallScope call("load_state");
-  const StepPartScope scope(step_, tracking::StepPart::kCheckpoint);
+  const LoopPartScope scope(step_, tracking::LoopPart::kCheckpoint);
   step_.refuse_offloaded("load_state");
   saver_.wait();
   if (resume_pending_) {

@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/accelerator/options/non_finite_policy.h"
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/sync/backward_hooks.h"
@@ -24,7 +24,7 @@ namespace lockstep {
 /// Costs one read of every gradient, and one small all-gather an update; nothing with kIgnore. A
 /// gradient whose sum overflows counts as infinite. Not thread-safe, except for calls from
 /// backward.
-class FiniteGuard final : public StepObserver {
+class FiniteGuard final : public TrainingStepObserver {
  public:
   /// `scaled`: a loss scaler makes infinite gradients normal, so only losses are checked.
   FiniteGuard(NonFinitePolicy policy, bool scaled, Group group);

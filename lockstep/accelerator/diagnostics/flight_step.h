@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 
 /// Tells this process's flight recorder the number of each update.
-class FlightStep final : public StepObserver {
+class FlightStep final : public TrainingStepObserver {
  public:
   void after_update(const Update& update) override {
     if (!update.skipped) {

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep {
@@ -19,7 +19,7 @@ namespace lockstep {
 /// A loss on the CPU is read at once, and processes report the first such loss when they average
 /// gradients. A device's loss is read at the end only, so that no step waits for the device. Cost:
 /// one number read a backward. Not thread-safe, but for last_on_cpu().
-class LossWatch final : public StepObserver {
+class LossWatch final : public TrainingStepObserver {
  public:
   /// `group`: all processes. Without `enabled` it ignores all losses.
   explicit LossWatch(bool enabled, Group group = {})

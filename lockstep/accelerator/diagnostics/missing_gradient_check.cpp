@@ -41,21 +41,21 @@ void MissingGradientCheck::gradients_complete(const Optimizer& optimizer) {
   if (!objects_.has_optimizer(optimizer)) {
     return;  // Forgotten by free_memory().
   }
-  Steps& steps = steps_[&optimizer.inner()];
-  if (steps.had_gradients || !is_expected_) {
+  GradientHistory& history = histories_[&optimizer.inner()];
+  if (history.had_gradients || !is_expected_) {
     return;
   }
   const std::vector<at::Tensor> trained = trained_parameters(optimizer);
   if (has_gradients(optimizer, trained)) {
-    steps.had_gradients = any_had_gradients_ = true;
+    history.had_gradients = any_had_gradients_ = true;
     return;
   }
   if (trained.empty()) {
     return;
   }
-  ++steps.without_gradient;
+  ++history.without_gradient;
   if (any_had_gradients_) {
-    if (steps.without_gradient == kManySteps) {
+    if (history.without_gradient == kManySteps) {
       log_warning(fmt::format(
           "an optimizer of {} parameters has found no gradient in its first {} steps, while other "
           "optimizers have; check that it was constructed with the parameters of a trained model",
@@ -65,7 +65,7 @@ void MissingGradientCheck::gradients_complete(const Optimizer& optimizer) {
     return;
   }
   // The gradients may be those of another optimizer, whose step comes after this one.
-  if (steps.without_gradient > 1 || objects_.optimizers.size() == 1) {
+  if (history.without_gradient > 1 || objects_.optimizers.size() == 1) {
     throw ConfigError(
         "optimizer",
         fmt::format(
@@ -77,7 +77,7 @@ void MissingGradientCheck::gradients_complete(const Optimizer& optimizer) {
 }
 
 void MissingGradientCheck::objects_forgotten() {
-  steps_.clear();
+  histories_.clear();
   is_expected_ = any_had_gradients_ = false;
 }
 

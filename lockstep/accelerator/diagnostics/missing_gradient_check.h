@@ -5,7 +5,7 @@
 #include <map>
 
 #include "lockstep/accelerator/prepare/prepared_objects.h"
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 
 namespace lockstep {
 
@@ -13,7 +13,7 @@ namespace lockstep {
 ///
 /// The check is local, and the same on all ranks after a backward that averages. It ends for an
 /// optimizer with its first gradient. Cost: until then one pass over the list of its parameters.
-class MissingGradientCheck final : public StepObserver {
+class MissingGradientCheck final : public TrainingStepObserver {
  public:
   explicit MissingGradientCheck(const PreparedObjects& objects) : objects_(objects) {}
 
@@ -23,7 +23,7 @@ class MissingGradientCheck final : public StepObserver {
   void objects_forgotten() override;
 
  private:
-  struct Steps {
+  struct GradientHistory {
     bool had_gradients = false;    ///< At any step.
     int64_t without_gradient = 0;  ///< Before the first with one.
   };
@@ -31,7 +31,7 @@ class MissingGradientCheck final : public StepObserver {
   const PreparedObjects& objects_;
   bool is_expected_ = false;  ///< A loss has depended on a tensor that requires gradients.
   bool any_had_gradients_ = false;
-  std::map<const void*, Steps> steps_;  ///< [address of the wrapped optimizer]
+  std::map<const void*, GradientHistory> histories_;  ///< [address of the wrapped optimizer]
 };
 
 }  // namespace lockstep

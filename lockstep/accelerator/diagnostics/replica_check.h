@@ -23,9 +23,9 @@ namespace lockstep {
 /// Finds processes that would train different models, and parameters that no process averages.
 ///
 /// Numbers of updates, clippings and passes over loaders, learning rates and orders of samples
-/// travel with each averaging of gradients. Every 100 updates checksums of all parameters do, too;
-/// compare_now() exchanges all at once. The settings of an optimizer are compared when it is
-/// prepared. Each is a ConfigError on all processes that names the first difference.
+/// are sent with each averaging of gradients, and once in 100 updates checksums of all parameters.
+/// compare_now() compares the passes and the checksums. The settings of an optimizer are compared
+/// when it is prepared. A difference is a ConfigError on all processes that names the first one.
 ///
 /// Checksums are not compared if the processes' processors, threads or devices differ, since these
 /// may round the last bit differently, nor those of parameters that ZeRO shards.
@@ -33,7 +33,7 @@ namespace lockstep {
 /// Cost: a few numbers in each averaging, one pass over the parameters in 100 updates and in
 /// compare_now(); docs/faults.md has the measured time, below 0.25 % of a small step. Not
 /// thread-safe, except for calls from backward.
-class ReplicaCheck final : public StepObserver {
+class ReplicaCheck final : public TrainingStepObserver {
  public:
   ReplicaCheck(
       const PreparedObjects& objects,

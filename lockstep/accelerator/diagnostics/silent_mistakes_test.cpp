@@ -229,7 +229,7 @@ TEST(Accumulation, WeightsChangedForOneForwardAndBackwardAreNotAnUpdate) {
   });
 }
 
-TEST(OptimizerStep, AfterALossThatDependsOnNoParameterOfOneRankIsThatOfTheOthers) {
+TEST(OptimizerStep, IsTheSameOnAllRanksIfTheLossOfOneDependsOnNoParameter) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));

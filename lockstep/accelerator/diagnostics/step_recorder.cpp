@@ -25,8 +25,8 @@ namespace lockstep {
 namespace {
 
 using tracking::add_times;
+using tracking::LoopPart;
 using tracking::PartTimes;
-using tracking::StepPart;
 using tracking::total_ns;
 
 constexpr int64_t kRecordNs = 100'000'000;
@@ -81,9 +81,9 @@ OrderedJson header_of(const RunContext& context) {
 
 StepRecorder::StepRecorder(
     const std::filesystem::path& file, const nlohmann::ordered_json& header, at::Device device)
-    : file_(file, header),
+    : writer_(file, header),
       device_(device),
-      times_(StepPart::kOther, watch::now_ns()),
+      timer_(LoopPart::kOther, watch::now_ns()),
       written_ns_(watch::now_ns()) {}
 
 StepRecorder::~StepRecorder() {
@@ -99,13 +99,13 @@ void StepRecorder::flush() noexcept {
   }
 }
 
-// Appending to `times_` allocates only below 16 nested parts.
+// Appending to `timer_` allocates only below 16 nested parts.
 void StepRecorder::part_began(Part part) noexcept {
-  times_.enter(part, watch::now_ns());
+  timer_.enter(part, watch::now_ns());
 }
 
 void StepRecorder::part_ended() noexcept {
-  times_.leave(watch::now_ns());
+  timer_.leave(watch::now_ns());
 }
 
 void StepRecorder::batch_requested() {
@@ -128,12 +128,12 @@ void StepRecorder::batch_began(int64_t rows) {
 void StepRecorder::loader_pass_began(const void* loader, bool outermost) {
   const int64_t now = watch::now_ns();
   if (outermost) {
-    times_.set_base(Part::kForward, now);
+    timer_.set_base(Part::kForward, now);
     if (!has_backward_) {
-      add_times(between_, times_.take(now));
+      add_times(between_, timer_.take(now));
     }
   }
-  passes_.try_emplace(loader, times_.read(now));
+  passes_.try_emplace(loader, timer_.read(now));
 }
 
 void StepRecorder::loader_pass_ended(const void* loader, bool outermost, bool trained) {
@@ -141,14 +141,14 @@ void StepRecorder::loader_pass_ended(const void* loader, bool outermost, bool tr
   const auto pass = passes_.extract(loader);
   if (!trained) {
     if (!pass.empty()) {
-      times_.count_as_other_since(pass.mapped(), watch::now_ns());
+      timer_.count_as_other_since(pass.mapped(), watch::now_ns());
     }
     open_.samples = outermost && !has_backward_ ? 0 : open_.samples;
   }
   if (outermost) {
     end_update();
     write_pending();
-    times_.set_base(Part::kOther, watch::now_ns());
+    timer_.set_base(Part::kOther, watch::now_ns());
   }
 }
 
@@ -189,7 +189,7 @@ void StepRecorder::after_update(const Update& update) {
   record_.lr = groups.empty() ? 0 : groups.front().options().get_lr();
   if (passes_.empty()) {
     end_update();
-    times_.set_base(Part::kForward, watch::now_ns());
+    timer_.set_base(Part::kForward, watch::now_ns());
   }
 }
 
@@ -198,7 +198,7 @@ void StepRecorder::end_update() {
     return;
   }
   const int64_t now = watch::now_ns();
-  const PartTimes times = times_.take(now);
+  const PartTimes times = timer_.take(now);
   add_times(record_.times, times);
   record_.longest_ns = std::max(record_.longest_ns, total_ns(times) / updates_);
   record_.steps += std::exchange(updates_, 0);
@@ -216,7 +216,7 @@ void StepRecorder::end_update() {
 
 void StepRecorder::write_pending() {
   if (total_ns(between_) > 0) {
-    file_.write_between(last_step_, std::exchange(between_, {}));
+    writer_.write_between(last_step_, std::exchange(between_, {}));
   }
   if (record_.steps == 0) {
     return;
@@ -229,7 +229,7 @@ void StepRecorder::write_pending() {
   record_.samples = sums_.samples;
   record_.process_bytes = resident_bytes();
   record_.device_bytes = device_peak_bytes(device_);
-  file_.write_step(record_);
+  writer_.write_step(record_);
   last_step_ = record_.step;
   record_ = {};
   sums_ = {};
@@ -242,14 +242,14 @@ void StepRecorder::finish() {
   }
   end_update();
   write_pending();
-  between_ = times_.take(watch::now_ns());
+  between_ = timer_.take(watch::now_ns());
   write_pending();
-  file_.write_status(tracking::RunStatus::kFinished);
+  writer_.write_status(tracking::RunStatus::kFinished);
 }
 
-// --- StepRecording
+// --- ActiveStepRecorder
 
-bool StepRecording::start() {
+bool ActiveStepRecorder::start() {
   const AcceleratorOptions& options = context_.options;
   if (recorder_ || !options.record_steps.value_or(false)) {
     return false;
@@ -261,7 +261,7 @@ bool StepRecording::start() {
   return true;
 }
 
-StepRecording::~StepRecording() {
+ActiveStepRecorder::~ActiveStepRecorder() {
   if (recorder_) {
     recorder_->flush();
     const auto observer = comm::observe_waits(std::move(outer_));

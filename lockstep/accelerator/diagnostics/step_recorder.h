@@ -12,10 +12,10 @@
 #include <c10/core/Device.h>
 
 #include "lockstep/accelerator/setup/run_context.h"
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/comm/wait_observer.h"
+#include "lockstep/tracking/steps/loop_timer.h"
 #include "lockstep/tracking/steps/step_records.h"
-#include "lockstep/tracking/steps/step_times.h"
 
 namespace lockstep {
 
@@ -28,9 +28,9 @@ namespace lockstep {
 /// Times are those of the thread that constructs it, by the host's clock: nothing waits for a
 /// device, whose work counts where the program waits for it. Cost: a clock read (20 ns) at each
 /// change of the part, and 10 us a record.
-class StepRecorder final : public comm::WaitObserver, public StepObserver {
+class StepRecorder final : public comm::WaitObserver, public TrainingStepObserver {
  public:
-  using Part = tracking::StepPart;
+  using Part = tracking::LoopPart;
 
   /// Throws ConfigError, naming `file`, if it cannot be opened.
   StepRecorder(
@@ -60,7 +60,7 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
   /// Forgets the first optimizer.
   void objects_forgotten() override { optimizer_ = nullptr; }
 
-  void write_config(const nlohmann::json& config) { file_.write_config(config); }
+  void write_config(const nlohmann::json& config) { writer_.write_config(config); }
   /// Writes the updates that are not written yet.
   void flush() noexcept;
   /// Writes the remaining updates, and the status "finished". Later calls do nothing.
@@ -80,9 +80,9 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
   void end_update();
   void write_pending();
 
-  tracking::StepRecordFile file_;
+  tracking::StepRecordWriter writer_;
   at::Device device_;
-  tracking::StepTimes times_;
+  tracking::LoopTimer timer_;
   tracking::StepRecord record_;    ///< Updates that are not written yet.
   Sums sums_;                      ///< Of these updates.
   Sums open_;                      ///< Of micro-steps since the last end_update().
@@ -102,19 +102,19 @@ class StepRecorder final : public comm::WaitObserver, public StepObserver {
 ///
 /// The recorder observes the waits of the thread that calls start(), until the destructor, on that
 /// thread.
-class StepRecording {
+class ActiveStepRecorder {
  public:
   /// Creates no file yet: a program may still refuse to use a folder that has one.
-  explicit StepRecording(const RunContext& context) : context_(context) {}
-  ~StepRecording();
-  StepRecording(const StepRecording&) = delete;
-  StepRecording& operator=(const StepRecording&) = delete;
+  explicit ActiveStepRecorder(const RunContext& context) : context_(context) {}
+  ~ActiveStepRecorder();
+  ActiveStepRecorder(const ActiveStepRecorder&) = delete;
+  ActiveStepRecorder& operator=(const ActiveStepRecorder&) = delete;
 
   /// Opens the file. Does nothing, and returns false, without record_steps and in later calls.
   /// Throws ConfigError, naming the file, if it cannot be opened.
   bool start();
   /// Returns null before start(), and without record_steps.
-  const std::shared_ptr<StepRecorder>& recorder() const { return recorder_; }
+  const std::shared_ptr<StepRecorder>& active() const { return recorder_; }
 
  private:
   const RunContext& context_;

@@ -63,7 +63,7 @@ void train_epoch(Accelerator& accelerator, int64_t batches, auto&& in_body) {
   }
 }
 
-TEST(StepRecording, HasEveryStepOfEveryRankAndItsSamples) {
+TEST(StepRecorder, HasEveryStepOfEveryRankAndItsSamples) {
   const TestFolder folder;
   accelerated_ranks(3, recorded(folder), [](Accelerator& accelerator) {
     accelerator.init_trackers({{"lr", 0.25}});
@@ -84,7 +84,7 @@ TEST(StepRecording, HasEveryStepOfEveryRankAndItsSamples) {
   }
 }
 
-TEST(StepRecording, SplitsAllTimeOfAStepIntoItsParts) {
+TEST(StepRecorder, SplitsAllTimeOfAStepIntoItsParts) {
   const TestFolder folder;
   {
     Accelerator accelerator(recorded(folder), WorldSpec{}, Group());
@@ -105,7 +105,7 @@ TEST(StepRecording, SplitsAllTimeOfAStepIntoItsParts) {
   }
 }
 
-TEST(StepRecording, ARankThatWaitsForASlowOneShowsItAsCommunication) {
+TEST(StepRecorder, ARankThatWaitsForASlowOneShowsItAsCommunication) {
   const TestFolder folder;
   accelerated_ranks(2, recorded(folder), [](Accelerator& accelerator) {
     train_epoch(accelerator, 4, [&](int64_t) {
@@ -119,7 +119,7 @@ TEST(StepRecording, ARankThatWaitsForASlowOneShowsItAsCommunication) {
   EXPECT_GT(total(records_of_rank(folder, 1), "step", "forward"), 0.12);
 }
 
-TEST(StepRecording, AnEvaluationAndASaveBetweenEpochsBelongToNoStep) {
+TEST(StepRecorder, AnEvaluationAndASaveBetweenEpochsBelongToNoStep) {
   const TestFolder folder;
   {
     Accelerator accelerator(recorded(folder), WorldSpec{}, Group());
@@ -138,7 +138,7 @@ TEST(StepRecording, AnEvaluationAndASaveBetweenEpochsBelongToNoStep) {
   EXPECT_EQ(total(records, "step", "samples"), 4);
 }
 
-TEST(StepRecording, AnEvaluationWithinAStepIsOther) {
+TEST(StepRecorder, AnEvaluationWithinAStepIsOther) {
   const TestFolder folder;
   {
     Accelerator accelerator(recorded(folder), WorldSpec{}, Group());
@@ -154,7 +154,7 @@ TEST(StepRecording, AnEvaluationWithinAStepIsOther) {
   EXPECT_EQ(total(records, "step", "samples"), 4);
 }
 
-TEST(StepRecording, ASaveWithinTheLoopIsCheckpointTimeOfItsStep) {
+TEST(StepRecorder, ASaveWithinTheLoopIsCheckpointTimeOfItsStep) {
   const TestFolder folder;
   {
     AcceleratorOptions options = recorded(folder);
@@ -165,7 +165,7 @@ TEST(StepRecording, ASaveWithinTheLoopIsCheckpointTimeOfItsStep) {
   EXPECT_GT(total(records_of_rank(folder, 0), "step", "checkpoint"), 0);
 }
 
-TEST(StepRecording, CountsUpdatesOfAccumulatedBatches) {
+TEST(StepRecorder, CountsUpdatesOfAccumulatedBatches) {
   const TestFolder folder;
   {
     AcceleratorOptions options = recorded(folder);
@@ -188,7 +188,7 @@ TEST(StepRecording, CountsUpdatesOfAccumulatedBatches) {
   EXPECT_NEAR(records.back().at("loss").get<double>(), 2.0, 1e-6);
 }
 
-TEST(StepRecording, WorksWithoutALoader) {
+TEST(StepRecorder, WorksWithoutALoader) {
   const TestFolder folder;
   {
     Accelerator accelerator(recorded(folder), WorldSpec{}, Group());
@@ -203,13 +203,13 @@ TEST(StepRecording, WorksWithoutALoader) {
   EXPECT_EQ(total(records_of_rank(folder, 0), "step", "steps"), 3);
 }
 
-TEST(StepRecording, IsOffUnlessRequested) {
+TEST(StepRecorder, IsOffUnlessRequested) {
   const TestFolder folder;
   { const Accelerator accelerator({.project_dir = folder.path()}, WorldSpec{}, Group()); }
   EXPECT_FALSE(std::filesystem::exists(folder / "logs"));
 }
 
-TEST(StepRecording, WithoutAFolderIsRefused) {
+TEST(StepRecorder, WithoutAFolderIsRefused) {
   EXPECT_THAT(
       [] { Accelerator({.record_steps = true}, WorldSpec{}, Group()); },
       ThrowsMessage<ConfigError>(HasSubstr("record_steps needs a folder")));

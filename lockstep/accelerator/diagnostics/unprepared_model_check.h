@@ -41,8 +41,9 @@ class UnpreparedLeaves {
 /// A second model whose optimizer was not passed to prepare trains separately in each process, and
 /// nothing else detects that. It causes a warning, not an error, since some programs have
 /// parameters that should differ. Those of a prepared optimizer are compared before its updates,
-/// until they have gradients. Cost: that of UnpreparedLeaves.
-class UnpreparedModelCheck final : public StepObserver {
+/// until they have gradients. Cost: that of UnpreparedLeaves, and an all-gather in each of these
+/// comparisons.
+class UnpreparedModelCheck final : public TrainingStepObserver {
  public:
   UnpreparedModelCheck(
       const PreparedObjects& objects, const TrainingStep& step, const LocalSgdScopes& local_sgds)

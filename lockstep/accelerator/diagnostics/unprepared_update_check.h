@@ -66,7 +66,7 @@ class ParameterSamples {
 /// with fp16, whose gradients are still multiplied by the loss scale. torch's optimizers cannot be
 /// intercepted, so parameters are sampled after a backward and compared before the next one. Cost:
 /// that of ParameterSamples.
-class UnpreparedUpdateCheck final : public StepObserver {
+class UnpreparedUpdateCheck final : public TrainingStepObserver {
  public:
   UnpreparedUpdateCheck(const PreparedObjects& objects, const TrainingStep& step)
       : objects_(objects), step_(step) {}

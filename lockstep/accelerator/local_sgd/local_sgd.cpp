@@ -146,7 +146,7 @@ void LocalSgd::finish() {
     core_.reset();
     // With different momenta the models of data parallel would diverge.
     make_optimizers_equal(objects_, "local_sgd");
-    step_.notify(&StepObserver::equal_changes_made);
+    step_.notify(&TrainingStepObserver::equal_changes_made);
   }
 }
 

@@ -16,7 +16,7 @@ void ActiveLoaders::pass_requested(const void* /*loader*/) {
   if (before_pass_) {
     before_pass_();
   }
-  step_->notify(&StepObserver::batch_requested);
+  step_->notify(&TrainingStepObserver::batch_requested);
 }
 
 void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
@@ -25,7 +25,7 @@ void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
     data::synchronize_rng_states(group_, rng_types_);
   }
   stack_.push_back({.loader = loader});
-  step_->notify(&StepObserver::loader_pass_began, loader, stack_.size() == 1);
+  step_->notify(&TrainingStepObserver::loader_pass_began, loader, stack_.size() == 1);
 }
 
 void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& info) {
@@ -42,7 +42,7 @@ void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& inf
     }
   }
   stepped_ = false;
-  step_->notify(&StepObserver::batch_began, is_outermost(loader) ? info.rows : 0);
+  step_->notify(&TrainingStepObserver::batch_began, is_outermost(loader) ? info.rows : 0);
 }
 
 void ActiveLoaders::batch_ended(const void* loader) {
@@ -51,9 +51,9 @@ void ActiveLoaders::batch_ended(const void* loader) {
   }
   call_between_batches(loader);
   if (is_outermost(loader)) {
-    step_->notify(&StepObserver::body_ended);
+    step_->notify(&TrainingStepObserver::body_ended);
   }
-  step_->notify(&StepObserver::batch_requested);
+  step_->notify(&TrainingStepObserver::batch_requested);
 }
 
 bool ActiveLoaders::is_outermost(const void* loader) const {
@@ -125,7 +125,8 @@ void ActiveLoaders::pass_ended(const void* loader) {
     loops.last_batches = ended->used_batches;
   }
   if (ended != stack_.end()) {
-    step_->notify(&StepObserver::loader_pass_ended, loader, ended == stack_.begin(), ended->trains);
+    step_->notify(
+        &TrainingStepObserver::loader_pass_ended, loader, ended == stack_.begin(), ended->trains);
   }
   stack_.erase(
       std::remove_if(

@@ -25,7 +25,7 @@ struct TrainingLoops {
 
 /// Tracks the running loops over prepared loaders, oldest first, and the current batch of each.
 /// gather_for_metrics uses it to tell real samples from repeated ones.
-class ActiveLoaders final : public data::LoaderObserver, public StepObserver {
+class ActiveLoaders final : public data::LoaderObserver, public TrainingStepObserver {
  public:
   /// `rng_types` get the same state on all ranks of `group` at the start of each pass. `step`
   /// learns of passes and batches.

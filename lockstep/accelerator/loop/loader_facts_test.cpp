@@ -83,7 +83,7 @@ std::string message_of(const Loop& loop) {
   return message;
 }
 
-TEST(LoaderFacts, ARightLoopHasNone) {
+TEST(LoaderFacts, ACorrectLoopIsNotReported) {
   Loop loop;
   loop.leaves = [](int /*rank*/, int epoch, int batch) { return epoch == 0 && batch == 3; };
   loop.after_epoch = [](Accelerator&, auto& test) {
@@ -211,7 +211,7 @@ TEST(LoaderFacts, AnEvaluationMayBeLeftAtItsLastBatch) {
   EXPECT_EQ(message_of(loop), "no error");
 }
 
-TEST(LoaderFacts, LoadersOfALaterPrepareAreOthers) {
+TEST(LoaderFacts, ALaterPrepareStartsWithoutFacts) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     for (int fold = 0; fold < 3; ++fold) {
       Linear net = one_by_one();

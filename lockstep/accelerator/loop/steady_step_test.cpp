@@ -107,7 +107,7 @@ TEST_F(SteadyStep, AllocatesNoTensorMoreThanAlone) {
   expect_no_more_than_alone({});
 }
 
-TEST_F(SteadyStep, WithSharedParametersNeither) {
+TEST_F(SteadyStep, WithSharedParametersAllocatesNoTensorMoreThanAlone) {
   expect_no_more_than_alone({.shared_parameters = true});
 }
 

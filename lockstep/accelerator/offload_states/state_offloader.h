@@ -14,7 +14,7 @@
 namespace lockstep {
 
 /// Moves training states from the device to host memory and back; see Accelerator::offload_states.
-class StateOffloader final : public StepObserver {
+class StateOffloader final : public TrainingStepObserver {
  public:
   StateOffloader(const PreparedObjects& objects, TrainingStep& step)
       : objects_(objects), step_(step) {}

@@ -16,7 +16,7 @@
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/flat/parameters.h"
 #include "lockstep/optim/state/follow_parameters.h"
@@ -93,7 +93,7 @@ void Preparer::add_model(GivenModel model) {
   for (NamedTensor& item : named) {
     item.name = prefix + item.name;
   }
-  step_->notify(&StepObserver::model_given, named);
+  step_->notify(&TrainingStepObserver::model_given, named);
   for (const NamedTensor& item : trainable(model.parameters())) {
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);

@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 
 const AcceleratorOptions kShared{.shared_parameters = true};
 
-TEST(SharedParameters, AreThereOnceAndGradientsAreNot) {
+TEST(SharedParameters, RanksShareParametersButNotGradients) {
   accelerated_ranks(3, kShared, [](Accelerator& accelerator) {
     torch::nn::Linear net(4, 3);
     auto [model, optimizer] =

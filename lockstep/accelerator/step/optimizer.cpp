@@ -126,7 +126,7 @@ void Optimizer::step() {
   if (!step.sync_gradients()) {
     return;
   }
-  const StepPartScope scope(step, tracking::StepPart::kOptimizer);
+  const LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
   step.begin_update(*this);
   report_complete_gradients();
   state.backward_passes_at_use = step.backward_passes();
@@ -145,11 +145,11 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
         "step(closure) cannot be combined with fp16: the closure's gradients would not be "
         "unscaled; use bf16, or step()");
   }
-  step.notify(&StepObserver::before_closure);
+  step.notify(&TrainingStepObserver::before_closure);
   if (!step.sync_gradients()) {
     return {};
   }
-  const StepPartScope scope(step, tracking::StepPart::kOptimizer);
+  const LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
   step.begin_update(*this);
   step.gradients_changed();
   state.skipped = false;
@@ -164,7 +164,7 @@ void Optimizer::report_complete_gradients() {
   if (state_->sharding) {
     state_->sharding->apply_drops();
   }
-  state_->step->notify(&StepObserver::gradients_complete, *this);
+  state_->step->notify(&TrainingStepObserver::gradients_complete, *this);
 }
 
 /// Marks the gradients as used, also if the update was skipped.

@@ -30,7 +30,8 @@ class [[nodiscard]] Optimizer {
   Optimizer() = default;  ///< Empty; only for later assignment.
   Optimizer(std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<TrainingStep> step);
 
-  /// Performs one update with the wrapped optimizer. Collective with fp16 or a NonFinitePolicy.
+  /// Performs one update with the wrapped optimizer. Collective with fp16, a NonFinitePolicy, ZeRO
+  /// or shared_parameters; in any case all processes must call it equally often.
   void step();
   /// Does the same with a closure that computes the loss again, for optimizers that need one. The
   /// optimizer gets the mean of the processes' losses, and this returns it, so that a line search

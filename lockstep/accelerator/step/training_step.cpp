@@ -29,7 +29,7 @@ TrainingStep::TrainingStep(const AcceleratorOptions& options, bool scaled, const
   }
 }
 
-void TrainingStep::add_observer(const std::shared_ptr<StepObserver>& observer) {
+void TrainingStep::add_observer(const std::shared_ptr<TrainingStepObserver>& observer) {
   observers_.push_back(observer.get());
   staying_.push_back(observer);
 }
@@ -50,7 +50,7 @@ double TrainingStep::begin_micro_step(bool at_end) {
         "accumulate() was called inside another accumulate(); pass all models of the micro-step to "
         "one call");
   }
-  notify(&StepObserver::before_micro_step);
+  notify(&TrainingStepObserver::before_micro_step);
   scaling_.update_if_due();
   if (position_.sync_gradients) {
     position_.in_group = 0;
@@ -60,7 +60,7 @@ double TrainingStep::begin_micro_step(bool at_end) {
   position_.sync_gradients = at_end || position_.step % accumulation_.num_steps == 0;
   position_.in_micro_step = true;
   position_.counts_in_micro_step = 0;
-  notify(&StepObserver::micro_step_began);
+  notify(&TrainingStepObserver::micro_step_began);
   const bool corrects = position_.sync_gradients && !position_.counted && position_.in_group > 1;
   return corrects ? static_cast<double>(accumulation_.num_steps) /
                         static_cast<double>(position_.in_group)
@@ -125,7 +125,7 @@ double TrainingStep::take_count() {
 }
 
 void TrainingStep::give_loss(const GivenLoss& given) {
-  notify(&StepObserver::loss_given, given);
+  notify(&TrainingStepObserver::loss_given, given);
   if (!position_.in_micro_step) {
     scaling_.update_if_due();
   }
@@ -138,7 +138,7 @@ at::Tensor TrainingStep::scale(const at::Tensor& loss) {
 }
 
 void TrainingStep::count_backward() {
-  notify(&StepObserver::backward_began);
+  notify(&TrainingStepObserver::backward_began);
   ++backward_passes_;
   clipped_.clear();
 }
@@ -171,13 +171,13 @@ void TrainingStep::note_clipped(
 
 void TrainingStep::begin_update(const Optimizer& optimizer) {
   refuse_offloaded("optimizer");
-  notify(&StepObserver::before_update, optimizer);
+  notify(&TrainingStepObserver::before_update, optimizer);
 }
 
 bool TrainingStep::run_update(const Optimizer& optimizer, const std::function<void()>& update) {
   clipped_.clear();
   const bool may_update =
-      std::all_of(observers_.begin(), observers_.end(), [&](StepObserver* observer) {
+      std::all_of(observers_.begin(), observers_.end(), [&](TrainingStepObserver* observer) {
         return observer->may_update(optimizer.steps());
       });
   GradScaler* const scaler = scaling_.scaler();
@@ -195,7 +195,7 @@ bool TrainingStep::run_update(const Optimizer& optimizer, const std::function<vo
   const bool was_updated = scaler->step(&optimizer.inner(), optimizer.parameters(), update);
   if (!was_updated && scaler->get_scale() <= 1) {
     // Overflows are normal until a scale is found; without a scale the model causes them.
-    notify(&StepObserver::overflowed_unscaled, optimizer);
+    notify(&TrainingStepObserver::overflowed_unscaled, optimizer);
   }
   return was_updated;
 }
@@ -204,7 +204,7 @@ void TrainingStep::end_update(const Update& update) {
   scaling_.mark_due();
   ++updates_;
   ++calls_.steps;
-  notify(&StepObserver::after_update, update);
+  notify(&TrainingStepObserver::after_update, update);
 }
 
 at::Tensor TrainingStep::mean_over_ranks(const at::Tensor& value) {
@@ -255,7 +255,7 @@ void TrainingStep::reset_accumulation() {
 }
 
 void TrainingStep::forget_objects() {
-  notify(&StepObserver::objects_forgotten);
+  notify(&TrainingStepObserver::objects_forgotten);
   reset_accumulation();
   any_not_averaged_ = false;
   scaling_.forget_optimizers();

@@ -11,7 +11,7 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/step/loss_scaling.h"
-#include "lockstep/accelerator/step/step_observer.h"
+#include "lockstep/accelerator/step/training_step_observer.h"
 
 namespace lockstep {
 
@@ -31,7 +31,8 @@ struct AccumulationPosition {
   bool averages() const { return sync_gradients && (no_sync_depth == 0 || sync_triggered); }
 };
 
-/// Owns the state of a training loop between two updates. Only its functions write to it.
+/// Owns the state of a training loop between two updates. Only its functions, and those of its
+/// LossScaling, write to it.
 ///
 /// The parts of an Accelerator report events to it, in the order of a step:
 ///
@@ -39,7 +40,7 @@ struct AccumulationPosition {
 ///     const double factor = step.loss_factor();
 ///     step.give_loss({loss});                          // accelerator.backward(loss)
 ///     step.scale(at::mul(loss, factor)).backward();
-///     step.notify(&StepObserver::backward_ended);
+///     step.notify(&TrainingStepObserver::backward_ended);
 ///     step.begin_update(optimizer);                    // optimizer.step()
 ///     step.run_update(optimizer, [&] { ... });
 ///     step.end_update({optimizer, ...});
@@ -62,16 +63,16 @@ class TrainingStep {
   TrainingStep& operator=(const TrainingStep&) = delete;
 
   /// Adds an observer, which must live until remove_observers().
-  void add_observer(StepObserver& observer) { observers_.push_back(&observer); }
+  void add_observer(TrainingStepObserver& observer) { observers_.push_back(&observer); }
   /// Adds an observer that stays: it also observes optimizers that outlive the Accelerator.
-  void add_observer(const std::shared_ptr<StepObserver>& observer);
+  void add_observer(const std::shared_ptr<TrainingStepObserver>& observer);
   /// Removes those that do not stay.
   void remove_observers();
-  /// Calls a function of all observers: `step.notify(&StepObserver::part_ended)`. For events that
-  /// no function below reports.
+  /// Calls a function of all observers: `step.notify(&TrainingStepObserver::part_ended)`. For
+  /// events that no function below reports.
   template <class... Parameters, class... Arguments>
-  void notify(void (StepObserver::*event)(Parameters...), const Arguments&... arguments) {
-    for (StepObserver* observer : observers_) {
+  void notify(void (TrainingStepObserver::*event)(Parameters...), const Arguments&... arguments) {
+    for (TrainingStepObserver* observer : observers_) {
       (observer->*event)(arguments...);
     }
   }
@@ -175,8 +176,8 @@ class TrainingStep {
   };
 
   Group group_;
-  std::vector<StepObserver*> observers_;
-  std::vector<std::shared_ptr<StepObserver>> staying_;  ///< Those of them that stay.
+  std::vector<TrainingStepObserver*> observers_;
+  std::vector<std::shared_ptr<TrainingStepObserver>> staying_;  ///< Those of them that stay.
   GradientAccumulationPlugin accumulation_;
   AccumulationPosition position_;
   std::function<bool()> ends_update_;
@@ -191,14 +192,14 @@ class TrainingStep {
 };
 
 /// RAII scope: this thread's time belongs to `part` of the step.
-class StepPartScope {
+class LoopPartScope {
  public:
-  StepPartScope(TrainingStep& step, tracking::StepPart part) : step_(step) {
-    step_.notify(&StepObserver::part_began, part);
+  LoopPartScope(TrainingStep& step, tracking::LoopPart part) : step_(step) {
+    step_.notify(&TrainingStepObserver::part_began, part);
   }
-  ~StepPartScope() { step_.notify(&StepObserver::part_ended); }
-  StepPartScope(const StepPartScope&) = delete;
-  StepPartScope& operator=(const StepPartScope&) = delete;
+  ~LoopPartScope() { step_.notify(&TrainingStepObserver::part_ended); }
+  LoopPartScope(const LoopPartScope&) = delete;
+  LoopPartScope& operator=(const LoopPartScope&) = delete;
 
  private:
   TrainingStep& step_;

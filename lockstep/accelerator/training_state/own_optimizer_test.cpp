@@ -173,7 +173,7 @@ at::Tensor momentum_of(Linear net, Optimizer& optimizer) {
   return net->weight.detach() - before;
 }
 
-TEST(OwnOptimizer, IsMadeEqualWhereProcessesWentTheirOwnWays) {
+TEST(OwnOptimizer, HasEqualStatesAfterProcessesTrainedApart) {
   for (const bool local : {false, true}) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
       torch::manual_seed(1);

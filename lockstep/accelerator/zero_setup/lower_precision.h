@@ -8,7 +8,7 @@
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 
 namespace lockstep {
 

@@ -154,7 +154,7 @@ std::vector<at::Tensor> weights_with(
   return all[0];
 }
 
-TEST(ZeroOffload, TheNumbersAreThoseOfNothingOffloaded) {
+TEST(ZeroOffload, TrainsTheSameAsWithoutOffloading) {
   const TestFolder folder;
   const auto train = [](ClippedTraining& training) { training.train(0, 6); };
   for (const int world : {1, 2, 3}) {
@@ -169,7 +169,7 @@ TEST(ZeroOffload, TheNumbersAreThoseOfNothingOffloaded) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(ZeroOffload, OverSharedMemoryAndWithRoundedWeightsItIsTheSame) {
+TEST(ZeroOffload, TrainsTheSameOverSharedMemoryAndWithQuantizedWeights) {
   const TestFolder folder;
   for (const bool rounded : {false, true}) {
     std::vector<std::vector<at::Tensor>> results;

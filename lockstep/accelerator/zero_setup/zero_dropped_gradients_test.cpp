@@ -44,7 +44,7 @@ const std::vector<Drop>& drops() {
   return all;
 }
 
-TEST(ZeroDroppedGradients, SkippingABadBatchIsThatOfOneProcess) {
+TEST(ZeroDroppedGradients, SkippingABadBatchEqualsSkippingItInOneProcess) {
   auto plain = sine_layers(2, 24);
   optim::SGD reference(plain->parameters(), {.lr = 0.125});
   for (int step = 0; step < 3; ++step) {
@@ -177,7 +177,7 @@ TEST(ZeroDroppedGradients, OfOneRankAreFoundAtTheNextBackward) {
   }
 }
 
-TEST(ZeroDroppedGradients, BetweenBackwardAndStepLeaveNothingToDo) {
+TEST(ZeroDroppedGradients, DroppedBetweenBackwardAndStepMakeStepAnError) {
   for (const int number : {0, 1, 2, 3}) {
     for (const bool by_model : {false, true}) {
       accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {

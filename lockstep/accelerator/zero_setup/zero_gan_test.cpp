@@ -47,7 +47,7 @@ void set_requires_grad(const Net& net, bool requires_grad) {
 }
 
 /// One update of the discriminator, then one of the generator with the discriminator frozen.
-struct Step {
+struct GanUpdate {
   Accelerator& of_generator;
   Accelerator& of_discriminator;
   Net generator;
@@ -97,7 +97,7 @@ std::vector<at::Tensor> with_data_parallel() {
     Net discriminator = make_discriminator();
     auto [g, g_optimizer, d, d_optimizer] = accelerator.prepare(
         generator, make_optimizer(generator), discriminator, make_optimizer(discriminator));
-    Step step{accelerator, accelerator, g, d, g_optimizer, d_optimizer};
+    GanUpdate step{accelerator, accelerator, g, d, g_optimizer, d_optimizer};
     for (int i = 0; i < kGanSteps; ++i) {
       step(i);
     }
@@ -124,7 +124,7 @@ std::vector<at::Tensor> with_zero(int stage, const Run& run) {
     Net discriminator = make_discriminator();
     auto [g, g_optimizer] = of_generator.prepare(generator, make_optimizer(generator));
     auto [d, d_optimizer] = of_discriminator.prepare(discriminator, make_optimizer(discriminator));
-    Step step{of_generator, of_discriminator, g, d, g_optimizer, d_optimizer};
+    GanUpdate step{of_generator, of_discriminator, g, d, g_optimizer, d_optimizer};
     if (run.load) {
       of_discriminator.load_state(*run.load / "discriminator");
       of_generator.load_state(*run.load / "generator");

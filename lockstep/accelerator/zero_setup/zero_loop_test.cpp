@@ -89,7 +89,7 @@ TEST(ZeroLoop, TheNormIsThatOfAllRanksWhereSomeHaveNoGradient) {
   }
 }
 
-TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
+TEST(ZeroLoop, ABackwardThatWouldAddToUsedGradientsIsRefused) {
   for (const int number : {1, 2, 3}) {
     for (const int64_t width : {2, 24}) {  // All on one rank, and some on each.
       accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
@@ -123,7 +123,7 @@ TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
   }
 }
 
-TEST(ZeroLoop, GradientsThatAProgramHasDroppedOrWrittenItselfAreItsOwnAffair) {
+TEST(ZeroLoop, AProgramMayDropOrWriteGradientsOfShardSlices) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
       auto net = sine_layers(1, 24);

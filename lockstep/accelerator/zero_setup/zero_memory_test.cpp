@@ -70,13 +70,13 @@ TEST(ZeroMemory, OfParametersGradientsAndStateFollowsTheFormulas) {
   expect_formulas(at::kFloat);
 }
 
-TEST(ZeroMemory, OfParametersIn16BitsIsThatAndMastersOfThisRanksPart) {
+TEST(ZeroMemory, Of16BitParametersIsThemAndMastersOfThisRanksShard) {
   expect_formulas(at::kBFloat16);
 }
 
 /// Besides what stays, in fp32: the gradients that backward has just given and those of the buckets
 /// under way, in stage 3 the units that are whole, and a little for what layers give each other.
-TEST(ZeroMemory, WithinAStepIsThatAndAFewBuckets) {
+TEST(ZeroMemory, WithinAStepIsMoreByAFewBucketsOnly) {
   constexpr int kLayers = 32;
   constexpr int64_t kWidth = 256;
   constexpr int64_t kUnit = 4 * kWidth * kWidth;
@@ -117,7 +117,7 @@ TEST(ZeroMemory, WithinAStepIsThatAndAFewBuckets) {
   }
 }
 
-TEST(ZeroMemory, AFullStateDictTakesThatOfAFewTensorsOnAnyRank) {
+TEST(ZeroMemory, AFullStateDictTakesMemoryForAFewTensorsOnEachRank) {
   constexpr int kLayers = 24;
   constexpr int64_t kWidth = 256;
   constexpr int64_t kUnit = 4 * kWidth * kWidth;

@@ -40,17 +40,17 @@ void warn_about_gloo(const std::string& why) {
 /// an operation does.
 class HierarchyState {
  public:
-  HierarchyState(Layout layout, const HostTransports& transports)
-      : layout_(std::move(layout)),
-        flat_(transports.flat),
+  HierarchyState(RanksByHost by_host, const HostTransports& transports)
+      : by_host_(std::move(by_host)),
+        all_ranks_(transports.all_ranks),
         local_(transports.local),
-        collectives_(std::in_place, layout_, transports) {}
+        collectives_(std::in_place, by_host_, transports) {}
 
-  const Layout& layout() const { return layout_; }
+  const RanksByHost& by_host() const { return by_host_; }
   /// Returns null once this rank has left.
-  std::shared_ptr<Transport> flat() const {
+  std::shared_ptr<Transport> all_ranks() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return flat_;
+    return all_ranks_;
   }
   std::shared_ptr<Transport> local() const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -71,7 +71,7 @@ class HierarchyState {
 
   void point_to_point(const Collective& c, Milliseconds timeout) {
     guarded(c.op, [&] {
-      const auto link = flat();
+      const auto link = all_ranks();
       if (!link) {
         failure_.check(c.op);
       }
@@ -100,27 +100,27 @@ class HierarchyState {
   /// Closes the transports at which other ranks wait for this one.
   void leave() {
     collectives_.reset();
-    std::shared_ptr<Transport> flat;
+    std::shared_ptr<Transport> all_ranks;
     std::shared_ptr<Transport> local;
     const std::lock_guard<std::mutex> lock(mutex_);
-    flat.swap(flat_);
+    all_ranks.swap(all_ranks_);
     local.swap(local_);
   }
 
-  const Layout layout_;
-  GroupError failure_;
+  const RanksByHost by_host_;
+  FirstFailure failure_;
   mutable std::mutex mutex_;  ///< Protects the two below.
-  std::shared_ptr<Transport> flat_, local_;
+  std::shared_ptr<Transport> all_ranks_, local_;
   std::optional<HostCollectives> collectives_;  ///< Used only by the collectives' thread.
 };
 
 class HierarchyTransport final : public Transport {
  public:
-  HierarchyTransport(Layout layout, const HostTransports& transports, uint64_t group)
-      : rank_(transports.flat->rank()),
-        size_(transports.flat->size()),
+  HierarchyTransport(RanksByHost by_host, const HostTransports& transports, uint64_t group)
+      : rank_(transports.all_ranks->rank()),
+        size_(transports.all_ranks->size()),
         group_(group),
-        state_(std::make_shared<HierarchyState>(std::move(layout), transports)),
+        state_(std::make_shared<HierarchyState>(std::move(by_host), transports)),
         operations_(state_, group) {}
 
   const char* name() const override { return "shm+gloo"; }
@@ -147,27 +147,27 @@ class HierarchyTransport final : public Transport {
   int64_t splits_ = 0;
 };
 
-/// Returns the layout of the subgroup of `color`, by the ranks in it.
-Layout layout_of_part(
-    const Layout& parent, const std::vector<SplitChoice>& choices, int64_t color) {
+/// Returns the hosts of the subgroup of `color`, by the ranks in it.
+RanksByHost part_by_host(
+    const RanksByHost& parent, const std::vector<SplitChoice>& choices, int64_t color) {
   const std::vector<int> members = members_of(choices, color);
   std::vector<std::vector<int>> hosts(static_cast<size_t>(parent.hosts()));
   for (size_t rank = 0; rank < members.size(); ++rank) {
     hosts[static_cast<size_t>(parent.host_of(members[rank]))].push_back(static_cast<int>(rank));
   }
   std::erase_if(hosts, [](const auto& ranks) { return ranks.empty(); });
-  return Layout(std::move(hosts));
+  return RanksByHost(std::move(hosts));
 }
 
 std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Milliseconds timeout) {
   // The exchange runs after all operations that were started before: none is running afterwards.
   const auto choices = exchange(*this, SplitChoice{color, key}, timeout);
-  Layout part = layout_of_part(state_->layout(), choices, color);
+  RanksByHost part = part_by_host(state_->by_host(), choices, color);
   const uint64_t group = flight_group(group_, kLocalSplit - 1 - splits_++, color);
   const bool one_host = part.hosts() == 1;
   std::vector<int64_t> multi_host_colors;
   for (const SplitChoice& choice : choices) {
-    if (layout_of_part(state_->layout(), choices, choice.color).hosts() > 1) {
+    if (part_by_host(state_->by_host(), choices, choice.color).hosts() > 1) {
       multi_host_colors.push_back(choice.color);
     }
   }
@@ -189,12 +189,13 @@ std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Millise
     } catch (const Error& error) {
       fault = without_rank_suffix(error.what());
     }
-    // All ranks split the flat group, if any rank needs its part. The others get groups of one.
+    // All ranks split the group of all ranks, if any rank needs its part. The others get groups of
+    // one.
     if (!multi_host_colors.empty()) {
       const auto found = std::find(multi_host_colors.begin(), multi_host_colors.end(), color);
       const auto number =
           one_host ? size_ + rank_ : static_cast<int>(found - multi_host_colors.begin());
-      const auto flat_part = state_->flat()->split(number, key, timeout);
+      const auto flat_part = state_->all_ranks()->split(number, key, timeout);
       multi_host_part = one_host ? nullptr
                                  : make_hierarchy_transport(
                                        flat_part, std::move(part), make_local, group, timeout);
@@ -206,73 +207,74 @@ std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Millise
 }  // namespace
 
 std::shared_ptr<Transport> make_hierarchy_transport(
-    std::shared_ptr<Transport> flat,
-    Layout layout,
+    std::shared_ptr<Transport> all_ranks,
+    RanksByHost by_host,
     const MakeLocal& make_local,
     uint64_t group,
     Milliseconds timeout) {
-  if (layout.largest() == 1) {
-    return flat;
+  if (by_host.largest() == 1) {
+    return all_ranks;
   }
   struct Fault {
     std::array<char, 512> text{};
   };
   Fault mine;
-  HostTransports transports{.flat = flat, .local = nullptr, .cross = nullptr};
+  HostTransports transports{.all_ranks = all_ranks, .local = nullptr, .cross = nullptr};
   try {
     transports.local = make_local();
   } catch (const Error& error) {
     without_rank_suffix(error.what()).copy(mine.text.data(), mine.text.size() - 1);
   }
-  const auto faults = exchange(*flat, mine, timeout);
+  const auto faults = exchange(*all_ranks, mine, timeout);
   for (size_t rank = 0; rank < faults.size(); ++rank) {
     if (faults[rank].text[0] != '\0') {
       warn_about_gloo(
           fmt::format("rank {}: {}", rank, static_cast<const char*>(faults[rank].text.data())));
-      return flat;
+      return all_ranks;
     }
   }
-  const int rank = flat->rank();
-  const int index = layout.index_of(rank);
+  const int rank = all_ranks->rank();
+  const int index = by_host.index_of(rank);
   // A rank without a counterpart on every host gets a group of one.
-  const bool has_cross = layout.equal() || index == 0;
-  transports.cross =
-      flat->split(has_cross ? index : layout.largest() + rank, layout.host_of(rank), timeout);
+  const bool has_cross = by_host.equal() || index == 0;
+  transports.cross = all_ranks->split(
+      has_cross ? index : by_host.largest() + rank, by_host.host_of(rank), timeout);
   if (!has_cross) {
     transports.cross.reset();
   }
-  return std::make_shared<HierarchyTransport>(std::move(layout), transports, group);
+  return std::make_shared<HierarchyTransport>(std::move(by_host), transports, group);
 }
 
 std::shared_ptr<Transport> make_hierarchy_transport(
-    const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout) {
+    const WorldSpec& world, std::shared_ptr<Transport> all_ranks, Milliseconds join_timeout) {
   const FlightRecordingPause pause;
-  const auto by_rank = exchange(*flat, RankLocation::of(world), join_timeout);
-  std::optional<Layout> layout;
+  const auto by_rank = exchange(*all_ranks, RankLocation::of(world), join_timeout);
+  std::optional<RanksByHost> by_host;
   try {
-    layout = Layout::of(by_rank);
+    by_host = RanksByHost::of(by_rank);
   } catch (const Error& error) {  // On all ranks, since all have the same locations.
     warn_about_gloo(without_rank_suffix(error.what()));
-    return flat;
+    return all_ranks;
   }
-  const int host = layout->host_of(world.rank);
-  const std::vector<int>& members = layout->ranks_of(host);
+  const int host = by_host->host_of(world.rank);
+  const std::vector<int>& members = by_host->ranks_of(host);
   log_debug(fmt::format(
       "the job has {} hosts with at most {} ranks each; this host is number {} with {} ranks",
-      layout->hosts(),
-      layout->largest(),
+      by_host->hosts(),
+      by_host->largest(),
       host,
       members.size()));
   const shm::RendezvousAddress address{
       .name = fmt::format(
           "lockstep/hosts/{:016x}", by_rank[static_cast<size_t>(members.front())].token),
-      .rank = layout->index_of(world.rank),
+      .rank = by_host->index_of(world.rank),
       .size = static_cast<int>(members.size())};
   const MakeLocal make_local = [&] {
     return make_shm_transport(
         address, flight_group(kWorldGroup, kLocalSplit, members.front()), join_timeout);
   };
-  return make_hierarchy_transport(std::move(flat), *layout, make_local, kWorldGroup, join_timeout);
+  return make_hierarchy_transport(
+      std::move(all_ranks), *by_host, make_local, kWorldGroup, join_timeout);
 }
 
 }  // namespace lockstep::comm

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "lockstep/base/host/world.h"
-#include "lockstep/comm/hierarchy/layout.h"
+#include "lockstep/comm/hierarchy/ranks_by_host.h"
 #include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
@@ -25,20 +25,21 @@ namespace lockstep::comm {
 // A subgroup (split) within one host uses only shared memory, one with a rank on each host only
 // Gloo.
 
-/// Connects the ranks of `flat`, which are all ranks of `world`. Returns `flat` itself if no host
-/// has two of them, and, with a warning, if some get no shared memory. Collective. Throws CommError
-/// if a rank is lost.
+/// Connects the ranks of `all_ranks`, which are all ranks of `world`. Returns `all_ranks` itself if
+/// no host has two of them, and, with a warning, if some get no shared memory. Collective. Throws
+/// CommError if a rank is lost.
 std::shared_ptr<Transport> make_hierarchy_transport(
-    const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout);
+    const WorldSpec& world, std::shared_ptr<Transport> all_ranks, Milliseconds join_timeout);
 
-/// Connects this rank to the ranks of its host, in the layout's order. Throws Error if it cannot.
+/// Connects this rank to the ranks of its host, in the order of RanksByHost. Throws Error if it
+/// cannot.
 using MakeLocal = std::function<std::shared_ptr<Transport>()>;
 
-/// Connects the ranks of `flat` in a known layout, for split and tests. `group`: its id in the
-/// flight record.
+/// Connects the ranks of `all_ranks` whose hosts are known, for split and tests. `group`: its id in
+/// the flight record.
 std::shared_ptr<Transport> make_hierarchy_transport(
-    std::shared_ptr<Transport> flat,
-    Layout layout,
+    std::shared_ptr<Transport> all_ranks,
+    RanksByHost by_host,
     const MakeLocal& make_local,
     uint64_t group,
     Milliseconds timeout);

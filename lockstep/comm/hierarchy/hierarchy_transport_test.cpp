@@ -221,10 +221,10 @@ TEST(Hierarchy, OneHostWithoutSharedMemoryIsEnoughForAllToTakeGloo) {
   const LogLines lines;
   std::atomic<int> agreed{0};
   gloo_ranks(4, [&](const Group& group) {
-    const auto flat = std::make_shared<Gatherer>(group);
+    const auto all_ranks = std::make_shared<Gatherer>(group);
     const auto transport = make_hierarchy_transport(
-        flat,
-        Layout({{0, 1}, {2, 3}}),
+        all_ranks,
+        RanksByHost({{0, 1}, {2, 3}}),
         [&]() -> std::shared_ptr<Transport> {
           if (group.rank() == 3) {
             throw Error("shared memory", "there is none");
@@ -233,7 +233,7 @@ TEST(Hierarchy, OneHostWithoutSharedMemoryIsEnoughForAllToTakeGloo) {
         },
         /*group=*/7,
         std::chrono::seconds(60));
-    agreed += transport == flat ? 1 : 0;
+    agreed += transport == all_ranks ? 1 : 0;
   });
   EXPECT_EQ(agreed, 4);
   EXPECT_THAT(lines.all(), HasSubstr("rank 3: [shared memory] there is none"));
@@ -243,13 +243,14 @@ TEST(Hierarchy, InconsistentHostsFallBackToGloo) {
   const LogLines lines;
   std::atomic<int> agreed{0};
   gloo_ranks(4, [&](const Group& group) {
-    const auto flat = std::make_shared<Gatherer>(group);
+    const auto all_ranks = std::make_shared<Gatherer>(group);
     WorldSpec world;
     world.rank = group.rank();
     world.size = 4;
     world.local_rank = group.rank() % 3;
     world.local_size = 3;
-    agreed += make_hierarchy_transport(world, flat, std::chrono::seconds(60)) == flat ? 1 : 0;
+    agreed +=
+        make_hierarchy_transport(world, all_ranks, std::chrono::seconds(60)) == all_ranks ? 1 : 0;
   });
   EXPECT_EQ(agreed, 4);
   EXPECT_THAT(lines.all(), HasSubstr("got 1 ranks, expected 3"));

@@ -61,23 +61,23 @@ void divide_sum(const Collective& c, at::Tensor& sum, int all_ranks) {
   }
 }
 
-std::vector<int> counterparts_of(const Layout& layout, int index) {
+std::vector<int> counterparts_of(const RanksByHost& by_host, int index) {
   std::vector<int> ranks;
-  for (int host = 0; host < layout.hosts(); ++host) {
-    ranks.push_back(layout.ranks_of(host)[layout.equal() ? static_cast<size_t>(index) : 0]);
+  for (int host = 0; host < by_host.hosts(); ++host) {
+    ranks.push_back(by_host.ranks_of(host)[by_host.equal() ? static_cast<size_t>(index) : 0]);
   }
   return ranks;
 }
 
 }  // namespace
 
-HostCollectives::HostCollectives(const Layout& layout, HostTransports transports)
-    : layout_(layout),
+HostCollectives::HostCollectives(const RanksByHost& by_host, HostTransports transports)
+    : by_host_(by_host),
       transports_(std::move(transports)),
-      host_(layout.host_of(transports_.flat->rank())),
-      index_(layout.index_of(transports_.flat->rank())),
+      host_(by_host.host_of(transports_.all_ranks->rank())),
+      index_(by_host.index_of(transports_.all_ranks->rank())),
       host_size_(transports_.local->size()),
-      counterparts_(counterparts_of(layout, index_)) {}
+      counterparts_(counterparts_of(by_host, index_)) {}
 
 Milliseconds HostCollectives::remaining() const {
   return std::max(
@@ -95,7 +95,7 @@ void HostCollectives::run(const Collective& collective, int64_t sequence, Millis
 }
 
 void HostCollectives::perform(const Collective& c) {
-  const bool by_index = layout_.equal();
+  const bool by_index = by_host_.equal();
   if (c.op == Op::kAllReduce) {
     all_reduce(c);
   } else if (c.op == Op::kBroadcast) {
@@ -105,15 +105,15 @@ void HostCollectives::perform(const Collective& c) {
   } else if (c.op == Op::kAllGather && by_index) {
     all_gather(c);
   } else {
-    transports_.flat->start(c, remaining())->wait(remaining() + kGlooGrace);
+    transports_.all_ranks->start(c, remaining())->wait(remaining() + kGlooGrace);
   }
 }
 
 void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
   const int64_t bytes = sizeof(Fingerprint);
-  const int64_t host_fingerprints = layout_.largest();
+  const int64_t host_fingerprints = by_host_.largest();
   const at::Tensor host = at::zeros({host_fingerprints * bytes}, at::kByte);
-  const at::Tensor world = at::zeros({layout_.hosts() * host_fingerprints * bytes}, at::kByte);
+  const at::Tensor world = at::zeros({by_host_.hosts() * host_fingerprints * bytes}, at::kByte);
   on_host(
       {.op = Op::kAllGather,
        .input = bytes_of_value(mine),
@@ -125,8 +125,8 @@ void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
   on_host({.op = Op::kBroadcast, .output = world});
   const auto fingerprints = values_in<Fingerprint>(world);
   std::vector<Fingerprint> by_rank;
-  for (int rank = 0; rank < layout_.size(); ++rank) {
-    const int64_t index = layout_.host_of(rank) * host_fingerprints + layout_.index_of(rank);
+  for (int rank = 0; rank < by_host_.size(); ++rank) {
+    const int64_t index = by_host_.host_of(rank) * host_fingerprints + by_host_.index_of(rank);
     by_rank.push_back(fingerprints[static_cast<size_t>(index)]);
   }
   if (const auto sides = mismatch(by_rank)) {
@@ -136,7 +136,7 @@ void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
 
 void HostCollectives::all_reduce(const Collective& c) {
   const at::Tensor full = c.output.view({-1});
-  const bool shared = layout_.equal() && static_cast<int64_t>(full.nbytes()) >= kMinShareBytes;
+  const bool shared = by_host_.equal() && static_cast<int64_t>(full.nbytes()) >= kMinShareBytes;
   const int64_t each = shared ? full.numel() / host_size_ : 0;
   const at::Tensor body = full.narrow(0, 0, each * host_size_);
   const at::Tensor rest = full.narrow(0, body.numel(), full.numel() - body.numel());
@@ -160,12 +160,12 @@ void HostCollectives::all_reduce(const Collective& c) {
   }
   std::optional<Collective> part;
   if (is_first_of_host() || each > 0) {
-    scale_partial_average(c, share, host_size_, layout_.size());
+    scale_partial_average(c, share, host_size_, by_host_.size());
     part = {.op = Op::kAllReduce, .output = share, .reduce = across_hosts(c)};
   }
   between_hosts(part);
   if (part) {
-    divide_sum(c, share, layout_.size());
+    divide_sum(c, share, by_host_.size());
   }
   if (each > 0) {
     on_host({.op = Op::kAllGather, .input = share.narrow(0, 0, each), .output = body});
@@ -183,34 +183,34 @@ void HostCollectives::reduce_scatter(const Collective& c) {
   at::Tensor output = c.output.view({-1});
   const int64_t each = output.numel();
   // The sums of this host's ranks for the ranks of this rank's index.
-  at::Tensor sums = scratch(each * layout_.hosts(), output.scalar_type());
-  for (int host = 0; host < layout_.hosts(); ++host) {
+  at::Tensor sums = scratch(each * by_host_.hosts(), output.scalar_type());
+  for (int host = 0; host < by_host_.hosts(); ++host) {
     on_host(
         {.op = Op::kReduceScatter,
          .input = rows_of_host(input, host),
          .output = sums.narrow(0, host * each, each),
          .reduce = within_host(c)});
   }
-  scale_partial_average(c, sums, host_size_, layout_.size());
+  scale_partial_average(c, sums, host_size_, by_host_.size());
   between_hosts(Collective{
       .op = Op::kReduceScatter, .input = sums, .output = output, .reduce = across_hosts(c)});
-  divide_sum(c, output, layout_.size());
+  divide_sum(c, output, by_host_.size());
 }
 
 void HostCollectives::all_gather(const Collective& c) {
   const at::Tensor input = bytes_of(c.input);
   const at::Tensor output = bytes_of(c.output);
   const int64_t each = input.numel();
-  const at::Tensor parts = scratch(each * layout_.hosts(), at::kByte);
+  const at::Tensor parts = scratch(each * by_host_.hosts(), at::kByte);
   between_hosts(Collective{.op = Op::kAllGather, .input = input, .output = parts});
-  for (int host = 0; host < layout_.hosts(); ++host) {
+  for (int host = 0; host < by_host_.hosts(); ++host) {
     const bool in_place = is_consecutive(host);
     const at::Tensor rows =
         in_place ? rows_of_host(output, host) : at::empty({each * host_size_}, at::kByte);
     on_host({.op = Op::kAllGather, .input = parts.narrow(0, host * each, each), .output = rows});
     if (!in_place) {
       for (int index = 0; index < host_size_; ++index) {
-        const int rank = layout_.ranks_of(host)[static_cast<size_t>(index)];
+        const int rank = by_host_.ranks_of(host)[static_cast<size_t>(index)];
         output.narrow(0, rank * each, each).copy_(rows.narrow(0, index * each, each));
       }
     }
@@ -219,9 +219,9 @@ void HostCollectives::all_gather(const Collective& c) {
 
 void HostCollectives::broadcast(const Collective& c) {
   const at::Tensor tensor = bytes_of(c.output);
-  const int root_host = layout_.host_of(c.root);
-  const int root_index = layout_.index_of(c.root);
-  const int sender_index = layout_.equal() ? root_index : 0;
+  const int root_host = by_host_.host_of(c.root);
+  const int root_index = by_host_.index_of(c.root);
+  const int sender_index = by_host_.equal() ? root_index : 0;
   if (host_ == root_host) {
     on_host({.op = Op::kBroadcast, .output = tensor, .root = root_index});
   }
@@ -236,7 +236,7 @@ void HostCollectives::broadcast(const Collective& c) {
 }
 
 void HostCollectives::on_host(Collective part) {
-  over(*transports_.local, "on the host of", layout_.ranks_of(host_), std::move(part));
+  over(*transports_.local, "on the host of", by_host_.ranks_of(host_), std::move(part));
 }
 
 void HostCollectives::between_hosts(std::optional<Collective> part) {
@@ -271,7 +271,7 @@ void HostCollectives::between_hosts(std::optional<Collective> part) {
           name_of(op_),
           fmt::format(
               "rank {} failed: {}",
-              layout_.ranks_of(host_)[index],
+              by_host_.ranks_of(host_)[index],
               static_cast<const char*>(results[index].text.data())),
           static_cast<int>(results[index].peer));
     }
@@ -301,13 +301,13 @@ void HostCollectives::over(
 }
 
 bool HostCollectives::is_consecutive(int host) const {
-  const std::vector<int>& ranks = layout_.ranks_of(host);
+  const std::vector<int>& ranks = by_host_.ranks_of(host);
   return ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size());
 }
 
 at::Tensor HostCollectives::rows_of_host(const at::Tensor& rows, int host) const {
-  const std::vector<int>& ranks = layout_.ranks_of(host);
-  const int64_t each = rows.numel() / layout_.size();
+  const std::vector<int>& ranks = by_host_.ranks_of(host);
+  const int64_t each = rows.numel() / by_host_.size();
   if (is_consecutive(host)) {
     return rows.narrow(0, ranks.front() * each, each * host_size_);
   }

@@ -6,16 +6,16 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/comm/hierarchy/layout.h"
+#include "lockstep/comm/hierarchy/ranks_by_host.h"
 #include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 
 /// Holds the transports of a rank of a job on several hosts.
 struct HostTransports {
-  std::shared_ptr<Transport> flat;   ///< To all ranks.
-  std::shared_ptr<Transport> local;  ///< To the ranks of this host, in the layout's order.
-  /// To the ranks with this rank's index on each host, in the layout's order; if hosts have
+  std::shared_ptr<Transport> all_ranks;  ///< To all ranks.
+  std::shared_ptr<Transport> local;  ///< To the ranks of this host, in the order of RanksByHost.
+  /// To the ranks with this rank's index on each host, in the order of RanksByHost; if hosts have
   /// different numbers of ranks, only the first rank of each host has it.
   std::shared_ptr<Transport> cross;
 };
@@ -30,7 +30,7 @@ struct HostTransports {
 /// - reduce_scatter, all_gather, hosts of equal size: each rank communicates with the ranks of its
 ///   index.
 /// - broadcast: over one rank of each host.
-/// - All others: over `flat`.
+/// - All others: over `all_ranks`.
 ///
 /// Rounding: float16 and bfloat16 are rounded once within a host, and once for each host that is
 /// added to the first. An average is divided once, by the number of ranks. Averages of float16 are
@@ -40,7 +40,7 @@ struct HostTransports {
 /// Throws CommError with the operation's name and world ranks; no operation may follow.
 class HostCollectives {
  public:
-  HostCollectives(const Layout& layout, HostTransports transports);
+  HostCollectives(const RanksByHost& by_host, HostTransports transports);
 
   /// Blocks until done. `sequence`: as in Fingerprint.
   void run(const Collective& collective, int64_t sequence, Milliseconds timeout);
@@ -73,7 +73,7 @@ class HostCollectives {
   bool is_first_of_host() const { return index_ == 0; }
   Milliseconds remaining() const;
 
-  const Layout& layout_;
+  const RanksByHost& by_host_;
   HostTransports transports_;
   int host_, index_;               ///< This rank's host, and its index there.
   int host_size_;                  ///< Ranks of this host.

@@ -81,7 +81,7 @@ TEST(Yaml, NodesKnowTheirPlaces) {
   EXPECT_EQ(where(document, list->place), "a.yaml:4:6");
 }
 
-TEST(Yaml, NothingIsANull) {
+TEST(Yaml, AnAbsentValueIsNull) {
   EXPECT_EQ(yaml("").root.kind, Kind::kNull);
   EXPECT_EQ(yaml("# only a comment\n").root.kind, Kind::kNull);
   const Document document = yaml("a:\nb: ~\nc: null\nd: ''\n");

@@ -28,19 +28,19 @@ enum Field : int {
   kPayloadBytes,
   kHeaderSize
 };
-enum Kind : int64_t { kStep, kEnd, kFailure };
+enum Kind : int64_t { kRound, kEnd, kFailure };
 
 constexpr int64_t kNoPayload = -1;
 
 }  // namespace
 
-StepChannel::StepChannel(Group group, const ShardLayout& layout, int64_t epoch)
+DispatchChannel::DispatchChannel(Group group, const ShardLayout& layout, int64_t epoch)
     : group_(std::move(group)),
       global_batch_rows_(layout.global_batch_rows()),
       first_sample_(layout.first_sample()),
       epoch_(epoch) {}
 
-void StepChannel::send_headers(
+void DispatchChannel::send_headers(
     int64_t kind, int64_t index, int64_t samples, const std::vector<int64_t>& sizes) {
   at::Tensor headers = at::empty({int64_t{kHeaderSize} * size()}, at::kLong);
   int64_t* header = headers.mutable_data_ptr<int64_t>();
@@ -57,13 +57,13 @@ void StepChannel::send_headers(
   group_.scatter(at::empty({kHeaderSize}, at::kLong), headers).wait();
 }
 
-void StepChannel::send_step(
+void DispatchChannel::send_round(
     int64_t index, int64_t samples, const std::vector<at::Tensor>& payloads) {
   std::vector<int64_t> sizes = {kNoPayload};
   for (const at::Tensor& payload : payloads) {
     sizes.push_back(payload.defined() ? payload.numel() : kNoPayload);
   }
-  send_headers(kStep, index, samples, sizes);
+  send_headers(kRound, index, samples, sizes);
   std::vector<Pending> sent;
   for (size_t i = 0; i < payloads.size(); ++i) {
     if (payloads[i].defined()) {
@@ -75,16 +75,16 @@ void StepChannel::send_step(
   }
 }
 
-void StepChannel::send_end(int64_t index) {
+void DispatchChannel::send_end(int64_t index) {
   send_headers(kEnd, index, 0, std::vector<int64_t>(static_cast<size_t>(size()), kNoPayload));
 }
 
-void StepChannel::send_failure(int64_t index, const std::string& why) {
+void DispatchChannel::send_failure(int64_t index, const std::string& why) {
   send_headers(kFailure, index, 0, std::vector<int64_t>(static_cast<size_t>(size()), kNoPayload));
   broadcast_bytes(group_, why);
 }
 
-std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
+std::optional<DispatchChannel::Arrival> DispatchChannel::receive(int64_t index) {
   const at::Tensor header =
       group_.scatter(at::empty({kHeaderSize}, at::kLong), at::Tensor()).wait();
   const int64_t* field = header.const_data_ptr<int64_t>();
@@ -99,7 +99,7 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
             why));
   }
   Arrival arrival{.samples = field[kSamples], .payload = {}};
-  if (field[kKind] == kStep && field[kPayloadBytes] != kNoPayload) {
+  if (field[kKind] == kRound && field[kPayloadBytes] != kNoPayload) {
     // Received even if it is of another step, since rank 0 waits until it is received.
     arrival.payload = group_.recv(at::empty({field[kPayloadBytes]}, at::kByte), 0).wait();
   }
@@ -124,7 +124,7 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
   return field[kKind] == kEnd ? std::nullopt : std::optional(std::move(arrival));
 }
 
-void StepChannel::log_waiting(int64_t index) const noexcept {
+void DispatchChannel::log_waiting(int64_t index) const noexcept {
   try {
     log_warning(
         fmt::format(
@@ -138,7 +138,7 @@ void StepChannel::log_waiting(int64_t index) const noexcept {
   }
 }
 
-void StepChannel::log_failed(int64_t index, const char* why) const noexcept {
+void DispatchChannel::log_failed(int64_t index, const char* why) const noexcept {
   try {
     log_error(fmt::format(
         "[dispatch] a loop ended early, and the transfer of batch {} of epoch {} failed: {}",
@@ -149,14 +149,14 @@ void StepChannel::log_failed(int64_t index, const char* why) const noexcept {
   }
 }
 
-struct StepTransfer::Running {
+struct TransferThread::Running {
   std::future<void> ended;
 };
 
-StepTransfer::StepTransfer() = default;
-StepTransfer::~StepTransfer() = default;
+TransferThread::TransferThread() = default;
+TransferThread::~TransferThread() = default;
 
-void StepTransfer::start(std::function<void()> transfer) {
+void TransferThread::start(std::function<void()> transfer) {
   running_ = std::make_unique<Running>(Running{
       std::async(std::launch::async, [transfer = std::move(transfer), label = current_rank()] {
         const ThreadRankScope scope(label);
@@ -165,11 +165,11 @@ void StepTransfer::start(std::function<void()> transfer) {
       })});
 }
 
-bool StepTransfer::wait_for(std::chrono::milliseconds timeout) const {
+bool TransferThread::wait_for(std::chrono::milliseconds timeout) const {
   return running_->ended.wait_for(timeout) == std::future_status::ready;
 }
 
-void StepTransfer::finish() {
+void TransferThread::finish() {
   const std::unique_ptr<Running> running = std::move(running_);
   running->ended.get();
 }

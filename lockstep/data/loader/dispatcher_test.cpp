@@ -214,9 +214,9 @@ TEST(Dispatcher, WorksOverRealSockets) {
 TEST(Dispatcher, SendsThisRanksBatchesInOrderOffTheLoopsThread) {
   ranks(2, [](Group group) {
     const ShardLayout layout(20, 2, false, {.rank = group.rank(), .world = 2});
-    std::unique_ptr<Steps<Numbers::Batch>> source;
+    std::unique_ptr<BatchSource<Numbers::Batch>> source;
     if (group.rank() == 0) {
-      source = std::make_unique<MapSteps<Numbers::Batch>>(
+      source = std::make_unique<MapBatchSource<Numbers::Batch>>(
           [](std::span<const int64_t> indices) { return Numbers(20).get_batch(indices); },
           std::make_shared<ShardPlan>(SequentialSampler(20).order(0), layout),
           0,

@@ -15,11 +15,11 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/data/device/copy_ahead.h"
+#include "lockstep/data/loader/batch_source.h"
 #include "lockstep/data/loader/dispatcher.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/loader/sequence_dataset.h"
-#include "lockstep/data/loader/steps.h"
-#include "lockstep/data/loader/stream_steps.h"
+#include "lockstep/data/loader/stream_batch_source.h"
 #include "lockstep/data/loader/tensor_serializer.h"
 #include "lockstep/data/sample/batch.h"
 #include "lockstep/data/sample/collate.h"
@@ -67,8 +67,8 @@ class Loader {
 /// - The position is a Cursor. A pass can resume at any, without reading the skipped samples.
 /// - A loop left early (break, exception) ends its pass at once; the next pass is the next epoch.
 ///
-/// An IterableDataset is loaded in the same way, with the differences of StreamSteps. One thread
-/// reads, a resumed pass reads and drops the skipped samples, and an error appears one batch
+/// An IterableDataset is loaded in the same way, with the differences of StreamBatchSource. One
+/// thread reads, a resumed pass reads and drops the skipped samples, and an error appears one batch
 /// earlier. If sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
 ///
 /// Copies are handles of the same loader. Memory: 8 bytes per sample and the batches ahead, on the
@@ -113,14 +113,14 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
     ~Pass() {
-      steps_.reset();  // Joins the workers first: they read the dataset and the plan.
+      source_.reset();  // Joins the workers first: they read the dataset and the plan.
       if (!done_) {
         state_->core.leave_pass();
       }
     }
 
     void start() {
-      steps_ = make_steps();
+      source_ = make_source();
       advance();
     }
 
@@ -132,7 +132,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
         if (current_) {
           state_->core.end_batch();
         }
-        take_step();
+        take_batch();
       } catch (...) {
         failure_ = std::current_exception();
         throw;
@@ -143,20 +143,20 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     Batch& current() { return *current_; }
 
    private:
-    void take_step() {
+    void take_batch() {
       current_.reset();
-      std::optional<Step<PendingBatch<Batch>>> step = steps_->next();
-      if (!step) {
-        steps_.reset();
+      std::optional<RankBatches<PendingBatch<Batch>>> round = source_->next();
+      if (!round) {
+        source_.reset();
         done_ = true;
         state_->core.finish_pass();
         return;
       }
-      current_ = copy_ahead_.receive(*std::move(step->batches.front()));
-      state_->core.begin_batch(step->layout);
+      current_ = copy_ahead_.receive(*std::move(round->batches.front()));
+      state_->core.begin_batch(round->layout);
     }
 
-    std::unique_ptr<Steps<PendingBatch<Batch>>> make_steps() {
+    std::unique_ptr<BatchSource<PendingBatch<Batch>>> make_source() {
       const LoaderCore& core = state_->core;
       const ShardLayout layout = core.layout();
       const ShardSpec& spec = layout.spec();
@@ -170,22 +170,22 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
         if (core.dispatches()) {
           const std::function<Batch(Batch)> unchanged = [](Batch batch) { return batch; };
           auto source =
-              spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}, unchanged) : nullptr;
+              spec.rank == 0 ? make_reader({.first = 0, .count = spec.world}, unchanged) : nullptr;
           return std::make_unique<Dispatcher<Batch>>(
               core.dispatch_group(), std::move(source), layout, core.cursor(), send);
         }
       }
-      return read_steps({.first = spec.rank, .count = 1}, send);
+      return make_reader({.first = spec.rank, .count = 1}, send);
     }
 
     /// `finish` is called with each batch on the thread that read it.
     template <typename Item>
-    std::unique_ptr<Steps<Item>> read_steps(
+    std::unique_ptr<BatchSource<Item>> make_reader(
         RankRange ranks, const std::function<Item(Batch)>& finish) {
       const State* state = state_.get();
       const LoaderCore& core = state->core;
       if constexpr (Dataset<D>) {
-        return std::make_unique<MapSteps<Item>>(
+        return std::make_unique<MapBatchSource<Item>>(
             [state, finish](std::span<const int64_t> indices) {
               return finish(state->dataset.get_batch(indices));
             },
@@ -195,7 +195,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
             core.options(),
             core.random_key());
       } else {
-        return std::make_unique<StreamSteps<D, Item>>(
+        return std::make_unique<StreamBatchSource<D, Item>>(
             state->dataset,
             [state, finish](std::vector<SampleOf<D>> samples) {
               return finish(collate_samples(state->dataset, std::move(samples)));
@@ -209,7 +209,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     std::shared_ptr<const ShardPlan> plan_;
     CopyAhead copy_ahead_;
     std::optional<Batch> current_;
-    std::unique_ptr<Steps<PendingBatch<Batch>>> steps_;  ///< Its threads use all of the above.
+    std::unique_ptr<BatchSource<PendingBatch<Batch>>>
+        source_;                  ///< Its threads use all of the above.
     std::exception_ptr failure_;  ///< The exception that ended the pass; thrown again by advance().
     bool done_ = false;
   };
@@ -267,7 +268,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   /// Returns the option: samples per batch of one rank, or of all ranks together with
   /// split_batches.
   int64_t batch_size() const { return state()->core.options().batch_size; }
-  /// Returns the number of samples in a full step of all ranks.
+  /// Returns the number of samples in a full global batch.
   int64_t total_batch_size() const { return state()->core.layout().global_batch_rows(); }
   /// Returns the number of samples in a pass over all ranks: the sampler's size if given, else the
   /// dataset's.

@@ -30,9 +30,9 @@ constexpr const char* kAveraged = "averaged";
 }  // namespace
 
 EngineCheckpointer::EngineCheckpointer(
-    EngineContext& context, StepMonitor& monitor, EngineBackward& backward, EngineUpdate& update)
+    EngineContext& context, MicroStepMeter& meter, EngineBackward& backward, EngineUpdate& update)
     : context_(context),
-      monitor_(monitor),
+      meter_(meter),
       backward_(backward),
       update_(update),
       latest_(*context.accelerator, context.saves_on_each_host) {
@@ -92,7 +92,7 @@ std::string EngineCheckpointer::tag_of_rank_0(const std::string& own_tag) {
 }
 
 nlohmann::json EngineCheckpointer::engine_state() const {
-  const StepCounts& counts = context_.counter.counts();
+  const TrainingCounts& counts = context_.counter.counts();
   const auto& scale = context_.dynamic_loss_scale;
   return {
       {"global_steps", counts.global_steps},
@@ -162,10 +162,10 @@ LoadedCheckpoint EngineCheckpointer::load(
     if (options.load_optimizer_states) {
       restore_loss_scale();
     }
-    monitor_.restart_throughput();
+    meter_.restart_throughput();
   }
   update_.reset_grad_norm();
-  monitor_.reset_loss();
+  meter_.reset_loss();
   return {folder, with_non_finite(loaded_state_.at("client_state"))};
 }
 
@@ -209,7 +209,7 @@ void EngineCheckpointer::check_accumulation(const std::string& path) const {
 void EngineCheckpointer::load_engine_state(const std::string& path, bool with_optimizer) {
   const nlohmann::json& saved = loaded_state_;
   try {
-    StepCounts counts{
+    TrainingCounts counts{
         .micro_steps = saved.at("micro_steps").get<int64_t>(),
         .global_steps = saved.at("global_steps").get<int64_t>(),
         .global_samples = saved.at("global_samples").get<int64_t>(),

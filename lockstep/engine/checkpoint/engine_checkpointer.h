@@ -13,7 +13,7 @@
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/engine/step/engine_backward.h"
 #include "lockstep/engine/step/engine_update.h"
-#include "lockstep/engine/step/step_monitor.h"
+#include "lockstep/engine/step/micro_step_meter.h"
 
 namespace lockstep {
 
@@ -22,7 +22,10 @@ namespace lockstep {
 class EngineCheckpointer {
  public:
   EngineCheckpointer(
-      EngineContext& context, StepMonitor& monitor, EngineBackward& backward, EngineUpdate& update);
+      EngineContext& context,
+      MicroStepMeter& meter,
+      EngineBackward& backward,
+      EngineUpdate& update);
 
   std::filesystem::path save(
       const std::filesystem::path& save_dir,
@@ -54,7 +57,7 @@ class EngineCheckpointer {
   void restore_loss_scale();
 
   EngineContext& context_;
-  StepMonitor& monitor_;
+  MicroStepMeter& meter_;
   EngineBackward& backward_;
   EngineUpdate& update_;
   LatestTag latest_;

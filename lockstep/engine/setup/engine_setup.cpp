@@ -113,7 +113,7 @@ EngineSetup::EngineSetup(
     log.level = log_level_of(*config.log_level.value);
     set_log_options(log);
   }
-  context_->report = std::make_unique<StepReport>(config, accelerator().is_main_process());
+  context_->reporter = std::make_unique<EngineReporter>(config, accelerator().is_main_process());
   if (config.dump_state.value && accelerator().is_main_process()) {
     log_info(dumped(config));
   }

@@ -61,8 +61,8 @@ void EngineContext::release() {
   scheduler = {};
   parameters = nullptr;
   modules = nullptr;
-  report->finish();
-  report.reset();
+  reporter->finish();
+  reporter.reset();
   accelerator->free_memory();
   accelerator.reset();
   comms_log.reset();

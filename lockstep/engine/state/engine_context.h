@@ -10,8 +10,8 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/comm/log/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
+#include "lockstep/engine/profiler/engine_reporter.h"
 #include "lockstep/engine/profiler/module_tree.h"
-#include "lockstep/engine/profiler/step_report.h"
 #include "lockstep/engine/state/loss_scale.h"
 #include "lockstep/engine/state/micro_step_counter.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"
@@ -43,7 +43,7 @@ struct EngineContext {
   std::shared_ptr<CommsLog> comms_log;                   ///< With comms_logger.
   /// Opens its monitors before the model is sharded, so that a folder that cannot be written fails
   /// early.
-  std::unique_ptr<StepReport> report;
+  std::unique_ptr<EngineReporter> reporter;
   bool saves_on_each_host = false;  ///< Each host writes its own checkpoints.
   std::unique_ptr<Accelerator> accelerator;
   Optimizer optimizer;

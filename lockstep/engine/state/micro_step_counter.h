@@ -9,7 +9,7 @@
 namespace lockstep {
 
 /// Numbers of micro-steps, updates and samples since the start of the training, with resumes.
-struct StepCounts {
+struct TrainingCounts {
   int64_t micro_steps = 0;
   int64_t global_steps = 0;    ///< Updates, including skipped ones.
   int64_t global_samples = 0;  ///< Samples of all ranks in these updates.
@@ -39,8 +39,8 @@ class MicroStepCounter {
   /// Sets the boundary: from now on `is_boundary` decides, not the count of micro-steps.
   void set_boundary(bool is_boundary) { boundary_ = is_boundary; }
 
-  const StepCounts& counts() const { return counts_; }
-  void set_counts(const StepCounts& counts) { counts_ = counts; }
+  const TrainingCounts& counts() const { return counts_; }
+  void set_counts(const TrainingCounts& counts) { counts_ = counts; }
   /// Counts a backward pass: without managed accumulation an update has one micro-batch for each.
   void end_backward() { ++backward_passes_; }
   void end_micro_step() { ++counts_.micro_steps; }
@@ -52,7 +52,7 @@ class MicroStepCounter {
   int64_t gradient_accumulation_steps_;
   int64_t micro_batch_size_;
   std::optional<bool> boundary_;  ///< Set by the program instead of counted.
-  StepCounts counts_;
+  TrainingCounts counts_;
   int64_t backward_passes_ = 0;  ///< Since the last update.
 };
 

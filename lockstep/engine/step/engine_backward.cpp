@@ -48,13 +48,13 @@ at::Tensor EngineBackward::scale(const at::Tensor& loss) {
       }),
       .computed = nullptr,
       .ends = callback([](EngineBackward& self) { self.end_program_backward(); })};
-  if (monitor_.measures_gradient_averaging()) {
+  if (meter_.measures_gradient_averaging()) {
     callbacks.computed =
-        callback([](EngineBackward& self) { self.monitor_.mark_gradients_computed(); });
+        callback([](EngineBackward& self) { self.meter_.mark_gradients_computed(); });
   }
   at::Tensor scaled = AcceleratorInternals::backward_runner(*context_.accelerator)
                           .scale_loss(scaled_for_reduction(part), std::move(callbacks));
-  monitor_.add_loss(part.detach());
+  meter_.add_loss(part.detach());
   return scaled;
 }
 
@@ -94,12 +94,12 @@ at::Tensor EngineBackward::scaled_for_reduction(const at::Tensor& part) const {
 }
 
 at::Tensor EngineBackward::backward(const at::Tensor& loss, const EngineBackwardOptions& options) {
-  monitor_.log_memory("before backward");
+  meter_.log_memory("before backward");
   const at::Tensor part = part_of_update("backward", loss, options.scale_wrt_gas);
-  monitor_.begin_backward();
+  meter_.begin_backward();
   BackwardOptions backward_options{.retain_graph = options.retain_graph, .computed = nullptr};
-  if (monitor_.measures_gradient_averaging()) {
-    backward_options.computed = [this] { monitor_.mark_gradients_computed(); };
+  if (meter_.measures_gradient_averaging()) {
+    backward_options.computed = [this] { meter_.mark_gradients_computed(); };
   }
   const bool deferred = defers_averaging();
   {
@@ -112,8 +112,8 @@ at::Tensor EngineBackward::backward(const at::Tensor& loss, const EngineBackward
   gradients_are_averaged_ = !deferred;
   context_.counter.end_backward();
   at::Tensor result = part.detach();
-  monitor_.add_loss(result);
-  monitor_.end_backward();
+  meter_.add_loss(result);
+  meter_.end_backward();
   return result;
 }
 
@@ -161,10 +161,10 @@ CollectiveScope EngineBackward::begin_coalescing() {
   const std::shared_ptr<EngineBackward> self = shared_from_this();
   return {std::make_shared<GradientScope>([self] { self->end_coalescing(); }), [self] {
             self->end_coalescing();
-            const StepMonitor::Time began = self->monitor_.now();
+            const MicroStepMeter::Time began = self->meter_.now();
             self->context_.accelerator->average_gradients();
             self->gradients_are_averaged_ = true;
-            self->monitor_.add_gradient_averaging(began);
+            self->meter_.add_gradient_averaging(began);
           }};
 }
 
@@ -204,8 +204,8 @@ void EngineBackward::begin_program_backward(int64_t update) {
         "scale; call engine.scale(loss) again");
   }
   drop_unfinished_backward();
-  monitor_.log_memory("before backward");
-  monitor_.begin_backward();
+  meter_.log_memory("before backward");
+  meter_.begin_backward();
   if (defers_averaging()) {
     program_backward_no_sync_.emplace(context_.accelerator->no_sync());
   }
@@ -217,7 +217,7 @@ void EngineBackward::end_program_backward() {
   program_backward_no_sync_.reset();
   program_backward_is_running_ = false;
   context_.counter.end_backward();
-  monitor_.end_backward();
+  meter_.end_backward();
 }
 
 void EngineBackward::drop_unfinished_backward() {

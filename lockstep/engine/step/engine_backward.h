@@ -11,8 +11,8 @@
 #include "lockstep/accelerator/backward/collective_scope.h"
 #include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/engine/state/engine_context.h"
-#include "lockstep/engine/step/step_monitor.h"
-#include "lockstep/engine/step/step_options.h"
+#include "lockstep/engine/step/engine_call_options.h"
+#include "lockstep/engine/step/micro_step_meter.h"
 
 namespace lockstep {
 
@@ -20,8 +20,8 @@ namespace lockstep {
 /// the functions. Not thread-safe; the Accelerator's callbacks come while a backward runs.
 class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
  public:
-  EngineBackward(EngineContext& context, StepMonitor& monitor)
-      : context_(context), monitor_(monitor) {}
+  EngineBackward(EngineContext& context, MicroStepMeter& meter)
+      : context_(context), meter_(meter) {}
 
   /// Lets the Accelerator ask this object about backward passes that the program calls itself, and
   /// about the boundary. Called once.
@@ -52,7 +52,7 @@ class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
   void check_unscaled_backward();
 
   EngineContext& context_;
-  StepMonitor& monitor_;
+  MicroStepMeter& meter_;
   bool within_no_sync_ = false;
   bool within_coalescing_ = false;
   bool gradients_are_averaged_ = true;

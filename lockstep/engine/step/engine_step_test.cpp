@@ -217,7 +217,7 @@ TEST(Momentum, IsReportedForTorchsOptimizersToo) {
       ::testing::ElementsAre(0.5));
 }
 
-TEST(LossScale, IsForTheFileToSay) {
+TEST(LossScale, IsConfiguredInTheFileOnly) {
   const auto expect_refused = [](const auto& change) {
     on_engine_ranks(
         1, sgd_config(0, 0, 1, R"(, "fp16": {"enabled": true})"), [&](InitializeOptions options) {

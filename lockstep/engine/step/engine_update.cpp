@@ -14,19 +14,19 @@
 
 namespace lockstep {
 
-void EngineUpdate::step(const StepOptions& options) {
-  monitor_.log_memory("before step");
+void EngineUpdate::step(const EngineStepOptions& options) {
+  meter_.log_memory("before step");
   const bool is_boundary = context_.counter.is_boundary();
   backward_.check_before_step();
   check_step(options, is_boundary);
-  const StepMonitor::Start start = monitor_.begin_step();
+  const MicroStepMeter::Start start = meter_.begin_step();
   if (is_boundary) {
     update(options);
   } else {
     step_was_applied_ = false;
   }
   context_.counter.end_micro_step();
-  monitor_.end_step(start, is_boundary);
+  meter_.end_step(start, is_boundary);
 }
 
 std::optional<double> EngineUpdate::global_grad_norm() const {
@@ -34,7 +34,7 @@ std::optional<double> EngineUpdate::global_grad_norm() const {
 }
 
 /// Throws before anything is updated, on all ranks alike.
-void EngineUpdate::check_step(const StepOptions& options, bool is_boundary) const {
+void EngineUpdate::check_step(const EngineStepOptions& options, bool is_boundary) const {
   if (!context_.has_optimizer()) {
     throw ConfigError("step", "the engine has no optimizer; add one to the configuration");
   }
@@ -55,7 +55,7 @@ void EngineUpdate::check_step(const StepOptions& options, bool is_boundary) cons
   }
 }
 
-void EngineUpdate::update(const StepOptions& options) {
+void EngineUpdate::update(const EngineStepOptions& options) {
   backward_.average_pending_gradients();
   check_unused_parameters();
   clip_gradients();

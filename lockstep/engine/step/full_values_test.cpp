@@ -98,7 +98,7 @@ struct TwinNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwinNet);
 
-TEST(FullValues, AParameterSetToAnotherOfItsBucketIsThatForAllThatFollows) {
+TEST(FullValues, AParameterSetToAnotherOfItsBucketKeepsTheseValues) {
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
       TwinNet net;
@@ -200,7 +200,7 @@ TEST(FullValues, StateThatIsSmallerThanItsParameterIsFullToo) {
   });
 }
 
-TEST(FullValues, ACountIsNotSetInAParameterWithoutDimensionsEither) {
+TEST(FullValues, TheStepOfAZeroDimensionalParameterCannotBeSet) {
   on_engine_ranks(1, R"({"train_micro_batch_size_per_gpu": 4})", [](InitializeOptions options) {
     ScaleNet net;
     options.optimizer = std::make_shared<optim::AdamW>(net->parameters());

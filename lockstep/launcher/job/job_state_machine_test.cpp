@@ -192,7 +192,7 @@ TEST_F(JobStateMachineTest, ARankThatWillNotStopIsKilled) {
   EXPECT_EQ(ranks_.all()[0].exit_status->value, SIGKILL);
 }
 
-TEST_F(JobStateMachineTest, ASignalIsPassedOnAndNoFailure) {
+TEST_F(JobStateMachineTest, ASignalIsPassedOnAndIsNotAFailure) {
   start({"exec sleep 1000", "exec sleep 1000"});
   state_machine_.on_signal(SIGTERM);
   EXPECT_EQ(finish(), 128 + SIGTERM);
@@ -285,7 +285,7 @@ TEST_F(JobStateMachineTest, TheJobEndsIfItsOutputIsClosed) {
   EXPECT_EQ(said_, "");
 }
 
-TEST_F(JobStateMachineTest, OutputThatCannotBeWrittenEndsTheJobWithAWord) {
+TEST_F(JobStateMachineTest, OutputThatCannotBeWrittenEndsTheJobWithAMessage) {
   start({"exec sleep 1000"});
   state_machine_.on_output_lost(ENOSPC);
   EXPECT_EQ(finish(), 1);
@@ -302,7 +302,7 @@ TEST_F(JobStateMachineTest, AJobBeyondItsTimeLimitEndsWith124) {
   EXPECT_FALSE(state_machine_.has_failed());
 }
 
-TEST_F(JobStateMachineTest, AFailureThatCameFirstIsNotTheTimesDoing) {
+TEST_F(JobStateMachineTest, AFailureBeforeTheTimeLimitKeepsItsExitCode) {
   start({"exit 3", "exec sleep 1000"});
   await_end(0);
   state_machine_.on_timeout(5);

@@ -49,19 +49,19 @@ std::vector<RankLogs> open_logs(const AttemptSpec& spec, Console& console) {
   return std::vector<RankLogs>(files.size());
 }
 
-JobLayout layout_of(const AttemptSpec& spec) {
-  JobLayout layout = host_layout(*spec.plan, spec.plan->here);
-  layout.master_port = spec.master_port;
-  layout.restart_count = spec.number;
-  layout.resume = layout.resume || spec.number > 0;
-  layout.terminal_columns = columns_of_stderr();
-  layout.is_python = spec.program->is_python;
+HostEnvironment environment_of(const AttemptSpec& spec) {
+  HostEnvironment common = host_environment(*spec.plan, spec.plan->here);
+  common.master_port = spec.master_port;
+  common.restart_count = spec.number;
+  common.resume = common.resume || spec.number > 0;
+  common.terminal_columns = columns_of_stderr();
+  common.is_python = spec.program->is_python;
   if (NodeSession* const session = spec.session()) {
-    layout.master_addr = "127.0.0.1";
-    layout.master_port = session->store_port(spec.master_port);
-    set_variable(layout.extra, {"LOCKSTEP_HOST_ADDR", session->host_address()});
+    common.master_addr = "127.0.0.1";
+    common.master_port = session->store_port(spec.master_port);
+    set_variable(common.extra, {"LOCKSTEP_HOST_ADDR", session->host_address()});
   }
-  return layout;
+  return common;
 }
 
 }  // namespace
@@ -74,15 +74,15 @@ void start_ranks(
     RankSet& ranks) {
   const JobPlan& plan = *spec.plan;
   std::vector<RankLogs> logs = open_logs(spec, console);
-  const JobLayout layout = layout_of(spec);
+  const HostEnvironment common = environment_of(spec);
   const std::vector<std::string> inherited = own_environment();
   const UniqueFd null_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   // A launcher that another one has started reads commands from its stdin.
   const bool shares_stdin =
-      spec.control_channel == nullptr && ::isatty(STDIN_FILENO) == 0 && layout.first_rank == 0;
+      spec.control_channel == nullptr && ::isatty(STDIN_FILENO) == 0 && common.first_rank == 0;
   for (int rank = 0; rank < plan.local_size(); ++rank) {
     const auto index = static_cast<size_t>(rank);
-    std::vector<std::string> environment = rank_environment(inherited, layout, rank);
+    std::vector<std::string> environment = rank_environment(inherited, common, rank);
     environment.push_back("LOCKSTEP_FLIGHT=" + flights.path(rank));
     ranks.add(start_child(
         {.program = spec.program,
@@ -90,7 +90,7 @@ void start_ranks(
          .stdin_fd = rank == 0 && shares_stdin ? STDIN_FILENO : null_input.get(),
          .registration_fd = watchdog.registration_fd(),
          .cores = plan.cores.empty() ? std::vector<int>() : plan.cores[index]},
-        fmt::format("rank {} of {}", layout.first_rank + rank, layout.world_size)));
+        fmt::format("rank {} of {}", common.first_rank + rank, common.world_size)));
     const OutputPlan& output = plan.outputs[index];
     RankProcess& process = ranks.all().back();
     process.out.copy_to(std::move(logs[index].out), shown(output.shown, output.files_only.out));

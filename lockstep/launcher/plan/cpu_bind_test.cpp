@@ -52,7 +52,7 @@ TEST(BindPlan, BindsNoRankByDefault) {
   EXPECT_THAT(bind_plan(config::CpuBind::kNone, kTwoNodes, 2), IsEmpty());
 }
 
-TEST(AllowedCores, AreTheseOfThisProcessByNodeAndSibling) {
+TEST(AllowedCores, AreThoseOfThisProcessByNodeAndSibling) {
   const TestFolder system;
   const std::vector<Core> real = allowed_cores();
   ASSERT_EQ(static_cast<int>(real.size()), available_cores());

@@ -23,10 +23,10 @@ std::vector<int> cores_of(const JobPlan& plan, size_t host, size_t local_rank) {
   return is_here(plan, host) && !plan.cores.empty() ? plan.cores[local_rank] : std::vector<int>();
 }
 
-JobLayout layout_of(const JobPlan& plan, size_t host, const Program& program) {
-  JobLayout layout = host_layout(plan, host);
-  layout.is_python = program.is_python;
-  return layout;
+HostEnvironment environment_of(const JobPlan& plan, size_t host, const Program& program) {
+  HostEnvironment common = host_environment(plan, host);
+  common.is_python = program.is_python;
+  return common;
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ std::string dry_run_text(const JobPlan& plan, const Program& program) {
         is_here(plan, host) ? " (this one)" : "",
         planned.slots.size() == 1 ? "slot" : "slots",
         core_list(planned.slots));
-    const JobLayout layout = layout_of(plan, host, program);
+    const HostEnvironment common = environment_of(plan, host, program);
     for (size_t local = 0; local < planned.slots.size(); ++local) {
       const std::vector<int> cores = cores_of(plan, host, local);
       text += fmt::format(
@@ -56,7 +56,7 @@ std::string dry_run_text(const JobPlan& plan, const Program& program) {
           planned.first_rank + static_cast<int>(local),
           planned.slots[local],
           cores.empty() ? "" : ", cores " + core_list(cores));
-      for (const config::EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
+      for (const config::EnvVariable& variable : rank_variables(common, static_cast<int>(local))) {
         text += "    " +
                 shell_quoted({variable.name + "=" + shown_value(variable.name, variable.value)}) +
                 "\n";
@@ -86,7 +86,7 @@ nlohmann::json dry_run_json(const JobPlan& plan, const Program& program) {
     entry["here"] = is_here(plan, host);
     entry["slots"] = planned.slots;
     entry["ranks"] = nlohmann::json::array();
-    const JobLayout layout = layout_of(plan, host, program);
+    const HostEnvironment common = environment_of(plan, host, program);
     for (size_t local = 0; local < planned.slots.size(); ++local) {
       nlohmann::json rank = {
           {"rank", planned.first_rank + static_cast<int>(local)},
@@ -94,7 +94,7 @@ nlohmann::json dry_run_json(const JobPlan& plan, const Program& program) {
           {"slot", planned.slots[local]}};
       rank["cores"] = cores_of(plan, host, local);
       rank["environment"] = nlohmann::json::object();
-      for (const config::EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
+      for (const config::EnvVariable& variable : rank_variables(common, static_cast<int>(local))) {
         rank["environment"][variable.name] = shown_value(variable.name, variable.value);
       }
       entry["ranks"].push_back(std::move(rank));

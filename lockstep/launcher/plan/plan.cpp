@@ -336,22 +336,22 @@ JobPlan plan_node(
   return plan;
 }
 
-JobLayout host_layout(const JobPlan& plan, size_t host) {
+HostEnvironment host_environment(const JobPlan& plan, size_t host) {
   const PlannedHost& planned = plan.hosts[host];
-  JobLayout layout = plan.common;
-  layout.local_size = static_cast<int>(planned.slots.size());
-  layout.first_rank = planned.first_rank;
-  layout.node_rank = static_cast<int>(host);
-  const bool sets_devices = value_of("CUDA_VISIBLE_DEVICES", layout.extra, {}).has_value();
+  HostEnvironment common = plan.common;
+  common.local_size = static_cast<int>(planned.slots.size());
+  common.first_rank = planned.first_rank;
+  common.node_rank = static_cast<int>(host);
+  const bool sets_devices = value_of("CUDA_VISIBLE_DEVICES", common.extra, {}).has_value();
   if (!planned.all_slots && !sets_devices) {
     // With only some slots, their numbers select the devices.
     std::string devices;
     for (const int slot : planned.slots) {
       devices += fmt::format("{}{}", devices.empty() ? "" : ",", slot);
     }
-    layout.extra.push_back({"CUDA_VISIBLE_DEVICES", devices});
+    common.extra.push_back({"CUDA_VISIBLE_DEVICES", devices});
   }
-  return layout;
+  return common;
 }
 
 }  // namespace lockstep::launcher

@@ -32,7 +32,7 @@ struct JobPlan {
   size_t here = 0;                 ///< The index of this host.
   /// False: the hostfile names only other hosts, and `here` is unused.
   bool includes_this_host = true;
-  JobLayout common;  ///< Common to all hosts; host_layout() adds a host's values.
+  HostEnvironment common;  ///< Common to all hosts; host_environment() adds a host's values.
   ThreadPlan threads;
   /// For this host's local ranks; empty without binding.
   std::vector<std::vector<int>> cores;
@@ -58,8 +58,8 @@ JobPlan plan_node(
     size_t here,
     const std::vector<std::string>& inherited);
 
-/// Returns the common part of the ranks of the host with that index. Its master_port is that of the
+/// Returns the environment of the ranks of the host with that index. Its master_port is that of the
 /// options, 0 for any free one; program and terminal are not set.
-JobLayout host_layout(const JobPlan& plan, size_t host);
+HostEnvironment host_environment(const JobPlan& plan, size_t host);
 
 }  // namespace lockstep::launcher

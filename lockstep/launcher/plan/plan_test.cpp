@@ -39,7 +39,7 @@ class PlanJob : public testing::Test {
 };
 
 std::vector<std::string> variables(const JobPlan& plan, size_t host, int local_rank) {
-  return rank_environment({}, host_layout(plan, host), local_rank);
+  return rank_environment({}, host_environment(plan, host), local_rank);
 }
 
 TEST_F(PlanJob, OneHostIsThisOneAndUsesItsLoopback) {
@@ -168,10 +168,10 @@ TEST_F(PlanJob, ReadsTheFileOfVariablesWithAHostfileOnly) {
   options_.env = {{"BOTH", "flag"}};
   const std::vector<std::string> inherited = {
       "HOME=" + folder_.path().string(), "PYTHONPATH=/lib", "NCCL_DEBUG=INFO", "OTHER=1"};
-  const auto without = host_layout(plan_job(options_, inherited), 0);
+  const auto without = host_environment(plan_job(options_, inherited), 0);
   EXPECT_THAT(rank_environment({}, without, 0), testing::Not(Contains("FROM_FILE=1")));
   options_.hostfile = hostfile("localhost slots=1\n");
-  const auto with = host_layout(plan_job(options_, inherited), 0);
+  const auto with = host_environment(plan_job(options_, inherited), 0);
   EXPECT_THAT(
       rank_environment({}, with, 0),
       testing::AllOf(

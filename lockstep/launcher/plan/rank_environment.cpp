@@ -75,43 +75,43 @@ std::vector<config::EnvVariable> setting_variables(const config::JobOptions& opt
   return variables;
 }
 
-std::vector<config::EnvVariable> rank_variables(const JobLayout& layout, int local_rank) {
-  const int global_rank = layout.first_rank + local_rank;
+std::vector<config::EnvVariable> rank_variables(const HostEnvironment& common, int local_rank) {
+  const int global_rank = common.first_rank + local_rank;
   const std::string rank = std::to_string(global_rank);
-  const std::string world = std::to_string(layout.world_size);
+  const std::string world = std::to_string(common.world_size);
   std::vector<config::EnvVariable> variables = {
       {"RANK", rank},
       {"WORLD_SIZE", world},
       {"LOCAL_RANK", std::to_string(local_rank)},
-      {"LOCAL_WORLD_SIZE", std::to_string(layout.local_size)},
-      {"MASTER_ADDR", layout.master_addr},
-      {"MASTER_PORT", std::to_string(layout.master_port)},
-      {"GROUP_RANK", std::to_string(layout.node_rank)},
-      {"GROUP_WORLD_SIZE", std::to_string(layout.nodes)},
+      {"LOCAL_WORLD_SIZE", std::to_string(common.local_size)},
+      {"MASTER_ADDR", common.master_addr},
+      {"MASTER_PORT", std::to_string(common.master_port)},
+      {"GROUP_RANK", std::to_string(common.node_rank)},
+      {"GROUP_WORLD_SIZE", std::to_string(common.nodes)},
       {"ROLE_RANK", rank},
       {"ROLE_WORLD_SIZE", world},
-      {"ROLE_NAME", layout.role},
-      {"TORCHELASTIC_RESTART_COUNT", std::to_string(layout.restart_count)},
-      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(layout.max_restarts)},
-      {"TORCHELASTIC_RUN_ID", layout.run_id},
+      {"ROLE_NAME", common.role},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(common.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(common.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", common.run_id},
       {"LOCKSTEP_LAUNCHER", "1"},
-      {"OMP_NUM_THREADS", layout.omp_num_threads},
+      {"OMP_NUM_THREADS", common.omp_num_threads},
   };
-  if (global_rank == 0 && layout.terminal_columns > 0) {
-    variables.push_back({"LOCKSTEP_TERMINAL", std::to_string(layout.terminal_columns)});
+  if (global_rank == 0 && common.terminal_columns > 0) {
+    variables.push_back({"LOCKSTEP_TERMINAL", std::to_string(common.terminal_columns)});
   }
-  if (layout.resume) {
+  if (common.resume) {
     variables.push_back({"LOCKSTEP_RESUME", "1"});
   }
-  for (const config::EnvVariable& variable : layout.extra) {
+  for (const config::EnvVariable& variable : common.extra) {
     set_variable(variables, variable);
   }
   return variables;
 }
 
 std::vector<std::string> rank_environment(
-    const std::vector<std::string>& inherited, const JobLayout& layout, int local_rank) {
-  const std::vector<config::EnvVariable> variables = rank_variables(layout, local_rank);
+    const std::vector<std::string>& inherited, const HostEnvironment& common, int local_rank) {
+  const std::vector<config::EnvVariable> variables = rank_variables(common, local_rank);
   std::set<std::string_view> set;
   for (const config::EnvVariable& variable : variables) {
     set.insert(variable.name);
@@ -128,7 +128,7 @@ std::vector<std::string> rank_environment(
   for (const config::EnvVariable& variable : variables) {
     environment.push_back(fmt::format("{}={}", variable.name, variable.value));
   }
-  if (layout.is_python && !sets_buffering) {
+  if (common.is_python && !sets_buffering) {
     environment.emplace_back("PYTHONUNBUFFERED=1");
   }
   return environment;

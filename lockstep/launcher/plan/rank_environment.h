@@ -10,8 +10,8 @@
 
 namespace lockstep::launcher {
 
-/// The settings that the ranks of one host have in common.
-struct JobLayout {
+/// The part of the environment that the ranks of one host have in common.
+struct HostEnvironment {
   int world_size = 1;  ///< Ranks on all hosts.
   int local_size = 1;  ///< Ranks on this host.
   int first_rank = 0;  ///< The rank with LOCAL_RANK 0 on this host.
@@ -37,8 +37,8 @@ std::vector<config::EnvVariable> setting_variables(const config::JobOptions& opt
 
 /// Returns the variables that the launcher sets for local rank `local_rank`: torchrun's and
 /// Lockstep's, each of which is_set_by_launcher() except OMP_NUM_THREADS, LOCKSTEP_RESUME, and
-/// `layout.extra`.
-std::vector<config::EnvVariable> rank_variables(const JobLayout& layout, int local_rank);
+/// `common.extra`.
+std::vector<config::EnvVariable> rank_variables(const HostEnvironment& common, int local_rank);
 
 /// Returns the environment of local rank `local_rank`, as `NAME=value`: `inherited` with
 /// rank_variables().
@@ -49,7 +49,7 @@ std::vector<config::EnvVariable> rank_variables(const JobLayout& layout, int loc
 /// rank 0 only, which may then draw a progress bar. A Python script's output is unbuffered unless
 /// PYTHONUNBUFFERED is set: through a pipe it would arrive minutes late.
 std::vector<std::string> rank_environment(
-    const std::vector<std::string>& inherited, const JobLayout& layout, int local_rank);
+    const std::vector<std::string>& inherited, const HostEnvironment& common, int local_rank);
 
 /// Returns the environment of this process, as `NAME=value`.
 std::vector<std::string> own_environment();

@@ -15,21 +15,21 @@ using testing::IsSupersetOf;
 using testing::Not;
 using testing::StartsWith;
 
-JobLayout layout_of_three() {
-  JobLayout layout;
-  layout.world_size = 3;
-  layout.local_size = 3;
-  layout.omp_num_threads = "4";
-  layout.master_port = 1234;
-  layout.run_id = "abc";
-  return layout;
+HostEnvironment environment_of_three() {
+  HostEnvironment common;
+  common.world_size = 3;
+  common.local_size = 3;
+  common.omp_num_threads = "4";
+  common.master_port = 1234;
+  common.run_id = "abc";
+  return common;
 }
 
-const JobLayout kLayout = layout_of_three();
+const HostEnvironment kThreeRanks = environment_of_three();
 
-TEST(RankEnvironment, SpeaksTorchrun) {
+TEST(RankEnvironment, SetsTorchrunsVariables) {
   EXPECT_THAT(
-      rank_environment({}, kLayout, 2),
+      rank_environment({}, kThreeRanks, 2),
       testing::UnorderedElementsAre(
           "RANK=2",
           "WORLD_SIZE=3",
@@ -50,14 +50,14 @@ TEST(RankEnvironment, SpeaksTorchrun) {
 }
 
 TEST(RankEnvironment, CountsTheRanksOfTheHostsBefore) {
-  JobLayout layout = kLayout;
-  layout.world_size = 8;
-  layout.first_rank = 5;
-  layout.nodes = 3;
-  layout.node_rank = 2;
-  layout.master_addr = "node1";
-  layout.terminal_columns = 80;
-  const auto environment = rank_environment({}, layout, 0);
+  HostEnvironment common = kThreeRanks;
+  common.world_size = 8;
+  common.first_rank = 5;
+  common.nodes = 3;
+  common.node_rank = 2;
+  common.master_addr = "node1";
+  common.terminal_columns = 80;
+  const auto environment = rank_environment({}, common, 0);
   EXPECT_THAT(
       environment,
       IsSupersetOf(
@@ -74,21 +74,21 @@ TEST(RankEnvironment, CountsTheRanksOfTheHostsBefore) {
 }
 
 TEST(RankEnvironment, TellsARestartedRankItsAttemptAndToResume) {
-  JobLayout layout = kLayout;
-  layout.restart_count = 2;
-  layout.max_restarts = 5;
-  layout.resume = true;
+  HostEnvironment common = kThreeRanks;
+  common.restart_count = 2;
+  common.max_restarts = 5;
+  common.resume = true;
   EXPECT_THAT(
-      rank_environment({}, layout, 1),
+      rank_environment({}, common, 1),
       IsSupersetOf(
           {"TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5", "LOCKSTEP_RESUME=1"}));
 }
 
 TEST(RankEnvironment, TheUsersValueWinsAndAppearsOnce) {
-  JobLayout layout = kLayout;
-  layout.resume = true;
-  layout.extra = {{"KEPT", "new"}, {"OMP_NUM_THREADS", "9"}, {"LOCKSTEP_RESUME", "0"}};
-  const auto environment = rank_environment({"KEPT=old"}, layout, 0);
+  HostEnvironment common = kThreeRanks;
+  common.resume = true;
+  common.extra = {{"KEPT", "new"}, {"OMP_NUM_THREADS", "9"}, {"LOCKSTEP_RESUME", "0"}};
+  const auto environment = rank_environment({"KEPT=old"}, common, 0);
   EXPECT_THAT(environment, IsSupersetOf({"KEPT=new", "OMP_NUM_THREADS=9", "LOCKSTEP_RESUME=0"}));
   for (const char* name : {"KEPT=", "OMP_NUM_THREADS=", "LOCKSTEP_RESUME="}) {
     EXPECT_THAT(environment, Contains(StartsWith(name)).Times(1));
@@ -96,9 +96,9 @@ TEST(RankEnvironment, TheUsersValueWinsAndAppearsOnce) {
 }
 
 TEST(RankEnvironment, ListsTheVariablesThatTheLauncherSets) {
-  JobLayout layout = kLayout;
-  layout.terminal_columns = 80;
-  for (const config::EnvVariable& variable : rank_variables(layout, 0)) {
+  HostEnvironment common = kThreeRanks;
+  common.terminal_columns = 80;
+  for (const config::EnvVariable& variable : rank_variables(common, 0)) {
     EXPECT_EQ(is_set_by_launcher(variable.name), variable.name != "OMP_NUM_THREADS")
         << variable.name;
   }
@@ -112,7 +112,7 @@ TEST(RankEnvironment, ListsTheVariablesThatTheLauncherSets) {
 
 TEST(RankEnvironment, KeepsTheRestAndReplacesSetVariables) {
   const auto environment =
-      rank_environment({"HOME=/root", "RANK=7", "OMP_NUM_THREADS=9", "ODD"}, kLayout, 0);
+      rank_environment({"HOME=/root", "RANK=7", "OMP_NUM_THREADS=9", "ODD"}, kThreeRanks, 0);
   EXPECT_THAT(environment, IsSupersetOf({"HOME=/root", "RANK=0", "OMP_NUM_THREADS=4", "ODD"}));
   EXPECT_THAT(environment, Not(Contains("RANK=7")));
   EXPECT_THAT(environment, Not(Contains("OMP_NUM_THREADS=9")));
@@ -128,37 +128,37 @@ TEST(RankEnvironment, RemovesVariablesOfOtherLaunchers) {
        "SLURM_PROCID=1",
        "SLURM_LOCALID=1",
        "TORCHELASTIC_USE_AGENT_STORE=True"},
-      kLayout,
+      kThreeRanks,
       0);
   for (const char* name : {"OMPI_", "PMI", "MPI_", "MV2_", "SLURM_", "TORCHELASTIC_USE"}) {
     EXPECT_THAT(environment, Each(Not(StartsWith(name))));
   }
-  EXPECT_THAT(rank_environment({"SLURM_JOB_ID=5"}, kLayout, 0), Contains("SLURM_JOB_ID=5"));
+  EXPECT_THAT(rank_environment({"SLURM_JOB_ID=5"}, kThreeRanks, 0), Contains("SLURM_JOB_ID=5"));
 }
 
 TEST(RankEnvironment, OnlyRankZeroDrawsOnTheTerminal) {
-  JobLayout layout = kLayout;
-  layout.terminal_columns = 100;
-  EXPECT_THAT(rank_environment({}, layout, 0), Contains("LOCKSTEP_TERMINAL=100"));
+  HostEnvironment common = kThreeRanks;
+  common.terminal_columns = 100;
+  EXPECT_THAT(rank_environment({}, common, 0), Contains("LOCKSTEP_TERMINAL=100"));
   EXPECT_THAT(
-      rank_environment({"LOCKSTEP_TERMINAL=80"}, layout, 1),
+      rank_environment({"LOCKSTEP_TERMINAL=80"}, common, 1),
       Each(Not(StartsWith("LOCKSTEP_TERMINAL"))));
 }
 
 TEST(RankEnvironment, SaysToResumeOnlyWhereThatWasAsked) {
-  JobLayout layout = kLayout;
-  EXPECT_THAT(rank_environment({}, layout, 1), Each(Not(StartsWith("LOCKSTEP_RESUME"))));
-  layout.resume = true;
+  HostEnvironment common = kThreeRanks;
+  EXPECT_THAT(rank_environment({}, common, 1), Each(Not(StartsWith("LOCKSTEP_RESUME"))));
+  common.resume = true;
   EXPECT_THAT(
-      rank_environment({"LOCKSTEP_RESUME=0"}, layout, 1), Contains("LOCKSTEP_RESUME=1").Times(1));
+      rank_environment({"LOCKSTEP_RESUME=0"}, common, 1), Contains("LOCKSTEP_RESUME=1").Times(1));
 }
 
 TEST(RankEnvironment, APythonScriptIsUnbufferedUnlessTheUserDecided) {
-  JobLayout layout = kLayout;
-  layout.is_python = true;
-  EXPECT_THAT(rank_environment({}, layout, 0), Contains("PYTHONUNBUFFERED=1"));
+  HostEnvironment common = kThreeRanks;
+  common.is_python = true;
+  EXPECT_THAT(rank_environment({}, common, 0), Contains("PYTHONUNBUFFERED=1"));
   EXPECT_THAT(
-      rank_environment({"PYTHONUNBUFFERED="}, layout, 0), Not(Contains("PYTHONUNBUFFERED=1")));
+      rank_environment({"PYTHONUNBUFFERED="}, common, 0), Not(Contains("PYTHONUNBUFFERED=1")));
 }
 
 TEST(RunId, IsDifferentEachTime) {

@@ -48,7 +48,7 @@ TEST(RootCause, ARankThatOnlyLostAnotherIsNotToBlame) {
   EXPECT_EQ(root_cause({early, failure_by_signal(2, SIGKILL, 3)}).rank, 2);
 }
 
-TEST(RootCause, ThenTheEarlierThenTheLowerRank) {
+TEST(RootCause, OtherwiseTheEarlierFailureThenTheLowerRankCounts) {
   EXPECT_EQ(root_cause({exited(0, 1, 2), exited(2, 1, 1)}).rank, 2);
   EXPECT_EQ(root_cause({exited(2, 1, 1), exited(1, 5, 1)}).rank, 1);
 }

@@ -101,54 +101,54 @@ void expect_capturable(const typename Optimizer::Options& options, double tolera
   expect_replays<Optimizer>(options, tolerance);
 }
 
-TEST(Capturable, AdamHasTheNumbersOfTheOtherOne) {
+TEST(Capturable, AdamEqualsTheNonCapturableOptimizer) {
   expect_capturable<AdamW>({});
   expect_capturable<AdamW>({.weight_decay = 0.1, .amsgrad = true, .maximize = true});
   expect_capturable<Adam>({.weight_decay = 0.1});
 }
 
-TEST(Capturable, SgdHasTheNumbersOfTheOtherOne) {
+TEST(Capturable, SgdEqualsTheNonCapturableOptimizer) {
   expect_capturable<SGD>({});
   expect_capturable<SGD>({.momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
 }
 
-TEST(Capturable, AdagradHasTheNumbersOfTheOtherOne) {
+TEST(Capturable, AdagradEqualsTheNonCapturableOptimizer) {
   expect_capturable<Adagrad>({.lr_decay = 0.1, .initial_accumulator_value = 0.5});
 }
 
-TEST(Capturable, LionHasTheNumbersOfTheOtherOne) {
+TEST(Capturable, LionEqualsTheNonCapturableOptimizer) {
   expect_capturable<Lion>({});
   expect_capturable<Lion>({.weight_decay = 0.1}, 1e-6);
 }
 
-TEST(Capturable, RmspropHasNearlyTheNumbersOfTheOtherOne) {
+TEST(Capturable, RmspropIsCloseToTheNonCapturableOptimizer) {
   expect_capturable<RMSprop>({}, 1e-6);
   expect_capturable<RMSprop>({.weight_decay = 0.1, .momentum = 0.9, .centered = true}, 1e-6);
 }
 
-TEST(Capturable, AdamWithoutBiasCorrectionHasTheNumbersOfTheOtherOne) {
+TEST(Capturable, AdamWithoutBiasCorrectionEqualsTheNonCapturableOptimizer) {
   expect_capturable<AdamW>({.bias_correction = false});
 }
 
-TEST(Capturable, AdadeltaHasNearlyTheNumbersOfTheOtherOne) {
+TEST(Capturable, AdadeltaIsCloseToTheNonCapturableOptimizer) {
   expect_capturable<Adadelta>({.weight_decay = 0.1}, 1e-6);
 }
 
-TEST(Capturable, AdamaxHasNearlyTheNumbersOfTheOtherOne) {
+TEST(Capturable, AdamaxIsCloseToTheNonCapturableOptimizer) {
   expect_capturable<Adamax>({.weight_decay = 0.1}, 1e-6);
 }
 
-TEST(Capturable, RadamHasNearlyTheNumbersOfTheOtherOne) {
+TEST(Capturable, RadamIsCloseToTheNonCapturableOptimizer) {
   expect_capturable<RAdam>({.weight_decay = 0.1}, 1e-6);
   // Its second moment counts from the sixth step on, so both kinds of steps are among the twelve.
   expect_capturable<RAdam>({.weight_decay = 0.1, .decoupled_weight_decay = true}, 1e-6);
 }
 
-TEST(Capturable, RpropHasTheNumbersOfTheOtherOne) {
+TEST(Capturable, RpropEqualsTheNonCapturableOptimizer) {
   expect_capturable<Rprop>({.lr = rate(0)});
 }
 
-TEST(Capturable, LambHasNearlyTheNumbersOfTheOtherOne) {
+TEST(Capturable, LambIsCloseToTheNonCapturableOptimizer) {
   expect_capturable<LAMB>({.weight_decay = 0.1}, 1e-6);
   expect_capturable<LAMB>({.bias_correction = false}, 1e-6);
   expect_capturable<LAMB>({.eps = 1e-3, .eps_inside_sqrt = true}, 1e-6);
@@ -228,7 +228,7 @@ TEST(Capturable, MayBeSwitchedOnAndOff) {
   }
 }
 
-TEST(Capturable, StateIsThatOfTheOtherOne) {
+TEST(Capturable, SavesAndLoadsTheStateOfTheNonCapturableOptimizer) {
   const Training device(test_device());
   AdamW optimizer(device.parameters, {.capturable = true});
   for (int64_t t = 0; t < 3; ++t) {

@@ -26,10 +26,10 @@ constexpr int64_t kChunk = int64_t{1} << 17;
 // 64 bytes of fp32: libtorch's longest vectors.
 constexpr int64_t kLanes = 16;
 
-/// Returns the lists of tensors of a batch: [0] parameters, [1] gradients, [2 ...] state fields.
-std::vector<std::vector<at::Tensor>*> lists_of(Batch& batch) {
-  std::vector<std::vector<at::Tensor>*> lists = {&batch.parameters, &batch.gradients};
-  for (std::vector<at::Tensor>& field : batch.state) {
+/// Returns the lists of tensors of a call: [0] parameters, [1] gradients, [2 ...] state fields.
+std::vector<std::vector<at::Tensor>*> lists_of(RuleCall& call) {
+  std::vector<std::vector<at::Tensor>*> lists = {&call.parameters, &call.gradients};
+  for (std::vector<at::Tensor>& field : call.state) {
     lists.push_back(&field);
   }
   return lists;
@@ -69,12 +69,11 @@ void require_not_negative(const char* rule, const char* option, double value) {
 }
 
 void for_each_chunk(
-    const Batch& batch,
+    const RuleCall& call,
     const std::function<void(const std::vector<at::Tensor>& chunk, size_t index)>& visit) {
-  for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    std::vector<at::Tensor> tensors = {
-        memory_of(batch.parameters[i]), memory_of(batch.gradients[i])};
-    for (const auto& field : batch.state) {
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
+    std::vector<at::Tensor> tensors = {memory_of(call.parameters[i]), memory_of(call.gradients[i])};
+    for (const auto& field : call.state) {
       tensors.push_back(field[i].defined() ? memory_of(field[i]) : at::Tensor());
     }
     const int64_t numel = tensors[0].numel();
@@ -94,23 +93,22 @@ void for_each_chunk(
   }
 }
 
-void run_fused(const Batch& batch, const std::function<void(const Batch& padded)>& kernel) {
-  if (!batch.parameters[0].is_cpu() || batch.parameters[0].element_size() < 4) {
-    kernel(batch);
+void run_fused(const RuleCall& call, const std::function<void(const RuleCall& padded)>& kernel) {
+  if (!call.parameters[0].is_cpu() || call.parameters[0].element_size() < 4) {
+    kernel(call);
     return;
   }
-  Batch unpadded = batch;
-  Batch padded;
-  padded.first = batch.first;
-  padded.state.resize(batch.state.size());
+  RuleCall unpadded = call;
+  RuleCall padded;
+  padded.first = call.first;
+  padded.state.resize(call.state.size());
   const std::vector<std::vector<at::Tensor>*> from = lists_of(unpadded);
   const std::vector<std::vector<at::Tensor>*> to = lists_of(padded);
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // Place and copy of each rest.
-  for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    const int64_t rest = batch.parameters[i].numel() % kLanes;
-    const int64_t kept = batch.parameters[i].numel() - rest;
-    padded.steps.insert(
-        padded.steps.end(), (kept > 0 ? 1 : 0) + (rest > 0 ? 1 : 0), batch.steps[i]);
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
+    const int64_t rest = call.parameters[i].numel() % kLanes;
+    const int64_t kept = call.parameters[i].numel() - rest;
+    padded.steps.insert(padded.steps.end(), (kept > 0 ? 1 : 0) + (rest > 0 ? 1 : 0), call.steps[i]);
     for (size_t k = 0; k < from.size(); ++k) {
       const at::Tensor& tensor = (*from[k])[i];
       if (kept > 0) {
@@ -148,46 +146,46 @@ at::Tensor divided(const at::Tensor& tensor, double divisor) {
   return tensor.div(at::native::wrapped_scalar_tensor(divisor));
 }
 
-std::vector<at::Tensor> step_tensors(const Batch& batch) {
-  if (!batch.device_steps.empty()) {
-    return batch.device_steps;
+std::vector<at::Tensor> step_tensors(const RuleCall& call) {
+  if (!call.device_steps.empty()) {
+    return call.device_steps;
   }
   std::vector<at::Tensor> tensors;
-  for (size_t i = 0; i < batch.steps.size(); ++i) {
-    if (i > 0 && batch.steps[i] == batch.steps[i - 1]) {
+  for (size_t i = 0; i < call.steps.size(); ++i) {
+    if (i > 0 && call.steps[i] == call.steps[i - 1]) {
       tensors.push_back(tensors.back());
     } else {
       tensors.push_back(
-          at::full({}, batch.steps[i], batch.parameters[i].options().dtype(at::kFloat)));
+          at::full({}, call.steps[i], call.parameters[i].options().dtype(at::kFloat)));
     }
   }
   return tensors;
 }
 
 void descend_(
-    const at::Tensor& parameter, const at::Tensor& direction, const Batch& batch, double lr) {
-  if (!batch.device_lr.defined()) {
+    const at::Tensor& parameter, const at::Tensor& direction, const RuleCall& call, double lr) {
+  if (!call.device_lr.defined()) {
     parameter.add_(direction, -lr);
     return;
   }
   // A 0-d factor would be rounded to the dtype of a half-precision parameter; a 1-D one is not.
-  memory_of(parameter).sub_(memory_of(direction).mul(batch.device_lr.view({1})));
+  memory_of(parameter).sub_(memory_of(direction).mul(call.device_lr.view({1})));
 }
 
-void decay_(const at::Tensor& parameter, double weight_decay, const Batch& batch, double lr) {
-  if (!batch.device_lr.defined()) {
+void decay_(const at::Tensor& parameter, double weight_decay, const RuleCall& call, double lr) {
+  if (!call.device_lr.defined()) {
     scale_(parameter, 1 - lr * weight_decay);
     return;
   }
-  memory_of(parameter).mul_(at::rsub(batch.device_lr.view({1}).mul(weight_decay), 1));
+  memory_of(parameter).mul_(at::rsub(call.device_lr.view({1}).mul(weight_decay), 1));
 }
 
-double bias_correction(const Batch& batch, size_t index, double beta) {
-  return 1 - std::pow(beta, static_cast<double>(batch.steps[index]));
+double bias_correction(const RuleCall& call, size_t index, double beta) {
+  return 1 - std::pow(beta, static_cast<double>(call.steps[index]));
 }
 
-at::Tensor device_bias_correction(const Batch& batch, size_t index, double beta) {
-  return at::rsub(at::pow(beta, batch.device_steps[index].to(at::kDouble)), 1);
+at::Tensor device_bias_correction(const RuleCall& call, size_t index, double beta) {
+  return at::rsub(at::pow(beta, call.device_steps[index].to(at::kDouble)), 1);
 }
 
 at::Tensor device_factor(const at::Tensor& number, const at::Tensor& tensor) {

@@ -13,10 +13,10 @@
 
 namespace lockstep::optim {
 
-/// The input of one call of an update rule, which works in place: tensors of one dtype and device,
+/// One call of an update rule, which works in place: tensors of one dtype and device,
 /// dense in memory. A tensor is one parameter or, for an elementwise rule, a range of a flat buffer
 /// with many.
-struct Batch {
+struct RuleCall {
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> gradients;           ///< Read-only; strides of the parameters.
   std::vector<std::vector<at::Tensor>> state;  ///< [field][tensor]; undefined if it has none.
@@ -93,18 +93,18 @@ void require_adam_like(const char* rule, const Options& options) {
 /// Returns the memory of a dense tensor as a 1-D tensor.
 at::Tensor memory_of(const at::Tensor& tensor);
 
-/// Calls `visit` with 1-D chunks of `batch`'s tensors and the tensor's index in `batch`. A chunk
+/// Calls `visit` with 1-D chunks of `call`'s tensors and the tensor's index in `call`. A chunk
 /// has [0] parameter, [1] gradient, [2 ...] state fields (undefined if missing). On the CPU chunks
 /// fit into the cache, for rules with several passes. For elementwise rules.
 void for_each_chunk(
-    const Batch& batch,
+    const RuleCall& call,
     const std::function<void(const std::vector<at::Tensor>& chunk, size_t index)>& visit);
 
 /// Calls a fused kernel of libtorch so that an element's result does not depend on its position. On
 /// the CPU (torch 2.13) these kernels round the last elements, which do not fill a vector,
 /// differently. So in fp32 and fp64 they get full vectors only: the rest is copied to padded
 /// buffers and back. For elementwise rules.
-void run_fused(const Batch& batch, const std::function<void(const Batch& padded)>& kernel);
+void run_fused(const RuleCall& call, const std::function<void(const RuleCall& padded)>& kernel);
 
 /// Computes tensor *= factor with the factor in full precision, as in Python; returns `tensor`.
 /// `Tensor::mul_(Scalar)` rounds it to the tensor's dtype first: 0.999 becomes 1 in bf16.
@@ -113,32 +113,32 @@ at::Tensor scale_(const at::Tensor& tensor, double factor);
 /// Computes tensor / divisor, with the divisor in full precision.
 at::Tensor divided(const at::Tensor& tensor, double divisor);
 
-/// Returns the steps of `batch` in the form of libtorch's fused kernels: scalars on the parameters'
+/// Returns the steps of `call` in the form of libtorch's fused kernels: scalars on the parameters'
 /// device.
-std::vector<at::Tensor> step_tensors(const Batch& batch);
+std::vector<at::Tensor> step_tensors(const RuleCall& call);
 
-/// Calls `kernel` with the learning rate of `batch`: the host's `lr`, or the device's.
+/// Calls `kernel` with the learning rate of `call`: the host's `lr`, or the device's.
 template <typename Kernel>
-void with_rate(const Batch& batch, double lr, const Kernel& kernel) {
-  if (batch.device_lr.defined()) {
-    kernel(batch.device_lr);
+void with_rate(const RuleCall& call, double lr, const Kernel& kernel) {
+  if (call.device_lr.defined()) {
+    kernel(call.device_lr);
   } else {
     kernel(lr);
   }
 }
 
-/// Computes parameter -= direction * lr, for equal strides, with the rate of `batch` as above. With
+/// Computes parameter -= direction * lr, for equal strides, with the rate of `call` as above. With
 /// a device rate the product is formed in float32 at least, and rounded once more than with the
 /// host's.
 void descend_(
-    const at::Tensor& parameter, const at::Tensor& direction, const Batch& batch, double lr);
+    const at::Tensor& parameter, const at::Tensor& direction, const RuleCall& call, double lr);
 /// Computes parameter *= 1 - lr * weight_decay: decoupled weight decay.
-void decay_(const at::Tensor& parameter, double weight_decay, const Batch& batch, double lr);
+void decay_(const at::Tensor& parameter, double weight_decay, const RuleCall& call, double lr);
 
 /// Returns 1 - beta^step, the bias correction of a moment, for tensor `index`.
-double bias_correction(const Batch& batch, size_t index, double beta);
+double bias_correction(const RuleCall& call, size_t index, double beta);
 /// Does the same for device steps: a 0-d tensor on the device, float64 as on the host.
-at::Tensor device_bias_correction(const Batch& batch, size_t index, double beta);
+at::Tensor device_bias_correction(const RuleCall& call, size_t index, double beta);
 /// Converts a device scalar to the shape and dtype in which it multiplies or divides `tensor`
 /// without rounding to half precision.
 at::Tensor device_factor(const at::Tensor& number, const at::Tensor& tensor);

@@ -10,34 +10,34 @@ namespace {
 
 constexpr int64_t kFp32Chunk = int64_t{1} << 20;  // Elements.
 
-/// Returns elements `begin` to `begin + length`, in memory order, of one tensor of a batch.
-Batch part_of(const Batch& batch, size_t index, int64_t begin, int64_t length) {
+/// Returns elements `begin` to `begin + length`, in memory order, of one tensor of a call.
+RuleCall part_of(const RuleCall& call, size_t index, int64_t begin, int64_t length) {
   const auto cut = [&](const at::Tensor& tensor) {
     return tensor.defined() ? memory_of(tensor).narrow(0, begin, length) : at::Tensor();
   };
-  Batch part{
-      .parameters = {cut(batch.parameters[index])},
-      .gradients = {cut(batch.gradients[index])},
+  RuleCall part{
+      .parameters = {cut(call.parameters[index])},
+      .gradients = {cut(call.gradients[index])},
       .state = {},
-      .steps = {batch.steps[index]},
+      .steps = {call.steps[index]},
       .factors = {},
-      .first = batch.first,
-      .device_lr = batch.device_lr};
-  for (const std::vector<at::Tensor>& field : batch.state) {
+      .first = call.first,
+      .device_lr = call.device_lr};
+  for (const std::vector<at::Tensor>& field : call.state) {
     part.state.push_back({cut(field[index])});
   }
-  if (!batch.factors.empty()) {
-    part.factors = {batch.factors[index]};
+  if (!call.factors.empty()) {
+    part.factors = {call.factors[index]};
   }
-  if (!batch.device_steps.empty()) {
-    part.device_steps = {batch.device_steps[index]};
+  if (!call.device_steps.empty()) {
+    part.device_steps = {call.device_steps[index]};
   }
   return part;
 }
 
 }  // namespace
 
-Fp32Copies::Fp32Copies(const Batch& batch) : wide_(batch) {
+Fp32Copies::Fp32Copies(const RuleCall& call) : wide_(call) {
   for (at::Tensor& parameter : wide_.parameters) {
     parameter = in_fp32(parameter);
   }
@@ -65,15 +65,15 @@ void Fp32Copies::round_back() const {
   }
 }
 
-void update_in_fp32(const Batch& batch, const std::function<void(const Batch& wide)>& update) {
-  if (batch.parameters.empty() || batch.parameters[0].element_size() >= 4) {
-    update(batch);
+void update_in_fp32(const RuleCall& call, const std::function<void(const RuleCall& wide)>& update) {
+  if (call.parameters.empty() || call.parameters[0].element_size() >= 4) {
+    update(call);
     return;
   }
-  for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    const int64_t numel = batch.parameters[i].numel();
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
+    const int64_t numel = call.parameters[i].numel();
     for (int64_t begin = 0; begin < numel; begin += kFp32Chunk) {
-      const Fp32Copies copies(part_of(batch, i, begin, std::min(kFp32Chunk, numel - begin)));
+      const Fp32Copies copies(part_of(call, i, begin, std::min(kFp32Chunk, numel - begin)));
       update(copies.wide());
       copies.round_back();
     }

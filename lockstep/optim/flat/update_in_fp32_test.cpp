@@ -106,12 +106,12 @@ TEST(UpdateInFp32, WorksForRulesThatNeedFullParameters) {
 TEST(UpdateInFp32, UpdatesInChunksAndLeavesFp32Unchanged) {
   const at::Tensor wide = at::ones({5});
   int calls = 0;
-  const auto halve = [&](const Batch& batch) {
+  const auto halve = [&](const RuleCall& call) {
     ++calls;
-    EXPECT_EQ(batch.parameters[0].scalar_type(), at::kFloat);
-    EXPECT_EQ(batch.parameters[0].sizes(), batch.gradients[0].sizes());
-    EXPECT_EQ(batch.steps, std::vector<int64_t>{7});
-    batch.parameters[0].mul_(0.5);
+    EXPECT_EQ(call.parameters[0].scalar_type(), at::kFloat);
+    EXPECT_EQ(call.parameters[0].sizes(), call.gradients[0].sizes());
+    EXPECT_EQ(call.steps, std::vector<int64_t>{7});
+    call.parameters[0].mul_(0.5);
   };
   update_in_fp32(
       {.parameters = {wide}, .gradients = {wide.clone()}, .state = {}, .steps = {7}, .factors = {}},

@@ -12,7 +12,7 @@
 
 namespace lockstep::optim {
 
-struct ShardedBatch;
+struct ShardedRuleCall;
 
 /// An update rule behind torch's type of options. RuleAdapter (rule_optimizer.h) makes one from a
 /// rule's static functions. Results depend on arguments only. Thread-safe.
@@ -41,10 +41,10 @@ class UpdateRule {
   /// update.
   virtual std::vector<double> advance(
       const Options& options, int64_t step, std::vector<float>& scalars) const = 0;
-  /// Updates the tensors of `batch` in place.
-  virtual void update(const Options& options, const Batch& batch) const = 0;
+  /// Updates the tensors of `call` in place.
+  virtual void update(const Options& options, const RuleCall& call) const = 0;
   /// Does the same for shard slices. Only if the rule needs full parameters. Collective.
-  virtual void update_sharded(const Options& options, const ShardedBatch& batch) const = 0;
+  virtual void update_sharded(const Options& options, const ShardedRuleCall& call) const = 0;
 
  private:
   RuleTraits traits_;

@@ -37,8 +37,8 @@ int64_t slots_of(const OffloadOptimizer& options, int64_t fields, bool values_in
 
 at::Device device_of(const std::vector<HostUpdate::Bucket>& buckets) {
   for (const HostUpdate::Bucket& bucket : buckets) {
-    for (const Batch& batch : bucket.batches.batches()) {
-      for (const at::Tensor& gradient : batch.gradients) {
+    for (const RuleCall& call : bucket.calls.calls()) {
+      for (const at::Tensor& gradient : call.gradients) {
         if (!gradient.is_cpu()) {
           return gradient.device();
         }
@@ -60,34 +60,34 @@ HostUpdate::HostUpdate(const OffloadOptimizer& options, int64_t fields, bool val
   }
 }
 
-std::vector<Batch> HostUpdate::fetch(size_t slot, const Bucket& bucket) {
+std::vector<RuleCall> HostUpdate::fetch(size_t slot, const Bucket& bucket) {
   std::vector<at::Tensor> device;
-  for (const Batch& batch : bucket.batches.batches()) {
-    device.insert(device.end(), batch.parameters.begin(), batch.parameters.end());
-    device.insert(device.end(), batch.gradients.begin(), batch.gradients.end());
+  for (const RuleCall& call : bucket.calls.calls()) {
+    device.insert(device.end(), call.parameters.begin(), call.parameters.end());
+    device.insert(device.end(), call.gradients.begin(), call.gradients.end());
   }
   const std::vector<at::Tensor> host = staging_.fetch(slot, device);
-  std::vector<Batch> batches = bucket.batches.batches();
+  std::vector<RuleCall> calls = bucket.calls.calls();
   auto next = host.begin();
-  for (Batch& batch : batches) {
-    const auto count = static_cast<std::ptrdiff_t>(batch.parameters.size());
-    batch.parameters.assign(next, next + count);
-    batch.gradients.assign(next + count, next + 2 * count);
+  for (RuleCall& call : calls) {
+    const auto count = static_cast<std::ptrdiff_t>(call.parameters.size());
+    call.parameters.assign(next, next + count);
+    call.gradients.assign(next + count, next + 2 * count);
     next += 2 * count;
   }
-  return batches;
+  return calls;
 }
 
 void HostUpdate::run(
     const std::vector<Bucket>& buckets,
-    const std::function<void(size_t group, const Batch& batch)>& update) {
+    const std::function<void(size_t group, const RuleCall& call)>& update) {
   std::vector<offload::TensorSwapper::Set> sets;
   sets.reserve(buckets.size());
   for (const Bucket& bucket : buckets) {
     sets.push_back(bucket.files);
   }
   staging_.begin(device_of(buckets));
-  std::array<std::vector<Batch>, offload::HostStaging::kSlots> fetched;
+  std::array<std::vector<RuleCall>, offload::HostStaging::kSlots> fetched;
   const auto start = [&](size_t index) {
     if (index < buckets.size()) {
       fetched[index % fetched.size()] = fetch(index % fetched.size(), buckets[index]);
@@ -100,13 +100,13 @@ void HostUpdate::run(
     staging_.wait(slot);
     const Bucket& bucket = buckets[index];
     for (size_t i = 0; i < fetched[slot].size(); ++i) {
-      const Batch& on_host = fetched[slot][i];
+      const RuleCall& on_host = fetched[slot][i];
       update(bucket.group, on_host);
       for (size_t k = 0; k < on_host.parameters.size(); ++k) {
-        staging_.send_back(bucket.batches.batches()[i].parameters[k], on_host.parameters[k]);
+        staging_.send_back(bucket.calls.calls()[i].parameters[k], on_host.parameters[k]);
       }
     }
-    bucket.batches.copy_back();
+    bucket.calls.copy_back();
   };
   if (swapper_) {
     swapper_->run(sets, work);

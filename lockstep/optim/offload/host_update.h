@@ -11,7 +11,7 @@
 #include "lockstep/offload/host_staging.h"
 #include "lockstep/offload/options.h"
 #include "lockstep/offload/tensor_swapper.h"
-#include "lockstep/optim/flat/update_batches.h"
+#include "lockstep/optim/flat/rule_calls.h"
 
 namespace lockstep::optim {
 
@@ -36,12 +36,12 @@ class HostUpdate {
   struct Bucket {
     size_t group;
     offload::TensorSwapper::Set files;  ///< Those of its parameters and state, if any.
-    UpdateBatches batches;
+    RuleCalls calls;
   };
-  /// Calls `update` with each bucket's batches on the host, and stores the results.
+  /// Runs `update` for each bucket's calls on the host, and stores the results.
   void run(
       const std::vector<Bucket>& buckets,
-      const std::function<void(size_t group, const Batch& batch)>& update);
+      const std::function<void(size_t group, const RuleCall& call)>& update);
 
   /// Returns whether any state or parameters are in files.
   bool uses_files() const { return swapper_.has_value(); }
@@ -51,8 +51,8 @@ class HostUpdate {
   int64_t bytes_written() const { return swapper_ ? swapper_->bytes_written() : 0; }
 
  private:
-  /// Returns the batches of one bucket, with parameters and gradients on the host.
-  std::vector<Batch> fetch(size_t slot, const Bucket& bucket);
+  /// Returns the calls for one bucket, with parameters and gradients on the host.
+  std::vector<RuleCall> fetch(size_t slot, const Bucket& bucket);
 
   offload::HostStaging staging_;
   std::optional<offload::TensorSwapper> swapper_;  ///< If any are in files.

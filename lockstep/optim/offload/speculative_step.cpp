@@ -25,7 +25,7 @@ bool is_same(const SpeculativeStep::Source& a, const SpeculativeStep::Source& b)
 }  // namespace
 
 void SpeculativeStep::begin(
-    const Key& key, Source source, std::function<void(const Batch& batch)> update) {
+    const Key& key, Source source, std::function<void(const RuleCall& call)> update) {
   discard(key);
   Entry& entry = entries_.try_emplace(key, pinned_).first->second;
   entry.host_staging.begin(
@@ -54,7 +54,7 @@ void SpeculativeStep::begin(
     const c10::AutoGradMode no_grad(false);
     const Source& from = *entry.source;
     entry.host_staging.wait(0);
-    Batch batch{
+    RuleCall call{
         .parameters = {entry.parameters},
         .gradients = {entry.gradient},
         .state = {},
@@ -66,9 +66,9 @@ void SpeculativeStep::begin(
         copy = entry.state[field].narrow(0, from.begin, from.parameters.numel());
         copy.copy_(from.state[field].narrow(0, from.begin, from.parameters.numel()));
       }
-      batch.state.push_back({copy});
+      call.state.push_back({copy});
     }
-    update(batch);
+    update(call);
   });
 }
 

@@ -40,12 +40,12 @@ class SpeculativeStep {
     std::vector<at::Tensor> state;  ///< [field] The complete bucket's, on the host; or undefined.
     int64_t begin = 0;              ///< The offset of the parameters in it.
     int64_t step = 0;               ///< The number of the update.
-    std::vector<double> factors;    ///< See Batch.
+    std::vector<double> factors;    ///< See RuleCall.
     std::vector<double> numbers;    ///< All other inputs of the update.
   };
 
   /// Begins an update. `update` is called with the copies on another thread.
-  void begin(const Key& key, Source source, std::function<void(const Batch& batch)> update);
+  void begin(const Key& key, Source source, std::function<void(const RuleCall& call)> update);
   /// Returns the gradient of a begun update; null if none is begun.
   const at::Tensor* gradient(const Key& key) const;
   /// If an update was begun from `source`, stores its results in parameters and state and returns

@@ -25,8 +25,8 @@ void AdadeltaRule::check(const Options& options) {
   require_not_negative(rule, "weight_decay", options.weight_decay);
 }
 
-void AdadeltaRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
+void AdadeltaRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
     const at::Tensor& parameter = chunk[0];
     const at::Tensor& square_avg = chunk[2];
     const at::Tensor& acc_delta = chunk[3];
@@ -38,7 +38,7 @@ void AdadeltaRule::update(const Options& options, const Batch& batch) {
     const at::Tensor root = square_avg.add(options.eps).sqrt_();
     const at::Tensor delta = acc_delta.add(options.eps).sqrt_().div_(root).mul_(gradient);
     scale_(acc_delta, options.rho).addcmul_(delta, delta, 1 - options.rho);
-    descend_(parameter, delta, batch, options.lr);
+    descend_(parameter, delta, call, options.lr);
   });
 }
 

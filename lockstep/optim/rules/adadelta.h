@@ -23,7 +23,7 @@ struct AdadeltaRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using Adadelta = RuleOptimizer<AdadeltaRule>;

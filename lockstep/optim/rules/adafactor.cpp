@@ -138,11 +138,11 @@ bool is_factored(at::IntArrayRef sizes) {
   return sizes.size() > 1;
 }
 
-/// One update of a ShardedBatch.
+/// One update of a ShardedRuleCall.
 class ShardedUpdate {
  public:
-  ShardedUpdate(const AdafactorOptions& options, const ShardedBatch& batch)
-      : options_(options), batch_(batch), ranks_(batch.ranks) {}
+  ShardedUpdate(const AdafactorOptions& options, const ShardedRuleCall& call)
+      : options_(options), call_(call), ranks_(call.ranks) {}
 
   void run() {
     sum_squares();
@@ -161,14 +161,14 @@ class ShardedUpdate {
   }
 
  private:
-  const Batch& slices() const { return batch_.slices; }
+  const RuleCall& slices() const { return call_.slices; }
   int64_t step(size_t slice) const { return slices().steps[slice]; }
-  int64_t index(size_t slice) const { return static_cast<int64_t>(batch_.full_index[slice]); }
+  int64_t index(size_t slice) const { return static_cast<int64_t>(call_.full_index[slice]); }
   at::Tensor gradient(size_t slice) const {
     return options_.maximize ? -slices().gradients[slice] : slices().gradients[slice];
   }
   at::Tensor one_for_each_parameter() const {
-    return at::zeros({static_cast<int64_t>(batch_.full_parameters.size())}, batch_.options);
+    return at::zeros({static_cast<int64_t>(call_.full_parameters.size())}, call_.options);
   }
   at::Tensor on_host(const at::Tensor& sums) {
     return ranks_.all_reduce(sums).wait().to(at::kDouble).cpu();
@@ -176,26 +176,26 @@ class ShardedUpdate {
   double mean_root(const at::Tensor& squares, size_t slice) const {
     return std::sqrt(
         squares[index(slice)].item<double>() /
-        static_cast<double>(batch_.full_parameter(slice).numel()));
+        static_cast<double>(call_.full_parameter(slice).numel()));
   }
 
   /// Sums squares over all ranks: of gradients by rows and columns, and of parameters.
   void sum_squares() {
     int64_t total = 0;
-    for (const flat::ShardBounds* full : batch_.full_parameters) {
+    for (const flat::ShardBounds* full : call_.full_parameters) {
       offsets_.push_back(total);
       if (is_factored(full->sizes)) {
         const int64_t rows = full->numel() / full->sizes.back();
         total += rows + full->numel() / full->sizes[full->sizes.size() - 2];
       }
     }
-    const auto count = static_cast<int64_t>(batch_.full_parameters.size());
-    sums_ = at::zeros({total + count}, batch_.options);
+    const auto count = static_cast<int64_t>(call_.full_parameters.size());
+    sums_ = at::zeros({total + count}, call_.options);
     const at::Tensor of_parameters = sums_.narrow(0, total, count);
     for (size_t i = 0; i < slices().parameters.size(); ++i) {
       of_parameters[index(i)].copy_(slices().parameters[i].square().sum());
-      if (is_factored(batch_.full_parameter(i).sizes)) {
-        const RowsOfSlice part(batch_.full_parameter(i), ranks_.rank());
+      if (is_factored(call_.full_parameter(i).sizes)) {
+        const RowsOfSlice part(call_.full_parameter(i), ranks_.rank());
         const at::Tensor squares = part.padded(slices().gradients[i]).square_();
         rows_of(i, part)
             .narrow(0, part.first, part.count)
@@ -209,18 +209,18 @@ class ShardedUpdate {
     parameter_squares_ = of_parameters.to(at::kDouble).cpu();
   }
   at::Tensor rows_of(size_t slice, const RowsOfSlice& part) const {
-    return sums_.narrow(0, offsets_[batch_.full_index[slice]], part.stack * part.rows);
+    return sums_.narrow(0, offsets_[call_.full_index[slice]], part.stack * part.rows);
   }
   at::Tensor columns_of(size_t slice, const RowsOfSlice& part) const {
     const int64_t rows = part.stack * part.rows;
-    return sums_.narrow(0, offsets_[batch_.full_index[slice]] + rows, part.stack * part.columns);
+    return sums_.narrow(0, offsets_[call_.full_index[slice]] + rows, part.stack * part.columns);
   }
 
   at::Tensor update_of(size_t i) const {
-    const double epsilon = epsilon_of(options_, batch_.options.dtype().toScalarType());
+    const double epsilon = epsilon_of(options_, call_.options.dtype().toScalarType());
     const double weight = one_minus_beta2(options_, step(i));
     at::Tensor update;
-    if (is_factored(batch_.full_parameter(i).sizes)) {
+    if (is_factored(call_.full_parameter(i).sizes)) {
       update = factored_estimate(i, weight, epsilon);
     } else {
       const at::Tensor& variance = slices().state[AdafactorFields::kVariance][i];
@@ -232,7 +232,7 @@ class ShardedUpdate {
   }
 
   at::Tensor factored_estimate(size_t i, double weight, double epsilon) const {
-    const RowsOfSlice part(batch_.full_parameter(i), ranks_.rank());
+    const RowsOfSlice part(call_.full_parameter(i), ranks_.rank());
     const at::Tensor& row_var = slices().state[AdafactorFields::kRowVar][i];
     const at::Tensor& col_var = slices().state[AdafactorFields::kColVar][i];
     row_var.lerp_(rows_of(i, part).view(row_var.sizes()).div(part.columns), weight);
@@ -252,7 +252,7 @@ class ShardedUpdate {
   }
 
   const AdafactorOptions& options_;
-  const ShardedBatch& batch_;
+  const ShardedRuleCall& call_;
   Group ranks_;
   at::Tensor sums_;
   std::vector<int64_t> offsets_;  ///< [parameter] Of its rows in `sums_`; its columns follow.
@@ -301,21 +301,21 @@ StateShape AdafactorRule::shape(const Options& /*options*/, at::IntArrayRef size
   return field == AdafactorFields::kRowVar ? StateShape::kRow : StateShape::kColumn;
 }
 
-void AdafactorRule::update(const Options& options, const Batch& batch) {
-  for (size_t i = 0; i < batch.parameters.size(); ++i) {
+void AdafactorRule::update(const Options& options, const RuleCall& call) {
+  for (size_t i = 0; i < call.parameters.size(); ++i) {
     update_one(
         options,
-        batch.parameters[i],
-        options.maximize ? -batch.gradients[i] : batch.gradients[i],
-        batch.state[AdafactorFields::kRowVar][i],
-        batch.state[AdafactorFields::kColVar][i],
-        batch.state[AdafactorFields::kVariance][i],
-        batch.steps[i]);
+        call.parameters[i],
+        options.maximize ? -call.gradients[i] : call.gradients[i],
+        call.state[AdafactorFields::kRowVar][i],
+        call.state[AdafactorFields::kColVar][i],
+        call.state[AdafactorFields::kVariance][i],
+        call.steps[i]);
   }
 }
 
-void AdafactorRule::update_sharded(const Options& options, const ShardedBatch& batch) {
-  ShardedUpdate(options, batch).run();
+void AdafactorRule::update_sharded(const Options& options, const ShardedRuleCall& call) {
+  ShardedUpdate(options, call).run();
 }
 
 }  // namespace lockstep::optim

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat/sharded_rule_call.h"
 #include "lockstep/optim/rule_optimizer.h"
 
 namespace lockstep::optim {
@@ -38,8 +38,8 @@ struct AdafactorRule {
   static NamedOptions named(Options& options);
   static void check(const Options& options);
   static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
-  static void update(const Options& options, const Batch& batch);
-  static void update_sharded(const Options& options, const ShardedBatch& batch);
+  static void update(const Options& options, const RuleCall& call);
+  static void update_sharded(const Options& options, const ShardedRuleCall& call);
 };
 
 using Adafactor = RuleOptimizer<AdafactorRule>;

@@ -35,8 +35,8 @@ double AdagradRule::initial(const Options& options, size_t /*field*/) {
   return options.initial_accumulator_value;
 }
 
-void AdagradRule::update(const Options& options, const Batch& batch) {
-  run_fused(batch, [&](const Batch& padded) {
+void AdagradRule::update(const Options& options, const RuleCall& call) {
+  run_fused(call, [&](const RuleCall& padded) {
     with_rate(padded, options.lr, [&](const auto& lr) {
       at::_fused_adagrad_(
           padded.parameters,

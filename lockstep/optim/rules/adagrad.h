@@ -24,7 +24,7 @@ struct AdagradRule {
   static NamedOptions named(Options& options);
   static void check(const Options& options);
   static double initial(const Options& options, size_t field);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using Adagrad = RuleOptimizer<AdagradRule>;

@@ -44,16 +44,16 @@ StateShape adam_shape(bool amsgrad, size_t field) {
 
 /// Returns infinite steps, so that beta^step is 0 and a correction exactly 1: the kernel has no
 /// other switch.
-std::vector<at::Tensor> endless_steps(const Batch& batch) {
+std::vector<at::Tensor> endless_steps(const RuleCall& call) {
   const at::Tensor endless = at::full(
-      {}, std::numeric_limits<double>::infinity(), batch.parameters[0].options().dtype(at::kFloat));
-  return std::vector<at::Tensor>(batch.parameters.size(), endless);
+      {}, std::numeric_limits<double>::infinity(), call.parameters[0].options().dtype(at::kFloat));
+  return std::vector<at::Tensor>(call.parameters.size(), endless);
 }
 
 template <typename Options, typename Kernel>
-void update_adam(const Options& options, const Batch& batch, const Kernel& kernel) {
+void update_adam(const Options& options, const RuleCall& call, const Kernel& kernel) {
   const at::TensorList none;
-  run_fused(batch, [&](const Batch& padded) {
+  run_fused(call, [&](const RuleCall& padded) {
     with_rate(padded, options.lr, [&](const auto& lr) {
       kernel(
           padded.parameters,
@@ -91,8 +91,8 @@ StateShape AdamRule::shape(const Options& options, at::IntArrayRef /*sizes*/, si
   return adam_shape(options.amsgrad, field);
 }
 
-void AdamRule::update(const Options& options, const Batch& batch) {
-  update_adam(options, batch, [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+void AdamRule::update(const Options& options, const RuleCall& call) {
+  update_adam(options, call, [](const auto&... arguments) { at::_fused_adam_(arguments...); });
 }
 
 RuleTraits AdamWRule::traits() {
@@ -111,8 +111,8 @@ StateShape AdamWRule::shape(const Options& options, at::IntArrayRef /*sizes*/, s
   return adam_shape(options.amsgrad, field);
 }
 
-void AdamWRule::update(const Options& options, const Batch& batch) {
-  update_adam(options, batch, [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+void AdamWRule::update(const Options& options, const RuleCall& call) {
+  update_adam(options, call, [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
 }
 
 }  // namespace lockstep::optim

@@ -39,7 +39,7 @@ struct AdamRule {
   static NamedOptions named(Options& options);
   static void check(const Options& options);
   static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 /// Adam with decoupled weight decay. Modelled on Loshchilov & Hutter, "Decoupled Weight Decay
@@ -50,7 +50,7 @@ struct AdamWRule {
   static NamedOptions named(Options& options);
   static void check(const Options& options);
   static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using Adam = RuleOptimizer<AdamRule>;

@@ -26,8 +26,8 @@ void AdamaxRule::check(const Options& options) {
   require_not_negative("Adamax", "eps", options.eps);
 }
 
-void AdamaxRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t index) {
+void AdamaxRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t index) {
     const at::Tensor& parameter = chunk[0];
     const at::Tensor& exp_avg = chunk[2];
     const at::Tensor& exp_inf = chunk[3];
@@ -41,13 +41,13 @@ void AdamaxRule::update(const Options& options, const Batch& batch) {
     at::Tensor magnitude = at::empty_like(gradient);
     at::abs_out(magnitude, gradient);
     exp_inf.copy_(at::maximum(exp_inf, magnitude.add_(options.eps)));
-    if (!batch.device_lr.defined()) {
-      const double rate = options.lr / bias_correction(batch, index, options.betas.first);
+    if (!call.device_lr.defined()) {
+      const double rate = options.lr / bias_correction(call, index, options.betas.first);
       parameter.addcdiv_(exp_avg, exp_inf, -rate);
       return;
     }
-    const at::Tensor rate = batch.device_lr.to(at::kDouble)
-                                .div(device_bias_correction(batch, index, options.betas.first));
+    const at::Tensor rate = call.device_lr.to(at::kDouble)
+                                .div(device_bias_correction(call, index, options.betas.first));
     parameter.sub_(exp_avg.div(exp_inf).mul(device_factor(rate, exp_avg)));
   });
 }

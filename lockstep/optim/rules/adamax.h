@@ -25,7 +25,7 @@ struct AdamaxRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using Adamax = RuleOptimizer<AdamaxRule>;

@@ -39,10 +39,10 @@ std::vector<double> ASGDRule::advance(
   return now;
 }
 
-void ASGDRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t index) {
-    const double eta = batch.factors[index].at(0);
-    const double mu = batch.factors[index].at(1);
+void ASGDRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t index) {
+    const double eta = call.factors[index].at(0);
+    const double mu = call.factors[index].at(1);
     const at::Tensor& parameter = chunk[0];
     const at::Tensor& ax = chunk[2];
     at::Tensor gradient = options.maximize ? -chunk[1] : chunk[1];

@@ -30,7 +30,7 @@ struct ASGDRule {
   /// Scalars: the next update's rate, and the weight of a new parameter in the average.
   static std::vector<double> advance(
       const Options& options, int64_t step, std::vector<float>& scalars);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using ASGD = RuleOptimizer<ASGDRule>;

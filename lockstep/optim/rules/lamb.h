@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat/sharded_rule_call.h"
 #include "lockstep/optim/rule_optimizer.h"
 
 namespace lockstep::optim {
@@ -36,8 +36,8 @@ struct LAMBRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static void update(const Options& options, const Batch& batch);
-  static void update_sharded(const Options& options, const ShardedBatch& batch);
+  static void update(const Options& options, const RuleCall& call);
+  static void update_sharded(const Options& options, const ShardedRuleCall& call);
 };
 
 using LAMB = RuleOptimizer<LAMBRule>;

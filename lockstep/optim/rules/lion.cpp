@@ -19,8 +19,8 @@ void LionRule::check(const Options& options) {
   require_adam_like("Lion", options);
 }
 
-void LionRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
+void LionRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
     const at::Tensor& parameter = chunk[0];
     const at::Tensor& gradient = chunk[1];
     const at::Tensor& exp_avg = chunk[2];
@@ -28,9 +28,9 @@ void LionRule::update(const Options& options, const Batch& batch) {
                                      .add_(gradient, 1 - options.betas.first)
                                      .sign_();
     if (options.weight_decay != 0) {
-      decay_(parameter, options.weight_decay, batch, options.lr);
+      decay_(parameter, options.weight_decay, call, options.lr);
     }
-    descend_(parameter, direction, batch, options.lr);
+    descend_(parameter, direction, call, options.lr);
     scale_(exp_avg, options.betas.second).add_(gradient, 1 - options.betas.second);
   });
 }

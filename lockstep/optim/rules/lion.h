@@ -23,7 +23,7 @@ struct LionRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using Lion = RuleOptimizer<LionRule>;

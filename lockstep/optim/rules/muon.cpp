@@ -183,22 +183,22 @@ StateShape MuonRule::shape(const Options& options, at::IntArrayRef sizes, size_t
                                                                     : StateShape::kNone;
 }
 
-void MuonRule::update(const Options& options, const Batch& batch) {
+void MuonRule::update(const Options& options, const RuleCall& call) {
   if (options.use_muon) {
-    for (size_t i = 0; i < batch.parameters.size(); ++i) {
-      const at::Tensor& parameter = batch.parameters[i];
+    for (size_t i = 0; i < call.parameters.size(); ++i) {
+      const at::Tensor& parameter = call.parameters[i];
       const at::Tensor step = orthogonalized(
           options,
-          direction(options, batch.gradients[i], batch.state[MuonFields::kMomentumBuffer][i]));
+          direction(options, call.gradients[i], call.state[MuonFields::kMomentumBuffer][i]));
       apply_step(options, parameter, step, parameter.sizes());
     }
     return;
   }
-  Batch others = batch;
+  RuleCall others = call;
   others.state = {
-      batch.state[MuonFields::kExpAvg],
-      batch.state[MuonFields::kExpAvgSq],
-      std::vector<at::Tensor>(batch.parameters.size())};
+      call.state[MuonFields::kExpAvg],
+      call.state[MuonFields::kExpAvgSq],
+      std::vector<at::Tensor>(call.parameters.size())};
   AdamWRule::update(
       {.lr = options.lr,
        .betas = options.betas,
@@ -207,17 +207,17 @@ void MuonRule::update(const Options& options, const Batch& batch) {
       others);
 }
 
-void MuonRule::update_sharded(const Options& options, const ShardedBatch& batch) {
-  const Batch& slices = batch.slices;
+void MuonRule::update_sharded(const Options& options, const ShardedRuleCall& call) {
+  const RuleCall& slices = call.slices;
   std::vector<double> costs;
-  for (const flat::ShardBounds* full : batch.full_parameters) {
+  for (const flat::ShardBounds* full : call.full_parameters) {
     const auto [rows, columns] = MatrixSizes(full->sizes);
     costs.push_back(rows * columns * std::min(rows, columns));
   }
   update_on_owners(
-      batch,
+      call,
       {.costs = std::move(costs),
-       .result = orthogonal_dtype(options, batch.options.device()),
+       .result = orthogonal_dtype(options, call.options.device()),
        .input =
            [&](size_t i) {
              return direction(
@@ -226,7 +226,7 @@ void MuonRule::update_sharded(const Options& options, const ShardedBatch& batch)
        .compute = [&](const at::Tensor& full) { return orthogonalized(options, full); },
        .apply =
            [&](size_t i, const at::Tensor& step) {
-             apply_step(options, slices.parameters[i], step, batch.full_parameter(i).sizes);
+             apply_step(options, slices.parameters[i], step, call.full_parameter(i).sizes);
            }});
 }
 

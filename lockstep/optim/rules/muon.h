@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat/sharded_rule_call.h"
 #include "lockstep/optim/rule_optimizer.h"
 
 namespace lockstep::optim {
@@ -51,8 +51,8 @@ struct MuonRule {
   /// Throws ConfigError in a group with use_muon for a parameter that is not a matrix.
   static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static bool needs_full(const Options& options) { return options.use_muon; }
-  static void update(const Options& options, const Batch& batch);
-  static void update_sharded(const Options& options, const ShardedBatch& batch);
+  static void update(const Options& options, const RuleCall& call);
+  static void update_sharded(const Options& options, const ShardedRuleCall& call);
 };
 
 using Muon = RuleOptimizer<MuonRule>;

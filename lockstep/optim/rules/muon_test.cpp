@@ -66,7 +66,7 @@ void PrintTo(const MuonCase& item, std::ostream* out) {
 
 class MuonGolden : public ::testing::TestWithParam<MuonCase> {};
 
-TEST_P(MuonGolden, ArrivesWherePythonDoes) {
+TEST_P(MuonGolden, EqualsPythonsFinalParameters) {
   const MuonCase& item = GetParam();
   const auto matrices = muon_golden()["matrices"].get<int64_t>();
   const Parameters all = starting_parameters();
@@ -168,7 +168,7 @@ TEST(Muon, GroupsAreSplitByShapeAndName) {
   EXPECT_EQ(muon_groups({model[1]}, {}, {}).size(), 1U);
 }
 
-TEST(Muon, ATiedMatrixIsInOneGroupAndHiddenByNoneOfItsNamesAlone) {
+TEST(Muon, ATiedMatrixIsInOneGroupForWhichEachNameCounts) {
   const at::Tensor tied = at::zeros({10, 4}).requires_grad_();
   const at::Tensor block = at::zeros({4, 4}).requires_grad_();
   const auto groups = muon_groups(

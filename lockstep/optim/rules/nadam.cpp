@@ -56,16 +56,16 @@ std::vector<double> NAdamRule::advance(
       -options.lr * next / (1 - product * next)};
 }
 
-void NAdamRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t index) {
-    const std::vector<double>& all = batch.factors[index];
+void NAdamRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t index) {
+    const std::vector<double>& all = call.factors[index];
     const NAdamFactors factors = {all.at(0), all.at(1), all.at(2)};
     const at::Tensor& parameter = chunk[0];
     const at::Tensor& exp_avg = chunk[2];
     const at::Tensor& exp_avg_sq = chunk[3];
     at::Tensor gradient = options.maximize ? -chunk[1] : chunk[1];
     if (options.weight_decay != 0 && options.decoupled_weight_decay) {
-      decay_(parameter, options.weight_decay, batch, options.lr);
+      decay_(parameter, options.weight_decay, call, options.lr);
     } else if (options.weight_decay != 0) {
       gradient = gradient.add(parameter, options.weight_decay);
     }

@@ -31,7 +31,7 @@ struct NAdamRule {
   /// Scalars: the product of all momenta so far.
   static std::vector<double> advance(
       const Options& options, int64_t step, std::vector<float>& scalars);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using NAdam = RuleOptimizer<NAdamRule>;

@@ -32,19 +32,19 @@ Rectified<Number> rectified(
 
 void radam_on_device(
     const RAdamOptions& options,
-    const Batch& batch,
+    const RuleCall& call,
     size_t index,
     const std::vector<at::Tensor>& chunk) {
   const at::Tensor& exp_avg = chunk[2];
-  const at::Tensor correction1 = device_bias_correction(batch, index, options.betas.first);
-  const at::Tensor correction2 = device_bias_correction(batch, index, options.betas.second);
-  const at::Tensor steps = batch.device_steps[index].to(at::kDouble);
+  const at::Tensor correction1 = device_bias_correction(call, index, options.betas.first);
+  const at::Tensor correction2 = device_bias_correction(call, index, options.betas.second);
+  const at::Tensor steps = call.device_steps[index].to(at::kDouble);
   const auto [length, squared] =
       rectified<at::Tensor>(options.betas.second, steps, at::rsub(correction2, 1), correction2);
   const at::Tensor enough = length.gt(kEnough);
   const at::Tensor factor =
       at::where(enough, squared.mul(correction2).sqrt(), at::ones_like(squared));
-  const at::Tensor rate = batch.device_lr.to(at::kDouble).div(correction1).mul(factor);
+  const at::Tensor rate = call.device_lr.to(at::kDouble).div(correction1).mul(factor);
   const at::Tensor root = chunk[3].sqrt().add_(options.eps);
   const at::Tensor divisor = at::where(enough.view({1}), root, at::ones_like(root));
   chunk[0].sub_(exp_avg.div(divisor).mul(device_factor(rate, exp_avg)));
@@ -52,12 +52,12 @@ void radam_on_device(
 
 void radam_on_host(
     const RAdamOptions& options,
-    const Batch& batch,
+    const RuleCall& call,
     size_t index,
     const std::vector<at::Tensor>& chunk) {
-  const double correction1 = bias_correction(batch, index, options.betas.first);
-  const double correction2 = bias_correction(batch, index, options.betas.second);
-  const auto steps = static_cast<double>(batch.steps[index]);
+  const double correction1 = bias_correction(call, index, options.betas.first);
+  const double correction2 = bias_correction(call, index, options.betas.second);
+  const auto steps = static_cast<double>(call.steps[index]);
   const auto [length, squared] = rectified<double>(
       options.betas.second, steps, std::pow(options.betas.second, steps), correction2);
   const at::Tensor update = scale_(divided(chunk[2], correction1), options.lr);
@@ -90,21 +90,21 @@ void RAdamRule::check(const Options& options) {
   require_not_negative("RAdam", "eps", options.eps);
 }
 
-void RAdamRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t index) {
+void RAdamRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t index) {
     const at::Tensor& parameter = chunk[0];
     at::Tensor gradient = options.maximize ? -chunk[1] : chunk[1];
     if (options.weight_decay != 0 && options.decoupled_weight_decay) {
-      decay_(parameter, options.weight_decay, batch, options.lr);
+      decay_(parameter, options.weight_decay, call, options.lr);
     } else if (options.weight_decay != 0) {
       gradient = gradient.add(parameter, options.weight_decay);
     }
     chunk[2].lerp_(gradient, 1 - options.betas.first);
     scale_(chunk[3], options.betas.second).addcmul_(gradient, gradient, 1 - options.betas.second);
-    if (batch.device_lr.defined()) {
-      radam_on_device(options, batch, index, chunk);
+    if (call.device_lr.defined()) {
+      radam_on_device(options, call, index, chunk);
     } else {
-      radam_on_host(options, batch, index, chunk);
+      radam_on_host(options, call, index, chunk);
     }
   });
 }

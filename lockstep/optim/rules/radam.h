@@ -27,7 +27,7 @@ struct RAdamRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using RAdam = RuleOptimizer<RAdamRule>;

@@ -44,8 +44,8 @@ StateShape RMSpropRule::shape(const Options& options, at::IntArrayRef /*sizes*/,
   return used ? StateShape::kParameter : StateShape::kNone;
 }
 
-void RMSpropRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
+void RMSpropRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
     const at::Tensor& parameter = chunk[0];
     const at::Tensor* state = &chunk[2];
     at::Tensor gradient = options.maximize ? -chunk[1] : chunk[1];
@@ -65,9 +65,9 @@ void RMSpropRule::update(const Options& options, const Batch& batch) {
     root.add_(options.eps);
     if (options.momentum > 0) {
       scale_(state[RmsPropFields::kMomentumBuffer], options.momentum).addcdiv_(gradient, root);
-      descend_(parameter, state[RmsPropFields::kMomentumBuffer], batch, options.lr);
-    } else if (batch.device_lr.defined()) {
-      descend_(parameter, gradient.div(root), batch, options.lr);
+      descend_(parameter, state[RmsPropFields::kMomentumBuffer], call, options.lr);
+    } else if (call.device_lr.defined()) {
+      descend_(parameter, gradient.div(root), call, options.lr);
     } else {
       parameter.addcdiv_(gradient, root, -options.lr);
     }

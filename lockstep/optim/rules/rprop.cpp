@@ -39,8 +39,8 @@ double RpropRule::initial(const Options& options, size_t field) {
   return field == kRpropStepSize ? options.lr : 0;
 }
 
-void RpropRule::update(const Options& options, const Batch& batch) {
-  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
+void RpropRule::update(const Options& options, const RuleCall& call) {
+  for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
     const at::Tensor& parameter = chunk[0];
     const at::Tensor& prev = chunk[2];
     const at::Tensor& step_size = chunk[2 + kRpropStepSize];

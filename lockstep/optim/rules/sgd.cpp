@@ -69,15 +69,15 @@ StateShape SGDRule::shape(const Options& options, at::IntArrayRef /*sizes*/, siz
   return options.momentum != 0 ? StateShape::kParameter : StateShape::kNone;
 }
 
-void SGDRule::update(const Options& options, const Batch& batch) {
-  if (fused_is_wrong(batch.parameters[0])) {
-    for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
-      update_chunk(options, chunk, batch.first);
+void SGDRule::update(const Options& options, const RuleCall& call) {
+  if (fused_is_wrong(call.parameters[0])) {
+    for_each_chunk(call, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
+      update_chunk(options, chunk, call.first);
     });
     return;
   }
   const at::TensorList none;
-  run_fused(batch, [&](const Batch& padded) {
+  run_fused(call, [&](const RuleCall& padded) {
     with_rate(padded, options.lr, [&](const auto& lr) {
       at::_fused_sgd_(
           padded.parameters,

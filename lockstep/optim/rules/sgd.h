@@ -23,7 +23,7 @@ struct SGDRule {
   static NamedOptions named(Options& options);
   static void check(const Options& options);
   static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
-  static void update(const Options& options, const Batch& batch);
+  static void update(const Options& options, const RuleCall& call);
 };
 
 using SGD = RuleOptimizer<SGDRule>;

@@ -45,19 +45,19 @@ void check_one_device(
 }  // namespace
 
 void DeviceStepsAndRates::place(bool on_host) {
-  groups_.resize(layout_.group_count());
+  groups_.resize(flat_groups_.group_count());
   for (size_t group = 0; group < groups_.size(); ++group) {
     place_group(group, on_host);
   }
 }
 
 void DeviceStepsAndRates::place_group(size_t group, bool on_host) {
-  std::vector<FlatParameter>& items = layout_.flat(group).items();
-  auto* options = dynamic_cast<CapturableOptions*>(&layout_.options(group));
+  std::vector<FlatParameter>& items = flat_groups_.flat(group).items();
+  auto* options = dynamic_cast<CapturableOptions*>(&flat_groups_.options(group));
   if (items.empty() || options == nullptr) {
     return;
   }
-  const RuleTraits& traits = layout_.rule()->traits();
+  const RuleTraits& traits = flat_groups_.rule()->traits();
   Numbers& numbers = groups_[group];
   const at::Device device = device_of(items);
   if (!options->capturable() || device.is_cpu()) {
@@ -84,8 +84,8 @@ void DeviceStepsAndRates::place_group(size_t group, bool on_host) {
 }
 
 void DeviceStepsAndRates::advance(size_t group) {
-  if (groups_[group].rate && layout_.rule()->traits().counts_steps) {
-    groups_[group].steps.advance(layout_.flat(group).items());
+  if (groups_[group].rate && flat_groups_.rule()->traits().counts_steps) {
+    groups_[group].steps.advance(flat_groups_.flat(group).items());
   }
 }
 
@@ -96,7 +96,7 @@ at::Tensor DeviceStepsAndRates::rate(size_t group) const {
 void DeviceStepsAndRates::write_rates() {
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (groups_[group].rate) {
-      groups_[group].rate->write(layout_.options(group).get_lr());
+      groups_[group].rate->write(flat_groups_.options(group).get_lr());
     }
   }
 }

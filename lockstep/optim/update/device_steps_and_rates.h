@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/optim/flat/capturable.h"
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 
 namespace lockstep::optim {
 
@@ -16,8 +16,8 @@ namespace lockstep::optim {
 /// graph (CapturableOptions). Cost: see DeviceSteps and DeviceRate.
 class DeviceStepsAndRates {
  public:
-  /// `layout` must outlive this.
-  explicit DeviceStepsAndRates(ParameterLayout& layout) : layout_(layout) {}
+  /// `flat_groups` must outlive this.
+  explicit DeviceStepsAndRates(FlatParameterGroups& flat_groups) : flat_groups_(flat_groups) {}
 
   /// Moves the values of each capturable group to the device of its parameters, and those of other
   /// groups to the host. Throws ConfigError for parameters on several devices, `on_host` updates,
@@ -39,7 +39,7 @@ class DeviceStepsAndRates {
 
   void place_group(size_t group, bool on_host);
 
-  ParameterLayout& layout_;
+  FlatParameterGroups& flat_groups_;
   std::vector<Numbers> groups_;
 };
 

@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/offload/options.h"
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/offload/host_update.h"
 #include "lockstep/optim/update/speculative_updates.h"
 #include "lockstep/optim/update/update_strategy.h"
@@ -20,11 +20,13 @@ namespace lockstep::optim {
 /// and are rounded once. For elementwise rules.
 class HostStrategy final : public UpdateStrategy {
  public:
-  /// Offloads the state of `layout`, which must outlive this, and have no state yet. `ranks` own
-  /// the other slices. Throws ConfigError for an impossible offload. Collective if state is in
+  /// Offloads the state of `flat_groups`, which must outlive this, and have no state yet. `ranks`
+  /// own the other slices. Throws ConfigError for an impossible offload. Collective if state is in
   /// files.
   HostStrategy(
-      ParameterLayout& layout, const OffloadOptimizer& offload, const std::optional<Group>& ranks);
+      FlatParameterGroups& flat_groups,
+      const OffloadOptimizer& offload,
+      const std::optional<Group>& ranks);
 
   /// Updates all buckets. Collective if any parameters or state are in files: a disk error on one
   /// rank throws ConfigError on all.
@@ -40,13 +42,13 @@ class HostStrategy final : public UpdateStrategy {
   void collect_buckets(
       std::vector<HostUpdate::Bucket>& on_host, std::vector<HostUpdate::Bucket>& on_device);
 
-  ParameterLayout& layout_;
+  FlatParameterGroups& flat_groups_;
   std::optional<Group> sharding_group_;
   HostUpdate host_update_;
   std::shared_ptr<SpeculativeUpdates> speculative_;
 };
 
-/// Returns whether any parameters of `layout` are in files.
-bool has_parameters_in_files(const ParameterLayout& layout);
+/// Returns whether any parameters of `flat_groups` are in files.
+bool has_parameters_in_files(const FlatParameterGroups& flat_groups);
 
 }  // namespace lockstep::optim

@@ -4,26 +4,30 @@
 namespace lockstep::optim {
 
 size_t PlainStrategy::step() {
-  const std::vector<UpdateBatches> gathered = collect_batches(layout_, steps_and_rates_);
+  const std::vector<RuleCalls> gathered = collect_calls(flat_groups_, steps_and_rates_);
   size_t count = 0;
   for (size_t group = 0; group < gathered.size(); ++group) {
-    for (const Batch& batch : gathered[group].batches()) {
-      count += batch.parameters.size();
-      layout_.rule()->update(layout_.options(group), batch);
+    for (const RuleCall& call : gathered[group].calls()) {
+      count += call.parameters.size();
+      flat_groups_.rule()->update(flat_groups_.options(group), call);
     }
     gathered[group].copy_back();
   }
   return count;
 }
 
-std::vector<UpdateBatches> collect_batches(
-    ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates) {
-  std::vector<UpdateBatches> gathered;
-  gathered.reserve(layout.group_count());
-  for (size_t group = 0; group < layout.group_count(); ++group) {
+std::vector<RuleCalls> collect_calls(
+    FlatParameterGroups& flat_groups, DeviceStepsAndRates& steps_and_rates) {
+  std::vector<RuleCalls> gathered;
+  gathered.reserve(flat_groups.group_count());
+  for (size_t group = 0; group < flat_groups.group_count(); ++group) {
     steps_and_rates.advance(group);
-    gathered.push_back(gather_batches(
-        layout, group, 0, layout.flat(group).items().size(), steps_and_rates.rate(group)));
+    gathered.push_back(gather_calls(
+        flat_groups,
+        group,
+        0,
+        flat_groups.flat(group).items().size(),
+        steps_and_rates.rate(group)));
   }
   return gathered;
 }

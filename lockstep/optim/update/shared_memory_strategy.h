@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/comm/group.h"
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/update/device_steps_and_rates.h"
 #include "lockstep/optim/update/update_strategy.h"
 
@@ -12,24 +12,28 @@ namespace lockstep::optim {
 /// rank that updates everything. Each step has two barriers.
 class SharedMemoryStrategy final : public UpdateStrategy {
  public:
-  /// `layout` and `steps_and_rates` must outlive this.
+  /// `flat_groups` and `steps_and_rates` must outlive this.
   SharedMemoryStrategy(
-      ParameterLayout& layout, DeviceStepsAndRates& steps_and_rates, const Group& sharing_group)
-      : layout_(layout), steps_and_rates_(steps_and_rates), sharing_group_(sharing_group) {}
+      FlatParameterGroups& flat_groups,
+      DeviceStepsAndRates& steps_and_rates,
+      const Group& sharing_group)
+      : flat_groups_(flat_groups),
+        steps_and_rates_(steps_and_rates),
+        sharing_group_(sharing_group) {}
 
   /// Collective.
   size_t step() override;
 
  private:
-  ParameterLayout& layout_;
+  FlatParameterGroups& flat_groups_;
   DeviceStepsAndRates& steps_and_rates_;
   Group sharing_group_;
 };
 
-/// Returns the part of `batch` that one of several ranks updates; together they update each element
+/// Returns the part of `call` that one of several ranks updates; together they update each element
 /// once. For an elementwise rule each rank gets an equal range of every tensor, in full cache lines
 /// and vectors, so that results are bit-exact with one rank's. For other rules it gets complete
 /// tensors, as evenly as possible. The part may be empty.
-Batch share_of(const Batch& batch, bool elementwise, int rank, int size);
+RuleCall share_of(const RuleCall& call, bool elementwise, int rank, int size);
 
 }  // namespace lockstep::optim

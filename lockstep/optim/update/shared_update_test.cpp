@@ -90,17 +90,17 @@ void expect_shared_equals_own(const typename Optimizer::Options& options) {
   }
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesSgd) {
+TEST(SharedParameters, SgdIsBitExactWithUnsharedParameters) {
   expect_shared_equals_own<SGD>({.lr = 0.1});
   expect_shared_equals_own<SGD>({.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesAdam) {
+TEST(SharedParameters, AdamIsBitExactWithUnsharedParameters) {
   expect_shared_equals_own<AdamW>({.lr = 0.01});
   expect_shared_equals_own<Adam>({.lr = 0.01, .amsgrad = true});
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesOthers) {
+TEST(SharedParameters, OtherRulesAreBitExactWithUnsharedParameters) {
   expect_shared_equals_own<Lion>({.lr = 0.01});
   expect_shared_equals_own<Adagrad>({.lr = 0.01});
   expect_shared_equals_own<RMSprop>({.lr = 0.01, .momentum = 0.5});
@@ -117,7 +117,7 @@ TEST(SharedParameters, AreBitExactWithPrivateOnesForRulesOfFullParameters) {
   expect_shared_equals_own<Adafactor>({});
 }
 
-TEST(SharedParameters, HaveTheBitsOfOwnOnesMuon) {
+TEST(SharedParameters, MuonIsBitExactWithUnsharedParameters) {
   // Matrices: one rank orthogonalizes each. Others: each rank updates a range of them.
   const std::vector<std::vector<int64_t>> shapes = {{30, 20}, {8, 90}, {4, 3, 3, 3}, {41}, {7}};
   constexpr size_t kMatrices = 3;
@@ -275,18 +275,18 @@ TEST(SharedParameters, RefuseUnsupportedTransportsAndParameters) {
 TEST(ShareOf, EveryElementBelongsToOneRank) {
   for (const bool elementwise : {true, false}) {
     for (const int size : {1, 2, 3, 7}) {
-      Batch batch;
+      RuleCall call;
       for (const int64_t numel : {1, 63, 64, 65, 1000, 4096, 3}) {
-        batch.parameters.push_back(at::zeros({numel}));
-        batch.gradients.push_back(at::zeros({numel}));
-        batch.steps.push_back(1);
+        call.parameters.push_back(at::zeros({numel}));
+        call.gradients.push_back(at::zeros({numel}));
+        call.steps.push_back(1);
       }
       for (int rank = 0; rank < size; ++rank) {
-        for (const at::Tensor& part : share_of(batch, elementwise, rank, size).parameters) {
+        for (const at::Tensor& part : share_of(call, elementwise, rank, size).parameters) {
           part.add_(1);
         }
       }
-      for (const at::Tensor& parameter : batch.parameters) {
+      for (const at::Tensor& parameter : call.parameters) {
         EXPECT_TRUE(parameter.eq(1).all().item<bool>()) << size << " ranks, " << parameter.numel();
       }
     }

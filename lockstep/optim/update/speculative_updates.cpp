@@ -66,8 +66,8 @@ bool use_gradient(std::span<const FlatParameter> items, const at::Tensor& gradie
 
 void SpeculativeUpdates::begin(size_t group, size_t buffer, const at::Tensor& gradient) {
   const c10::AutoGradMode no_grad(false);
-  const auto [begin, end] = items_in(layout_.flat(group).items(), buffer);
-  if (begin == end || layout_.needs_full(group)) {
+  const auto [begin, end] = items_in(flat_groups_.flat(group).items(), buffer);
+  if (begin == end || flat_groups_.needs_full(group)) {
     return;
   }
   std::optional<SpeculativeStep::Source> source = source_of(group, begin, end, gradient);
@@ -76,15 +76,17 @@ void SpeculativeUpdates::begin(size_t group, size_t buffer, const at::Tensor& gr
   }
   // A copy, since a scheduler may write to the group's options meanwhile.
   const std::shared_ptr<const torch::optim::OptimizerOptions> options =
-      layout_.options(group).clone();
+      flat_groups_.options(group).clone();
   step_.begin(
-      {group, buffer}, *std::move(source), [rule = layout_.rule(), options](const Batch& batch) {
-        update_in_fp32(batch, [&](const Batch& wide) { rule->update(*options, wide); });
+      {group, buffer},
+      *std::move(source),
+      [rule = flat_groups_.rule(), options](const RuleCall& call) {
+        update_in_fp32(call, [&](const RuleCall& wide) { rule->update(*options, wide); });
       });
 }
 
 bool SpeculativeUpdates::take(size_t group, size_t begin, size_t end) {
-  std::vector<FlatParameter>& items = layout_.flat(group).items();
+  std::vector<FlatParameter>& items = flat_groups_.flat(group).items();
   const size_t buffer = items[begin].buffer;
   const at::Tensor* gradient =
       buffer != FlatParameter::kNoBuffer ? step_.gradient({group, buffer}) : nullptr;
@@ -99,7 +101,8 @@ bool SpeculativeUpdates::take(size_t group, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) {
     FlatParameter& item = items[i];
     ++item.step;
-    item.factors = layout_.rule()->advance(layout_.options(group), item.step, item.scalars);
+    item.factors =
+        flat_groups_.rule()->advance(flat_groups_.options(group), item.step, item.scalars);
     item.parameter.unsafeGetTensorImpl()->bump_version();
   }
   return true;
@@ -107,12 +110,12 @@ bool SpeculativeUpdates::take(size_t group, size_t begin, size_t end) {
 
 std::optional<SpeculativeStep::Source> SpeculativeUpdates::source_of_gradients(
     size_t group, size_t begin, size_t end, const at::Tensor& gradient) {
-  const std::vector<FlatParameter>& items = layout_.flat(group).items();
+  const std::vector<FlatParameter>& items = flat_groups_.flat(group).items();
   if (!use_gradient(std::span(items).subspan(begin, end - begin), gradient)) {
     return std::nullopt;
   }
   const at::Tensor buffer_gradient = gradient.as_strided(
-      {layout_.flat(group).buffer_values(items[begin].buffer).numel()},
+      {flat_groups_.flat(group).buffer_values(items[begin].buffer).numel()},
       {1},
       gradient.storage_offset() - items[begin].offset);
   return source_of(group, begin, end, buffer_gradient);
@@ -120,9 +123,9 @@ std::optional<SpeculativeStep::Source> SpeculativeUpdates::source_of_gradients(
 
 std::optional<SpeculativeStep::Source> SpeculativeUpdates::source_of(
     size_t group_index, size_t begin, size_t end, const at::Tensor& gradient) {
-  const UpdateRule& rule = *layout_.rule();
-  const FlatGroup& group = layout_.flat(group_index);
-  torch::optim::OptimizerOptions& options = layout_.options(group_index);
+  const UpdateRule& rule = *flat_groups_.rule();
+  const FlatParameterGroup& group = flat_groups_.flat(group_index);
+  torch::optim::OptimizerOptions& options = flat_groups_.options(group_index);
   const FlatParameter& first = group.items()[begin];
   const FlatParameter& last = group.items()[end - 1];
   const size_t buffer = first.buffer;

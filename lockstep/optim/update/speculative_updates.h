@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/offload/speculative_step.h"
 
 namespace lockstep::optim {
@@ -17,11 +17,12 @@ namespace lockstep::optim {
 /// threads, one after the other.
 class SpeculativeUpdates {
  public:
-  /// `layout` must outlive this. `pinned`: copies use page-locked memory.
-  SpeculativeUpdates(ParameterLayout& layout, bool pinned) : layout_(layout), step_(pinned) {}
+  /// `flat_groups` must outlive this. `pinned`: copies use page-locked memory.
+  SpeculativeUpdates(FlatParameterGroups& flat_groups, bool pinned)
+      : flat_groups_(flat_groups), step_(pinned) {}
 
   /// Begins the update of the slices in buffer `buffer` of a group, if possible. `gradient`: the
-  /// averaged gradient, before clipping, in the buffer's layout.
+  /// averaged gradient, before clipping, in the order of the buffer.
   void begin(size_t group, size_t buffer, const at::Tensor& gradient);
   /// Drops the update of a buffer. Call it before its gradient or a parameter is written to.
   void discard(size_t group, size_t buffer) noexcept { step_.discard({group, buffer}); }
@@ -41,7 +42,7 @@ class SpeculativeUpdates {
   std::optional<SpeculativeStep::Source> source_of_gradients(
       size_t group, size_t begin, size_t end, const at::Tensor& gradient);
 
-  ParameterLayout& layout_;
+  FlatParameterGroups& flat_groups_;
   SpeculativeStep step_;
 };
 

@@ -11,8 +11,8 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/sync/comm_hook/averaging_all_reduce.h"
 #include "lockstep/sync/comm_hook/hook_state.h"
-#include "lockstep/sync/comm_hook/message.h"
 #include "lockstep/sync/comm_hook/power_sgd.h"
 
 namespace lockstep {
@@ -53,8 +53,8 @@ class AllReduceHook final : public CommHook {
   CommHookType type_;
   Group group_;
   const std::vector<flat::GradBucket>& buckets_;
-  std::vector<std::string> names_;  ///< [parameter]
-  std::vector<Message> messages_;   ///< [bucket]
+  std::vector<std::string> names_;               ///< [parameter]
+  std::vector<AveragingAllReduce> all_reduces_;  ///< [bucket]
   std::vector<at::Tensor> errors_;  ///< [bucket] like its gradients; undefined without feedback
   size_t started_ = 0;
   int64_t iteration_ = 0;
@@ -71,9 +71,10 @@ AllReduceHook::AllReduceHook(
   }
   for (const flat::GradBucket& bucket : buckets_) {
     const at::Tensor& values = bucket.buffer();
-    messages_.emplace_back(
-        values, bucket.comm_dtype().value_or(wire_type(options.type, values.scalar_type())));
-    const bool feedback = options.use_error_feedback.value_or(false) && messages_.back().is_cast();
+    all_reduces_.emplace_back(
+        values, bucket.comm_dtype().value_or(hook_comm_dtype(options.type, values.scalar_type())));
+    const bool feedback =
+        options.use_error_feedback.value_or(false) && all_reduces_.back().is_cast();
     errors_.push_back(feedback ? at::zeros_like(bucket.gradients()) : at::Tensor());
   }
 }
@@ -82,9 +83,9 @@ void AllReduceHook::start(size_t bucket) {
   if (errors_[bucket].defined()) {
     pack_with_feedback(bucket);
   } else {
-    messages_[bucket].pack(group_);
+    all_reduces_[bucket].pack(group_);
   }
-  messages_[bucket].send(group_);
+  all_reduces_[bucket].send(group_);
   started_ = bucket + 1;
 }
 
@@ -96,16 +97,16 @@ void AllReduceHook::pack_with_feedback(size_t index) {
   for (size_t entry = 0; entry < present.size(); ++entry) {
     const flat::BucketEntry& place = bucket.entries()[entry];
     if (present[entry]) {
-      bucket.flat(entry).add_(errors_[index].narrow(0, place.offset, place.numel));
+      bucket.flat_gradient(entry).add_(errors_[index].narrow(0, place.offset, place.numel));
     }
   }
-  messages_[index].pack(group_);
+  all_reduces_[index].pack(group_);
   for (size_t entry = 0; entry < present.size(); ++entry) {
     const flat::BucketEntry& place = bucket.entries()[entry];
     if (present[entry]) {
       at::Tensor error = errors_[index].narrow(0, place.offset, place.numel);
-      const at::Tensor sent = messages_[index].wire().narrow(0, place.offset, place.numel);
-      at::sub_out(error, bucket.flat(entry), sent, group_.size());
+      const at::Tensor sent = all_reduces_[index].sent().narrow(0, place.offset, place.numel);
+      at::sub_out(error, bucket.flat_gradient(entry), sent, group_.size());
       // An overflow must not stay in the error.
       error.nan_to_num_(0, 0, 0);
     }
@@ -114,15 +115,15 @@ void AllReduceHook::pack_with_feedback(size_t index) {
 
 void AllReduceHook::finish() {
   for (size_t i = 0; i < started_; ++i) {
-    messages_[i].finish();
+    all_reduces_[i].finish();
   }
   started_ = 0;
   ++iteration_;
 }
 
 void AllReduceHook::abandon(bool wait) noexcept {
-  for (Message& message : messages_) {
-    message.abandon(wait);
+  for (AveragingAllReduce& all_reduce : all_reduces_) {
+    all_reduce.abandon(wait);
   }
   started_ = 0;
 }

@@ -57,8 +57,9 @@ PowerSgdHook::PowerSgdHook(
     names_.push_back(item.name);
   }
   for (size_t i = 0; i < buckets.size(); ++i) {
-    const at::ScalarType wire = wire_type(options.wrapper, buckets[i].buffer().scalar_type());
-    buckets_.push_back(make_bucket(i, buckets[i], parameters, wire));
+    const at::ScalarType comm_dtype =
+        hook_comm_dtype(options.wrapper, buckets[i].buffer().scalar_type());
+    buckets_.push_back(make_bucket(i, buckets[i], parameters, comm_dtype));
   }
 }
 
@@ -71,8 +72,9 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     size_t index,
     const flat::GradBucket& grad_bucket,
     const NamedTensors& parameters,
-    at::ScalarType wire) {
-  Bucket bucket{.grad_bucket = &grad_bucket, .full = Message(grad_bucket.buffer(), wire)};
+    at::ScalarType comm_dtype) {
+  Bucket bucket{
+      .grad_bucket = &grad_bucket, .full = AveragingAllReduce(grad_bucket.buffer(), comm_dtype)};
   Matrix square{.name = fmt::format("bucket{}", index), .gradient = grad_bucket.gradients()};
   square.rows =
       std::llround(std::ceil(std::sqrt(static_cast<double>(grad_bucket.gradients().numel()))));
@@ -87,7 +89,8 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     end = place.offset + place.numel;
     square.entries.push_back(entry);
     const NamedTensor& parameter = parameters[static_cast<size_t>(place.parameter)];
-    Matrix matrix{.name = parameter.name, .gradient = grad_bucket.flat(entry), .entries = {entry}};
+    Matrix matrix{
+        .name = parameter.name, .gradient = grad_bucket.flat_gradient(entry), .entries = {entry}};
     matrix.rows = rows_of(parameter.tensor);
     matrix.cols = place.numel / matrix.rows;
     matrix.rank = std::min({matrix.rows, matrix.cols, options_.matrix_approximation_rank});
@@ -106,12 +109,12 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     bucket.plain.clear();
   }
   if (!bucket.matrices.empty()) {
-    lay_out(bucket, wire);
+    lay_out(bucket, comm_dtype);
   }
   return bucket;
 }
 
-void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType wire) {
+void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType comm_dtype) {
   const at::Tensor& buffer = bucket.grad_bucket->buffer();
   const at::ScalarType type = compute_type(buffer.scalar_type());
   int64_t first = bucket.grad_bucket->flag_values().numel();
@@ -125,8 +128,8 @@ void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType wire) {
     second += matrix.cols * matrix.rank;
   }
   const at::TensorOptions kind = buffer.options().dtype(type);
-  bucket.stages.emplace_back(at::zeros({first}, kind), wire);
-  bucket.stages.emplace_back(at::zeros({second}, kind), wire);
+  bucket.stages.emplace_back(at::zeros({first}, kind), comm_dtype);
+  bucket.stages.emplace_back(at::zeros({second}, kind), comm_dtype);
   int64_t q_at = 0;
   for (Matrix& matrix : bucket.matrices) {
     matrix.index = matrix_count_++;
@@ -161,7 +164,7 @@ void PowerSgdHook::start_low_rank(Bucket& bucket) {
   values.narrow(0, 0, flags).copy_(bucket.grad_bucket->flag_values());
   int64_t at = flags;
   for (size_t entry : bucket.plain) {
-    const at::Tensor gradient = bucket.grad_bucket->flat(entry);
+    const at::Tensor gradient = bucket.grad_bucket->flat_gradient(entry);
     values.narrow(0, at, gradient.numel()).copy_(gradient);
     at += gradient.numel();
   }
@@ -198,7 +201,7 @@ void PowerSgdHook::take_average(Bucket& bucket) {
   bucket.grad_bucket->flag_values().copy_(values.narrow(0, 0, flags));
   int64_t at = flags;
   for (size_t entry : bucket.plain) {
-    const at::Tensor gradient = bucket.grad_bucket->flat(entry);
+    const at::Tensor gradient = bucket.grad_bucket->flat_gradient(entry);
     gradient.copy_(values.narrow(0, at, gradient.numel()));
     at += gradient.numel();
   }
@@ -239,7 +242,7 @@ void PowerSgdHook::decompress(
   // A parameter that has a gradient on no rank gets none.
   for (size_t entry : matrix.entries) {
     if (!present[entry]) {
-      bucket.grad_bucket->flat(entry).zero_();
+      bucket.grad_bucket->flat_gradient(entry).zero_();
     }
   }
   if (!finite) {
@@ -283,7 +286,7 @@ void PowerSgdHook::finish() {
 void PowerSgdHook::abandon(bool wait) noexcept {
   for (Bucket& bucket : buckets_) {
     bucket.full.abandon(wait);
-    for (Message& stage : bucket.stages) {
+    for (AveragingAllReduce& stage : bucket.stages) {
       stage.abandon(wait);
     }
     for (Matrix& matrix : bucket.matrices) {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/sync/comm_hook/averaging_all_reduce.h"
 #include "lockstep/sync/comm_hook/comm_hook.h"
-#include "lockstep/sync/comm_hook/message.h"
 
 namespace lockstep {
 
@@ -51,21 +51,21 @@ class PowerSgdHook final : public CommHook {
   };
   struct Bucket {
     const flat::GradBucket* grad_bucket = nullptr;
-    Message full;                       ///< The complete bucket, uncompressed.
+    AveragingAllReduce full;            ///< The complete bucket, uncompressed.
     std::vector<size_t> plain = {};     ///< Uncompressed entries.
     std::vector<at::Tensor> gaps = {};  ///< Ranges that a batched matrix would leave unset.
     std::vector<Matrix> matrices = {};  ///< Empty: nothing is compressed.
-    std::vector<Message> stages = {};   ///< [2] if there are matrices
-    bool compressing = false;           ///< In this backward.
+    std::vector<AveragingAllReduce> stages = {};  ///< [2] if there are matrices
+    bool compressing = false;                     ///< In this backward.
   };
 
   Bucket make_bucket(
       size_t index,
       const flat::GradBucket& grad_bucket,
       const NamedTensors& parameters,
-      at::ScalarType wire);
+      at::ScalarType comm_dtype);
   bool saves_bytes(const Matrix& matrix) const;
-  void lay_out(Bucket& bucket, at::ScalarType wire);
+  void lay_out(Bucket& bucket, at::ScalarType comm_dtype);
   void start_low_rank(Bucket& bucket);
   void send_qs(Bucket& bucket);
   void take_average(Bucket& bucket);

@@ -38,7 +38,7 @@ std::string step_file_name(int rank) {
   return fmt::format("steps_{}.jsonl", rank);
 }
 
-StepRecordFile::StepRecordFile(
+StepRecordWriter::StepRecordWriter(
     const std::filesystem::path& path, const nlohmann::ordered_json& header) {
   if (path.has_parent_path()) {
     make_folders(path.parent_path());
@@ -51,7 +51,7 @@ StepRecordFile::StepRecordFile(
   append((file_.last_byte().value_or('\n') == '\n' ? "" : "\n") + dumped(line) + "\n");
 }
 
-void StepRecordFile::append(std::string_view line) {
+void StepRecordWriter::append(std::string_view line) {
   if (failed_) {
     return;
   }
@@ -66,11 +66,11 @@ void StepRecordFile::append(std::string_view line) {
   }
 }
 
-void StepRecordFile::write_config(const nlohmann::json& config) {
+void StepRecordWriter::write_config(const nlohmann::json& config) {
   append(dumped({{"config", portable_config(config)}}) + "\n");
 }
 
-void StepRecordFile::begin_line(const char* key, int64_t value, const PartTimes& times) {
+void StepRecordWriter::begin_line(const char* key, int64_t value, const PartTimes& times) {
   line_.clear();
   auto out = std::back_inserter(line_);
   fmt::format_to(
@@ -85,18 +85,18 @@ void StepRecordFile::begin_line(const char* key, int64_t value, const PartTimes&
       fmt::format_to(
           out,
           ",\"{}\":{:.9f}",
-          name_of(static_cast<StepPart>(i)),
+          name_of(static_cast<LoopPart>(i)),
           static_cast<double>(times.at(i)) * kNanosecond);
     }
   }
 }
 
-void StepRecordFile::end_line() {
+void StepRecordWriter::end_line() {
   line_ += "}\n";
   append(line_);
 }
 
-void StepRecordFile::write_step(const StepRecord& record) {
+void StepRecordWriter::write_step(const StepRecord& record) {
   begin_line("step", record.step, record.times);
   auto out = std::back_inserter(line_);
   fmt::format_to(
@@ -122,12 +122,12 @@ void StepRecordFile::write_step(const StepRecord& record) {
   end_line();
 }
 
-void StepRecordFile::write_between(int64_t step, const PartTimes& times) {
+void StepRecordWriter::write_between(int64_t step, const PartTimes& times) {
   begin_line("after_step", step, times);
   end_line();
 }
 
-void StepRecordFile::write_status(RunStatus status) {
+void StepRecordWriter::write_status(RunStatus status) {
   append(fmt::format(
       "{{\"status\":\"{}\",\"time\":{:.3f}}}\n", tracking::name_of(status), wall_time_s()));
 }

@@ -9,7 +9,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/tracking/file/append_file.h"
-#include "lockstep/tracking/steps/step_times.h"
+#include "lockstep/tracking/steps/loop_timer.h"
 #include "lockstep/tracking/tracker.h"
 
 namespace lockstep::tracking {
@@ -46,11 +46,11 @@ std::string step_file_name(int rank);
 /// One write(2) a line, so the file of a killed process ends with a complete line. If a line cannot
 /// be written (a full disk), it logs a warning and writes no more, since one process must not stop
 /// while others continue.
-class StepRecordFile {
+class StepRecordWriter {
  public:
   /// Creates folders and file if missing; throws ConfigError, naming the path, if that fails.
   /// Writes `header` with "format" and "version".
-  StepRecordFile(const std::filesystem::path& path, const nlohmann::ordered_json& header);
+  StepRecordWriter(const std::filesystem::path& path, const nlohmann::ordered_json& header);
 
   void write_config(const nlohmann::json& config);
   void write_step(const StepRecord& record);

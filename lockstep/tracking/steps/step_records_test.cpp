@@ -29,7 +29,7 @@ std::vector<json> parsed_lines(const std::filesystem::path& path) {
 TEST(StepRecords, OfAProcessAreLinesWithTheirParts) {
   const TestFolder folder;
   const auto path = folder / "deep" / step_file_name(3);
-  StepRecordFile file(path, {{"rank", 3}});
+  StepRecordWriter file(path, {{"rank", 3}});
   file.write_config({{"lr", 0.1}});
   file.write_between(0, {0, 0, 0, 0, 0, 0, 2'000'000'000});
   file.write_step(
@@ -73,7 +73,7 @@ TEST(StepRecords, OfAProcessAreLinesWithTheirParts) {
 
 TEST(StepRecords, KeepALossThatIsNoNumber) {
   const TestFolder folder;
-  StepRecordFile file(folder / "s", {{"rank", 0}});
+  StepRecordWriter file(folder / "s", {{"rank", 0}});
   file.write_step({.step = 1, .steps = 1, .loss = std::numeric_limits<double>::quiet_NaN()});
   EXPECT_EQ(parsed_lines(folder / "s").back().at("loss"), "NaN");
 }
@@ -81,7 +81,7 @@ TEST(StepRecords, KeepALossThatIsNoNumber) {
 TEST(StepRecords, OfAResumedRunFollowAnIncompleteLine) {
   const TestFolder folder;
   write_text(folder / "s", "{\"step\": 4");
-  const StepRecordFile file(folder / "s", {{"rank", 0}});
+  const StepRecordWriter file(folder / "s", {{"rank", 0}});
   const auto lines = lines_of(folder / "s");
   ASSERT_THAT(lines, SizeIs(2));
   EXPECT_EQ(json::parse(lines[1]).at("rank"), 0);
@@ -90,14 +90,14 @@ TEST(StepRecords, OfAResumedRunFollowAnIncompleteLine) {
 TEST(StepRecords, NameTheFileThatCannotBeOpened) {
   EXPECT_THAT(
       [] {
-        StepRecordFile("/proc/nothing/steps_0.jsonl", {{"rank", 0}});
+        StepRecordWriter("/proc/nothing/steps_0.jsonl", {{"rank", 0}});
       },
       ThrowsMessage<ConfigError>(HasSubstr("/proc/nothing")));
 }
 
 /// Writes records until the file has its largest size; an exception is a failure.
 int write_until_full(const std::filesystem::path& folder) {
-  StepRecordFile file(folder / "s", {{"rank", 0}});
+  StepRecordWriter file(folder / "s", {{"rank", 0}});
   for (int step = 1; step < 100; ++step) {
     file.write_step({.step = step, .steps = 1});
   }

@@ -60,16 +60,16 @@ std::vector<at::Tensor> gradients_of(const Layers& layers) {
 }
 
 /// What one step on the device needs there and gives.
-struct Step {
+struct MeasuredStep {
   int64_t bytes_between = 0;  ///< Of the device, after forward and before backward.
   int64_t waits = 0;
   std::vector<at::Tensor> gradients;
 };
 
-Step step_with(const std::shared_ptr<ActivationCheckpointing>& settings, int steps = 1) {
+MeasuredStep step_with(const std::shared_ptr<ActivationCheckpointing>& settings, int steps = 1) {
   const Layers layers = layers_on(test_device());
   const ActivationCheckpointing::Scope scope(settings);
-  Step step;
+  MeasuredStep step;
   for (int i = 0; i < steps; ++i) {
     for (const torch::nn::Linear& layer : layers) {
       torch::nn::Linear(layer)->zero_grad();
@@ -106,7 +106,7 @@ std::vector<at::Tensor> on_the_cpu() {
 
 TEST(DeviceCheckpointing, KeepsInputsOnTheDeviceByDefault) {
   const auto expected = on_the_cpu();
-  const Step plain = step_with(nullptr);
+  const MeasuredStep plain = step_with(nullptr);
   EXPECT_GE(plain.bytes_between, kLayers * kBytes);
   expect_equal(plain.gradients, expected);
 }
@@ -114,7 +114,7 @@ TEST(DeviceCheckpointing, KeepsInputsOnTheDeviceByDefault) {
 TEST(DeviceCheckpointing, KeepsNothingOnTheDeviceIfInputsAreOnTheHost) {
   const auto expected = on_the_cpu();
   for (const bool in_one_piece : {false, true}) {
-    const Step step = step_with(
+    const MeasuredStep step = step_with(
         settings_of(
             {.cpu_checkpointing = true,
              .contiguous_memory_optimization = in_one_piece,
@@ -128,7 +128,7 @@ TEST(DeviceCheckpointing, KeepsNothingOnTheDeviceIfInputsAreOnTheHost) {
 TEST(DeviceCheckpointing, WaitsForAsynchronousCopies) {
   const auto expected = on_the_cpu();
   hold_test_device_streams(true);
-  const Step step = step_with(settings_of({.cpu_checkpointing = true}), 2);
+  const MeasuredStep step = step_with(settings_of({.cpu_checkpointing = true}), 2);
   hold_test_device_streams(false);
   expect_equal(step.gradients, expected);
 }
@@ -137,11 +137,11 @@ TEST(DeviceCheckpointing, ContiguousMemoryIsOnTheDeviceAndIsReused) {
   const auto expected = on_the_cpu();
   const auto settings =
       settings_of({.contiguous_memory_optimization = true, .number_checkpoints = 2 * kLayers});
-  const Step first = step_with(settings);
+  const MeasuredStep first = step_with(settings);
   EXPECT_GE(first.bytes_between, 2 * kLayers * kBytes);
   EXPECT_LT(first.bytes_between, 2 * kLayers * kBytes + 100);
   expect_equal(first.gradients, expected);
-  const Step second = step_with(settings);
+  const MeasuredStep second = step_with(settings);
   EXPECT_LT(second.bytes_between, 100) << "it is there already";
   expect_equal(second.gradients, expected);
 }

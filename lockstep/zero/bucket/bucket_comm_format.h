@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/zero/coordinator/sharded_unit.h"
 #include "lockstep/zero/quantize/plus_plus.h"
 

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/shard_bounds.h"
 
 namespace lockstep::zero {

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/shard_bounds.h"
 #include "lockstep/zero/bucket/bucket_comm_format.h"
 #include "lockstep/zero/bucket/bucket_gradients.h"

@@ -275,7 +275,7 @@ TEST(ZeroInit, ASecondModelMayBeWrittenAfterTheFirstWasSharded) {
   });
 }
 
-TEST(ZeroInit, SendsAModelTwice) {
+TEST(ZeroInit, SendsTheBytesOfTheModelTwice) {
   constexpr int kRanks = 3;
   HostTraffic traffic(/*ranks_per_host=*/1);
   ranks(kRanks, [&](Group group) {

@@ -80,8 +80,8 @@ struct VariedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Varied);
 
-/// Losses of some steps, every rank with the same batch, so that one process is the oracle.
-std::vector<double> oracle(
+/// Losses of some steps in one process: those of every rank, since all have the same batch.
+std::vector<double> losses_of_one_process(
     torch::nn::Module& net, const std::function<at::Tensor(int)>& loss_of, int steps) {
   std::vector<double> losses;
   for (int step = 0; step < steps; ++step) {
@@ -130,7 +130,7 @@ TEST(Unshard, MemoryOfAShardedParameterCannotBeRead) {
 
 TEST(Unshard, TrainsAsOneProcess) {
   Varied alone;
-  const auto expected = oracle(
+  const auto expected = losses_of_one_process(
       *alone, [&](int step) { return alone->loss(step); }, 5);
   for (const int world : {2, 3}) {
     for (const int64_t cap : {int64_t{1}, int64_t{6000}}) {
@@ -357,7 +357,7 @@ TEST(ZeroInit, AllRanksHaveRank0sValues) {
   });
 }
 
-TEST(ZeroInit, InitialisesAsWithout) {
+TEST(ZeroInit, InitialisesTheSameValuesAsWithoutIt) {
   torch::manual_seed(3);
   const torch::nn::Linear expected(64, 64);
   ranks(2, [&](Group group) {
@@ -485,7 +485,7 @@ TEST(ActivationCheckpoint, WorksWithEveryStage) {
     x = activation_checkpoint(net->layer, x);  // One layer twice.
     return x.square().mean();
   };
-  const auto expected = oracle(
+  const auto expected = losses_of_one_process(
       *alone, [&](int step) { return loss_of(alone, step); }, 4);
   ranks(2, [&](Group group) {
     Varied net;

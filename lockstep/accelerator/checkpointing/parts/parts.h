@@ -15,8 +15,8 @@
 
 namespace lockstep {
 
-/// The parts of a checkpoint of an Accelerator; each source of this folder has one.
-/// RegisteredObjects are a part, too, and an engine adds one. The arguments must outlive the part.
+/// The parts of a checkpoint of an Accelerator. RegisteredObjects and ProgramHooks are parts, too,
+/// and an engine adds one. The arguments must outlive the part.
 std::unique_ptr<CheckpointPart> models_part(const PreparedObjects& objects);
 std::unique_ptr<CheckpointPart> own_buffers_part(const PreparedObjects& objects);
 std::unique_ptr<CheckpointPart> optimizers_part(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/sync/comm_hook/message.h"
+#include "lockstep/sync/comm_hook/averaging_all_reduce.h"
 
 #include <exception>
 #include <utility>
@@ -11,39 +11,39 @@
 
 namespace lockstep {
 
-at::ScalarType wire_type(CommHookType cast, at::ScalarType own) {
+at::ScalarType hook_comm_dtype(CommHookType cast, at::ScalarType own) {
   if (cast == CommHookType::kNone || c10::isReducedFloatingType(own)) {
     return own;
   }
   return cast == CommHookType::kFp16 ? at::kHalf : at::kBFloat16;
 }
 
-Message::Message(at::Tensor values, at::ScalarType wire_type)
+AveragingAllReduce::AveragingAllReduce(at::Tensor values, at::ScalarType comm_dtype)
     : values_(std::move(values)),
-      wire_(
-          values_.scalar_type() == wire_type
+      sent_(
+          values_.scalar_type() == comm_dtype
               ? values_
-              : at::empty(values_.sizes(), values_.options().dtype(wire_type))) {}
+              : at::empty(values_.sizes(), values_.options().dtype(comm_dtype))) {}
 
-void Message::pack(const Group& group) {
+void AveragingAllReduce::pack(const Group& group) {
   if (is_cast()) {
-    at::mul_out(wire_, values_, at::scalar_tensor(1.0 / group.size(), at::kDouble));
+    at::mul_out(sent_, values_, at::scalar_tensor(1.0 / group.size(), at::kDouble));
   }
 }
 
-void Message::send(Group& group) {
-  pending_ = group.all_reduce(wire_, is_cast() ? ReduceOp::kSum : ReduceOp::kAvg);
+void AveragingAllReduce::send(Group& group) {
+  pending_ = group.all_reduce(sent_, is_cast() ? ReduceOp::kSum : ReduceOp::kAvg);
 }
 
-void Message::finish() {
+void AveragingAllReduce::finish() {
   pending_->wait();
   pending_.reset();
   if (is_cast()) {
-    values_.copy_(wire_);
+    values_.copy_(sent_);
   }
 }
 
-void Message::abandon(bool wait) noexcept {
+void AveragingAllReduce::abandon(bool wait) noexcept {
   if (pending_ && wait) {
     try {
       pending_->wait();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/loader/stream_steps.h"
+#include "lockstep/data/loader/stream_batch_source.h"
 
 #include <fmt/format.h>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/loader/steps.h"
+#include "lockstep/data/loader/batch_source.h"
 #include "lockstep/data/sample/dataset.h"
 #include "lockstep/data/sample/sample_random.h"
 
@@ -19,23 +19,23 @@ namespace lockstep::data {
 /// Logs a warning unless a stream yielded `expected` samples, its dataset's size().
 void check_sample_count(std::optional<int64_t> expected, int64_t read);
 
-/// Reads the steps of an iterable dataset on one thread. Every sample is read; those of other ranks
-/// and before `begin` are dropped.
+/// Reads the rounds of an iterable dataset on one thread. Every sample is read; those of other
+/// ranks and before `begin` are dropped.
 ///
 /// ShardLayout maps positions of the stream to batches, as for datasets of known size; for even
-/// batches that equals Accelerate's IterableDatasetShard. A step is returned after the next round
+/// batches that equals Accelerate's IterableDatasetShard. A round is returned after the next round
 /// or the end was read, since only then its valid rows, and whether it is the last, are known. So
-/// an exception of the stream appears one step early.
+/// an exception of the stream appears one round early.
 ///
 /// Memory: the ranks' samples of two rounds, the batches ahead, and, to fill up the last round, the
 /// epoch's first round of all ranks.
 template <IterableDataset D, typename Batch>  // Batch: the result of `collate`.
-class StreamSteps final : public Steps<Batch> {
+class StreamBatchSource final : public BatchSource<Batch> {
  public:
   using Sample = SampleOf<D>;
   using Collate = std::function<Batch(std::vector<Sample>)>;
 
-  StreamSteps(const D& dataset, Collate collate, const LoaderCore& core, RankRange ranks)
+  StreamBatchSource(const D& dataset, Collate collate, const LoaderCore& core, RankRange ranks)
       : dataset_(&dataset),
         collate_(std::move(collate)),
         layout_(core.layout()),
@@ -45,17 +45,17 @@ class StreamSteps final : public Steps<Batch> {
         begin_(core.cursor().batches),
         random_(core.random_key()),
         ranks_(ranks),
-        steps_(
+        batches_(
             core.options().workers,
             core.options().prefetch_batches,
             begin_,
             std::numeric_limits<int64_t>::max(),
             [this](int64_t index) { return read(index); }) {}
 
-  std::optional<Step<Batch>> next() override { return steps_.next(); }
+  std::optional<RankBatches<Batch>> next() override { return batches_.next(); }
 
  private:
-  std::optional<Step<Batch>> read(int64_t index) {
+  std::optional<RankBatches<Batch>> read(int64_t index) {
     while (!ended_ && read_ < layout_.first_sample() + (index + 2) * layout_.global_batch_rows()) {
       read_sample();
     }
@@ -63,7 +63,7 @@ class StreamSteps final : public Steps<Batch> {
     if (index >= layout.size(ranks_.first)) {
       return std::nullopt;
     }
-    Step<Batch> step{index, layout, {}};
+    RankBatches<Batch> round{index, layout, {}};
     for (int rank = ranks_.first; rank < ranks_.first + ranks_.count; ++rank) {
       std::vector<Sample> samples;
       std::vector<int64_t> positions;
@@ -72,10 +72,10 @@ class StreamSteps final : public Steps<Batch> {
         samples.push_back(take(positions.back()));
       }
       const SampleRandomScope scope(random_, positions);
-      step.batches.push_back(
+      round.batches.push_back(
           samples.empty() ? std::nullopt : std::optional<Batch>(collate_(std::move(samples))));
     }
-    return step;
+    return round;
   }
 
   void read_sample() {
@@ -120,9 +120,10 @@ class StreamSteps final : public Steps<Batch> {
   std::optional<iterable::Stream<D>> stream_;
   bool ended_ = false;
   int64_t read_ = 0;                 ///< Samples read so far.
-  std::map<int64_t, Sample> kept_;   ///< Samples for later steps, by position.
+  std::map<int64_t, Sample> kept_;   ///< Samples for later rounds, by position.
   std::vector<Sample> first_round_;  ///< The epoch's first round, to fill up the last one.
-  Prefetcher<std::optional<Step<Batch>>> steps_;  ///< Last: its thread uses all of the above.
+  Prefetcher<std::optional<RankBatches<Batch>>>
+      batches_;  ///< Last: its thread uses all of the above.
 };
 
 }  // namespace lockstep::data

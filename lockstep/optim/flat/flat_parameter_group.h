@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 #include "lockstep/offload/file_tensor.h"
 #include "lockstep/optim/flat/buffer_memory.h"
 #include "lockstep/optim/flat/flat_parameter.h"
@@ -30,10 +30,10 @@ namespace lockstep::optim {
 /// Memory: during the layout one buffer (25 MiB, or the largest parameter) more than before. A
 /// buffer lives as long as this or any parameter in it. `torch::save` of one such parameter writes
 /// its full buffer, as for any view; `torch::save` of a module writes each buffer once.
-class FlatGroup {
+class FlatParameterGroup {
  public:
   /// `fp32_state`: the state of fp16 and bf16 parameters is fp32; else it has their dtype.
-  explicit FlatGroup(size_t field_count, bool fp32_state = false)
+  explicit FlatParameterGroup(size_t field_count, bool fp32_state = false)
       : field_count_(field_count), fp32_state_(fp32_state) {}
 
   void add(const std::vector<at::Tensor>& parameters);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/flat_parameter_group.h"
 
 #include <algorithm>
 #include <utility>
@@ -74,7 +74,7 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-FlatParameter FlatGroup::new_item(const at::Tensor& parameter) const {
+FlatParameter FlatParameterGroup::new_item(const at::Tensor& parameter) const {
   return {
       .parameter = parameter,
       .sizes = parameter.sizes().vec(),
@@ -82,17 +82,17 @@ FlatParameter FlatGroup::new_item(const at::Tensor& parameter) const {
       .state = std::vector<at::Tensor>(field_count_)};
 }
 
-at::TensorOptions FlatGroup::state_options(const at::Tensor& parameter) const {
+at::TensorOptions FlatParameterGroup::state_options(const at::Tensor& parameter) const {
   const bool is_short = parameter.element_size() < 4;
   return fp32_state_ && is_short ? parameter.options().dtype(at::kFloat) : parameter.options();
 }
 
-int64_t FlatGroup::state_bytes(size_t buffer) const {
+int64_t FlatParameterGroup::state_bytes(size_t buffer) const {
   const at::Tensor& parameters = buffers_[buffer].parameters;
   return parameters.numel() * static_cast<int64_t>(state_options(parameters).dtype().itemsize());
 }
 
-void FlatGroup::lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving) {
+void FlatParameterGroup::lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving) {
   const at::Tensor buffer =
       memory_.zeros(plan.numel, moving[plan.entries[0].parameter].detach().options());
   for (const flat::BucketEntry& entry : plan.entries) {
@@ -110,7 +110,7 @@ void FlatGroup::lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& m
   buffers_.push_back({.parameters = buffer, .state = std::vector<at::Tensor>(field_count_)});
 }
 
-void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
+void FlatParameterGroup::add(const std::vector<at::Tensor>& parameters) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> moving;
   std::vector<at::Tensor> staying;
@@ -134,7 +134,7 @@ void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
   memory_.wait_for_writer();
 }
 
-void FlatGroup::add_in_place(
+void FlatParameterGroup::add_in_place(
     const at::Tensor& buffer,
     const std::vector<at::Tensor>& slices,
     std::shared_ptr<offload::FileTensor> file) {
@@ -150,12 +150,12 @@ void FlatGroup::add_in_place(
        .parameter_file = std::move(file)});
 }
 
-void FlatGroup::offload_state(size_t buffer, std::shared_ptr<offload::ScratchFile> file) {
+void FlatParameterGroup::offload_state(size_t buffer, std::shared_ptr<offload::ScratchFile> file) {
   buffers_[buffer].state_on_host = true;
   buffers_[buffer].scratch = std::move(file);
 }
 
-std::vector<offload::FileTensor*> FlatGroup::files_of(size_t buffer) const {
+std::vector<offload::FileTensor*> FlatParameterGroup::files_of(size_t buffer) const {
   std::vector<offload::FileTensor*> files;
   if (buffers_[buffer].parameter_file) {
     files.push_back(buffers_[buffer].parameter_file.get());
@@ -166,7 +166,7 @@ std::vector<offload::FileTensor*> FlatGroup::files_of(size_t buffer) const {
   return files;
 }
 
-void FlatGroup::release_file_pages(size_t buffer) const {
+void FlatParameterGroup::release_file_pages(size_t buffer) const {
   if (buffer != FlatParameter::kNoBuffer) {
     for (offload::FileTensor* file : files_of(buffer)) {
       file->release_pages();
@@ -174,7 +174,7 @@ void FlatGroup::release_file_pages(size_t buffer) const {
   }
 }
 
-at::Tensor FlatGroup::state_memory(Buffer& buffer, const at::TensorOptions& options) {
+at::Tensor FlatParameterGroup::state_memory(Buffer& buffer, const at::TensorOptions& options) {
   const int64_t numel = buffer.parameters.numel();
   if (buffer.scratch) {
     buffer.state_files.push_back(
@@ -185,7 +185,7 @@ at::Tensor FlatGroup::state_memory(Buffer& buffer, const at::TensorOptions& opti
                               : memory_.zeros(numel, options);
 }
 
-void FlatGroup::share(const Group& group) {
+void FlatParameterGroup::share(const Group& group) {
   const c10::AutoGradMode no_grad(false);
   for (const FlatParameter& item : items_) {
     const bool loose = item.buffer == FlatParameter::kNoBuffer;
@@ -205,7 +205,7 @@ void FlatGroup::share(const Group& group) {
   memory_.wait_for_writer();
 }
 
-void FlatGroup::use_as_buffer(FlatParameter& item) {
+void FlatParameterGroup::use_as_buffer(FlatParameter& item) {
   item.buffer = buffers_.size();
   Buffer& buffer = buffers_.emplace_back(Buffer{
       .parameters = memory_of(item.parameter.detach()),
@@ -217,7 +217,7 @@ void FlatGroup::use_as_buffer(FlatParameter& item) {
   }
 }
 
-void FlatGroup::share_buffer(size_t index) {
+void FlatParameterGroup::share_buffer(size_t index) {
   const Buffer before = buffers_[index];
   Buffer& buffer = buffers_[index];
   buffer.parameters = memory_.shared_copy(before.parameters);
@@ -245,7 +245,7 @@ void FlatGroup::share_buffer(size_t index) {
   }
 }
 
-void FlatGroup::check_is_shared(const FlatParameter& item) const {
+void FlatParameterGroup::check_is_shared(const FlatParameter& item) const {
   if (memory_.is_shared() && item.parameter.numel() > 0 && !is_in_buffer(item)) {
     refuse_to_share(
         item.parameter,
@@ -254,7 +254,7 @@ void FlatGroup::check_is_shared(const FlatParameter& item) const {
   }
 }
 
-at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape shape) {
+at::Tensor& FlatParameterGroup::place_state(FlatParameter& item, size_t field, StateShape shape) {
   const at::Tensor& parameter = item.parameter;
   const at::TensorOptions options = state_options(parameter);
   at::Tensor& state = item.state[field];
@@ -286,7 +286,7 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
   return state;
 }
 
-void FlatGroup::follow_parameter(FlatParameter& item) {
+void FlatParameterGroup::follow_parameter(FlatParameter& item) {
   const at::Tensor& parameter = item.parameter;
   const bool dense = parameter.is_non_overlapping_and_dense();
   if (item.buffer != FlatParameter::kNoBuffer && buffers_[item.buffer].state_on_host) {
@@ -317,7 +317,7 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
   }
 }
 
-bool FlatGroup::is_in_buffer(const FlatParameter& item) const {
+bool FlatParameterGroup::is_in_buffer(const FlatParameter& item) const {
   if (item.buffer == FlatParameter::kNoBuffer) {
     return false;
   }
@@ -326,13 +326,13 @@ bool FlatGroup::is_in_buffer(const FlatParameter& item) const {
          item.parameter.is_non_overlapping_and_dense();
 }
 
-bool FlatGroup::all_in_buffers() const {
+bool FlatParameterGroup::all_in_buffers() const {
   return std::all_of(items_.begin(), items_.end(), [this](const FlatParameter& item) {
     return item.buffer == FlatParameter::kNoBuffer || is_in_buffer(item);
   });
 }
 
-bool FlatGroup::can_join(const FlatParameter& a, const FlatParameter& b) const {
+bool FlatParameterGroup::can_join(const FlatParameter& a, const FlatParameter& b) const {
   const int64_t distance = b.offset - a.offset;
   if (a.buffer != b.buffer || !is_in_buffer(a) || !is_in_buffer(b)) {
     return false;
@@ -362,16 +362,18 @@ bool FlatGroup::can_join(const FlatParameter& a, const FlatParameter& b) const {
   return true;
 }
 
-at::Tensor FlatGroup::parameters_between(const FlatParameter& a, const FlatParameter& b) const {
+at::Tensor FlatParameterGroup::parameters_between(
+    const FlatParameter& a, const FlatParameter& b) const {
   return buffers_[a.buffer].parameters.narrow(0, a.offset, length_between(a, b));
 }
 
-at::Tensor FlatGroup::gradients_between(const FlatParameter& a, const FlatParameter& b) const {
+at::Tensor FlatParameterGroup::gradients_between(
+    const FlatParameter& a, const FlatParameter& b) const {
   const at::Tensor& gradient = a.parameter.grad();
   return gradient.as_strided({length_between(a, b)}, {1}, gradient.storage_offset());
 }
 
-at::Tensor FlatGroup::state_between(
+at::Tensor FlatParameterGroup::state_between(
     const FlatParameter& a, const FlatParameter& b, size_t field) const {
   return a.state[field].defined()
              ? buffers_[a.buffer].state[field].narrow(0, a.offset, length_between(a, b))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat/sharded_rule_call.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -18,16 +18,16 @@ constexpr size_t kNoSlice = std::numeric_limits<size_t>::max();
 /// Full parameters that are gathered and computed at a time.
 class Round {
  public:
-  Round(const ShardedBatch& batch, const FullUpdate& update, size_t first, size_t end)
-      : batch_(batch), update_(update), group_(batch.ranks) {
+  Round(const ShardedRuleCall& call, const FullUpdate& update, size_t first, size_t end)
+      : call_(call), update_(update), group_(call.ranks) {
     const auto from = static_cast<int64_t>(first);
     const auto to = static_cast<int64_t>(end);
-    parameters_.assign(batch.full_parameters.begin() + from, batch.full_parameters.begin() + to);
+    parameters_.assign(call.full_parameters.begin() + from, call.full_parameters.begin() + to);
     owners_ = owners_of(
         parameters_, {update.costs.begin() + from, update.costs.begin() + to}, group_.size());
     slices_.assign(parameters_.size(), kNoSlice);
-    for (size_t slice = 0; slice < batch.full_index.size(); ++slice) {
-      const size_t full = batch.full_index[slice];
+    for (size_t slice = 0; slice < call.full_index.size(); ++slice) {
+      const size_t full = call.full_index[slice];
       if (full >= first && full < end) {
         slices_[full - first] = slice;
       }
@@ -42,7 +42,7 @@ class Round {
         inputs[i] = update_.input(slices_[i]);
       }
     }
-    const at::Tensor received = exchange(batch_.options, [&](int rank, const auto& place) {
+    const at::Tensor received = exchange(call_.options, [&](int rank, const auto& place) {
       for_each_sent(rank, /*to_owner=*/true, [&](size_t i, int64_t offset, int64_t length) {
         place(offset, length).copy_(inputs[i]);
       });
@@ -50,7 +50,7 @@ class Round {
     std::vector<at::Tensor> results(parameters_.size());
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (owners_[i] == group_.rank()) {
-        results[i] = at::empty(parameters_[i]->sizes, batch_.options);
+        results[i] = at::empty(parameters_[i]->sizes, call_.options);
       }
     }
     assemble(results, inputs, received);
@@ -131,7 +131,7 @@ class Round {
 
   void return_results(const std::vector<at::Tensor>& results) {
     const at::Tensor received =
-        exchange(batch_.options.dtype(update_.result), [&](int rank, const auto& place) {
+        exchange(call_.options.dtype(update_.result), [&](int rank, const auto& place) {
           for_each_sent(rank, /*to_owner=*/false, [&](size_t i, int64_t offset, int64_t length) {
             place(offset, length).copy_(slice_of(results[i], i, rank));
           });
@@ -152,7 +152,7 @@ class Round {
     return full.narrow(0, parameters_[i]->begin(rank), parameters_[i]->length(rank));
   }
 
-  const ShardedBatch& batch_;
+  const ShardedRuleCall& call_;
   const FullUpdate& update_;
   Group group_;
   std::vector<const flat::ShardBounds*> parameters_;
@@ -189,17 +189,17 @@ std::vector<int> owners_of(
   return owners;
 }
 
-void update_on_owners(const ShardedBatch& batch, const FullUpdate& update) {
-  const auto size = static_cast<size_t>(batch.ranks.size());
-  const auto element = static_cast<int64_t>(batch.options.dtype().itemsize());
-  const int64_t round_elements = kRoundBytes * batch.ranks.size() / element;
-  for (size_t first = 0, end = 0; first < batch.full_parameters.size(); first = end) {
+void update_on_owners(const ShardedRuleCall& call, const FullUpdate& update) {
+  const auto size = static_cast<size_t>(call.ranks.size());
+  const auto element = static_cast<int64_t>(call.options.dtype().itemsize());
+  const int64_t round_elements = kRoundBytes * call.ranks.size() / element;
+  for (size_t first = 0, end = 0; first < call.full_parameters.size(); first = end) {
     for (int64_t elements = 0;
-         end < batch.full_parameters.size() && (end - first < size || elements < round_elements);
+         end < call.full_parameters.size() && (end - first < size || elements < round_elements);
          ++end) {
-      elements += batch.full_parameters[end]->numel();
+      elements += call.full_parameters[end]->numel();
     }
-    Round(batch, update, first, end).run();
+    Round(call, update, first, end).run();
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/flat_parameter_groups.h"
 
 #include <algorithm>
 #include <set>
@@ -66,7 +66,7 @@ std::vector<torch::optim::OptimizerParamGroup> checked_groups(
   return groups;
 }
 
-void ParameterLayout::adopt() {
+void FlatParameterGroups::adopt() {
   for (size_t group = 0; group < param_groups_->size(); ++group) {
     if (group == groups_.size()) {
       add_group(group);
@@ -89,16 +89,18 @@ void ParameterLayout::adopt() {
   }
 }
 
-void ParameterLayout::add_group(size_t group) {
+void FlatParameterGroups::add_group(size_t group) {
   rule_->check(options(group));
   groups_.push_back(
-      {.flat = FlatGroup(rule_->traits().fields.size()), .adopted = {}, .full_parameters = {}});
+      {.flat = FlatParameterGroup(rule_->traits().fields.size()),
+       .adopted = {},
+       .full_parameters = {}});
   if (sharing_group_) {
     groups_.back().flat.share(*sharing_group_);
   }
 }
 
-std::vector<at::Tensor> ParameterLayout::added_parameters(size_t group) const {
+std::vector<at::Tensor> FlatParameterGroups::added_parameters(size_t group) const {
   const std::vector<at::TensorImpl*>& adopted = groups_[group].adopted;
   const std::vector<at::Tensor>& parameters = (*param_groups_)[group].params();
   const bool kept =
@@ -134,7 +136,7 @@ std::vector<at::Tensor> ParameterLayout::added_parameters(size_t group) const {
   return added;
 }
 
-void ParameterLayout::check_added(size_t group, const std::vector<at::Tensor>& added) {
+void FlatParameterGroups::check_added(size_t group, const std::vector<at::Tensor>& added) {
   if (has_shard_slices_) {
     throw ConfigError(
         "optim",
@@ -151,22 +153,22 @@ void ParameterLayout::check_added(size_t group, const std::vector<at::Tensor>& a
 }
 
 // Shared parameters must not move; the next step reports one that did.
-bool ParameterLayout::has_moved_parameters() const {
+bool FlatParameterGroups::has_moved_parameters() const {
   return !sharing_group_ && std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
     return !group.flat.all_in_buffers();
   });
 }
 
-void ParameterLayout::follow_parameters() {
+void FlatParameterGroups::follow_parameters() {
   const c10::AutoGradMode no_grad(false);
   adopt();
   for (size_t group = 0; group < groups_.size(); ++group) {
-    FlatGroup& flat = groups_[group].flat;
+    FlatParameterGroup& flat = groups_[group].flat;
     if (flat.all_in_buffers() || sharing_group_) {
       continue;
     }
     const std::vector<FlatParameter> before = flat.items();
-    flat = FlatGroup(rule_->traits().fields.size());
+    flat = FlatParameterGroup(rule_->traits().fields.size());
     flat.add((*param_groups_)[group].params());
     for (const FlatParameter& item : before) {
       set_state(
@@ -175,7 +177,7 @@ void ParameterLayout::follow_parameters() {
   }
 }
 
-void ParameterLayout::share(const Group& ranks) {
+void FlatParameterGroups::share(const Group& ranks) {
   if (has_shard_slices_) {
     throw ConfigError(
         "optim",
@@ -190,7 +192,7 @@ void ParameterLayout::share(const Group& ranks) {
   sharing_group_ = ranks;
 }
 
-void ParameterLayout::use_shard_slices(
+void FlatParameterGroups::use_shard_slices(
     const std::vector<std::vector<BufferSlices>>& slices,
     const std::optional<Group>& ranks,
     bool fp32_state) {
@@ -212,7 +214,7 @@ void ParameterLayout::use_shard_slices(
     std::vector<at::Tensor>& parameters = (*param_groups_)[index].params();
     parameters.clear();
     group = {
-        .flat = FlatGroup(rule_->traits().fields.size(), fp32_state),
+        .flat = FlatParameterGroup(rule_->traits().fields.size(), fp32_state),
         .adopted = {},
         .full_parameters = {}};
     for (const BufferSlices& each : slices[index]) {
@@ -229,7 +231,7 @@ void ParameterLayout::use_shard_slices(
   has_shard_slices_ = true;
 }
 
-void ParameterLayout::add_full_parameters(
+void FlatParameterGroups::add_full_parameters(
     size_t group, const BufferSlices& slices, const Group& ranks) {
   std::vector<FlatParameter>& items = groups_[group].flat.items();
   size_t next = items.size() - slices.tensors.size();
@@ -248,7 +250,7 @@ void ParameterLayout::add_full_parameters(
   LOCKSTEP_ASSERT(next == items.size(), "a shard slice belongs to no parameter");
 }
 
-void ParameterLayout::check_gradients() const {
+void FlatParameterGroups::check_gradients() const {
   for (const LaidOutGroup& group : groups_) {
     for (const FlatParameter& item : group.flat.items()) {
       if (item.parameter.grad().defined()) {
@@ -258,7 +260,7 @@ void ParameterLayout::check_gradients() const {
   }
 }
 
-void ParameterLayout::check_sizes(const FlatParameter& item) const {
+void FlatParameterGroups::check_sizes(const FlatParameter& item) const {
   if (item.parameter.sizes() != item.sizes) {
     throw ConfigError(
         "optim",
@@ -289,7 +291,7 @@ void ParameterLayout::check_sizes(const FlatParameter& item) const {
   }
 }
 
-bool ParameterLayout::create_missing_state(size_t group, FlatParameter& item) {
+bool FlatParameterGroups::create_missing_state(size_t group, FlatParameter& item) {
   bool created = false;
   for (size_t field = 0; field < item.state.size(); ++field) {
     if (item.state[field].defined()) {
@@ -313,7 +315,7 @@ bool ParameterLayout::create_missing_state(size_t group, FlatParameter& item) {
   return created;
 }
 
-void ParameterLayout::create_eager_state() {
+void FlatParameterGroups::create_eager_state() {
   for (size_t group = 0; group < groups_.size() && rule_->traits().eager_state; ++group) {
     for (FlatParameter& item : flat(group).items()) {
       create_missing_state(group, item);
@@ -324,7 +326,7 @@ void ParameterLayout::create_eager_state() {
   }
 }
 
-void ParameterLayout::complete_state() {
+void FlatParameterGroups::complete_state() {
   const c10::AutoGradMode no_grad(false);
   for (size_t group = 0; group < groups_.size(); ++group) {
     for (FlatParameter& item : flat(group).items()) {
@@ -336,7 +338,7 @@ void ParameterLayout::complete_state() {
   }
 }
 
-ParameterLayout::Position ParameterLayout::find(const at::Tensor& parameter) const {
+FlatParameterGroups::Position FlatParameterGroups::find(const at::Tensor& parameter) const {
   for (size_t group = 0; group < groups_.size(); ++group) {
     const std::vector<FlatParameter>& items = flat(group).items();
     for (size_t item = 0; item < items.size(); ++item) {
@@ -352,18 +354,18 @@ ParameterLayout::Position ParameterLayout::find(const at::Tensor& parameter) con
           rule_name()));
 }
 
-const std::vector<int64_t>& ParameterLayout::full_sizes(const at::Tensor& parameter) const {
+const std::vector<int64_t>& FlatParameterGroups::full_sizes(const at::Tensor& parameter) const {
   const Position position = find(parameter);
   return flat(position.group).items()[position.item].full_sizes;
 }
 
-ParameterState ParameterLayout::state_of(const at::Tensor& parameter) const {
+ParameterState FlatParameterGroups::state_of(const at::Tensor& parameter) const {
   const Position position = find(parameter);
   const FlatParameter& item = flat(position.group).items()[position.item];
   return {.step = steps_of(item), .fields = item.state, .scalars = item.scalars};
 }
 
-void ParameterLayout::set_state(const at::Tensor& parameter, const ParameterState& state) {
+void FlatParameterGroups::set_state(const at::Tensor& parameter, const ParameterState& state) {
   const c10::AutoGradMode no_grad(false);
   const auto [group, index] = find(parameter);
   FlatParameter& item = flat(group).items()[index];

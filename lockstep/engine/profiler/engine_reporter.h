@@ -14,7 +14,7 @@
 namespace lockstep {
 
 /// Durations of the parts of a micro-step, or of all micro-steps of an update.
-struct StepTimers {
+struct MicroStepTimes {
   using Clock = std::chrono::steady_clock;
   double forward_ms = 0;
   double backward_ms = 0;
@@ -26,7 +26,7 @@ struct StepTimers {
   double backward_allreduce_ms = 0;
   double step_ms = 0;
 
-  StepTimers& operator+=(const StepTimers& other) {
+  MicroStepTimes& operator+=(const MicroStepTimes& other) {
     forward_ms += other.forward_ms;
     backward_ms += other.backward_ms;
     backward_inner_ms += other.backward_inner_ms;
@@ -44,7 +44,7 @@ struct StepTimers {
 };
 
 /// The facts reported for one update.
-struct StepFacts {
+struct UpdateFacts {
   int64_t global_steps = 0;
   int64_t global_samples = 0;
   int64_t skipped_steps = 0;
@@ -52,25 +52,25 @@ struct StepFacts {
   std::vector<double> lr;
   std::vector<double> mom;
   std::optional<double> loss_scale;
-  StepTimers timers;
+  MicroStepTimes timers;
   std::optional<CheckpointTimes> checkpoints;  ///< With activation_checkpointing.profile.
 };
 
-/// Writes the reports of a ds_config.json: steps_per_print, wall_clock_breakdown, the
+/// Writes the reports that a ds_config.json requests: steps_per_print, wall_clock_breakdown, the
 /// checkpoints' profile, the throughput timer, and the monitors, whose curves have DeepSpeed's
 /// names and are over samples. Acts on the main process only.
-class StepReport {
+class EngineReporter {
  public:
-  StepReport(const ds_config::DsConfig& config, bool is_main_process);
+  EngineReporter(const ds_config::DsConfig& config, bool is_main_process);
 
   /// Returns whether report_update uses the loss, which costs a wait for the device.
   bool needs_loss() const { return !trackers_.empty(); }
   /// Returns whether timers are reported; a GPU's need a wait for the device.
   bool needs_times() const { return breakdown_; }
   /// Reports one micro-step. Call it after each step(), with the durations since the previous one.
-  void report_micro_step(const StepTimers& timers) const;
+  void report_micro_step(const MicroStepTimes& timers) const;
   /// Reports an update. Call it after the update.
-  void report_update(const StepFacts& facts);
+  void report_update(const UpdateFacts& facts);
   /// Writes values to the monitors, over samples.
   void log(const tracking::Values& values, int64_t samples);
   /// Restarts the throughput timer: a resumed run has not just processed `global_samples`.

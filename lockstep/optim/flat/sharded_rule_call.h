@@ -13,14 +13,14 @@
 
 namespace lockstep::optim {
 
-/// The input of a rule that needs full parameters, while ranks own shard slices of them. It
+/// One call of a rule that needs full parameters, while ranks own shard slices of them. It
 /// describes all updated parameters, equally on every rank, and has this rank's slices. Every rank
 /// calls the rule, including one without slices.
-struct ShardedBatch {
+struct ShardedRuleCall {
   Group ranks;
   std::vector<const flat::ShardBounds*> full_parameters;
   std::vector<size_t> full_index;  ///< [tensor of `slices`] Index of the full parameter, ascending.
-  Batch slices;                    ///< 1-D; no tensors if this rank has none.
+  RuleCall slices;                 ///< 1-D; no tensors if this rank has none.
   at::TensorOptions options;       ///< The slices', on every rank.
 
   const flat::ShardBounds& full_parameter(size_t slice) const {
@@ -39,7 +39,7 @@ std::vector<int> owners_of(
 struct FullUpdate {
   std::vector<double> costs;  ///< [parameter] In any unit; the same on all ranks.
   at::ScalarType result;      ///< The dtype of the result of `compute`.
-  /// Returns the input of a slice: with its length, in the batch's dtype.
+  /// Returns the input of a slice: with its length, in the call's dtype.
   std::function<at::Tensor(size_t slice)> input;
   /// Computes the result of a full tensor, contiguous with its parameter's shape; the same number
   /// of elements.
@@ -54,6 +54,6 @@ struct FullUpdate {
 /// It works in rounds of at least as many tensors as ranks, and of 25 MiB a rank or more, with two
 /// all-to-alls each. Their parts are as long as the largest one of any pair of ranks; a rank sends
 /// itself nothing. Memory of a round: this rank's full tensors, and both sides of one all-to-all.
-void update_on_owners(const ShardedBatch& batch, const FullUpdate& todo);
+void update_on_owners(const ShardedRuleCall& call, const FullUpdate& todo);
 
 }  // namespace lockstep::optim

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/step/step_monitor.h"
+#include "lockstep/engine/step/micro_step_meter.h"
 
 #include <functional>
 #include <optional>
@@ -18,37 +18,39 @@
 
 namespace lockstep {
 
-StepMonitor::StepMonitor(EngineContext& context) : context_(context), report_(*context.report) {}
+MicroStepMeter::MicroStepMeter(EngineContext& context)
+    : context_(context), reporter_(*context.reporter) {}
 
 /// Returns whether this is the last micro-step of the profiled update: only that one has all of
 /// forward, backward and step.
-bool StepMonitor::is_profiled() const {
+bool MicroStepMeter::is_profiled() const {
   const ds_config::FlopsProfilerSection& section = context_.config.flops_profiler;
   return section.enabled.value && context_.accelerator->is_main_process() &&
          context_.counter.counts().global_steps == section.profile_step.value &&
          context_.counter.is_boundary();
 }
 
-StepMonitor::Time StepMonitor::synchronized_now() const {
+MicroStepMeter::Time MicroStepMeter::synchronized_now() const {
   const at::Device device = context_.accelerator->device();
   if (!device.is_cpu()) {
     at::accelerator::synchronizeDevice(device.index());
   }
-  return StepTimers::Clock::now();
+  return MicroStepTimes::Clock::now();
 }
 
-StepMonitor::Time StepMonitor::now() const {
-  return report_.needs_times() || is_profiled() ? synchronized_now() : StepTimers::Clock::now();
+MicroStepMeter::Time MicroStepMeter::now() const {
+  return reporter_.needs_times() || is_profiled() ? synchronized_now()
+                                                  : MicroStepTimes::Clock::now();
 }
 
-void StepMonitor::log_memory(const char* when) const {
+void MicroStepMeter::log_memory(const char* when) const {
   const Accelerator& accelerator = *context_.accelerator;
   if (context_.config.memory_breakdown.value && accelerator.is_main_process()) {
     log_info(fmt::format("memory {}: {}", when, memory_in_use(accelerator.device())));
   }
 }
 
-StepMonitor::Start StepMonitor::begin_forward() {
+MicroStepMeter::Start MicroStepMeter::begin_forward() {
   const Start start{now(), is_profiled()};
   log_memory("before forward");
   if (start.profiled) {
@@ -60,34 +62,34 @@ StepMonitor::Start StepMonitor::begin_forward() {
   return start;
 }
 
-void StepMonitor::end_forward(const Start& start) {
+void MicroStepMeter::end_forward(const Start& start) {
   profile_.forward.stop();
   log_memory("after forward");
-  const double ms = StepTimers::add(micro_step_.forward_ms, start.began, now());
+  const double ms = MicroStepTimes::add(micro_step_.forward_ms, start.began, now());
   if (start.profiled) {
     profile_.forward_ms += ms;
   }
 }
 
-void StepMonitor::begin_backward() {
+void MicroStepMeter::begin_backward() {
   backward_began_ = gradients_computed_at_ = now();
 }
 
-void StepMonitor::mark_gradients_computed() {
+void MicroStepMeter::mark_gradients_computed() {
   // Only this stream: collectives may continue on other streams.
   const at::Device device = context_.accelerator->device();
   if (!device.is_cpu()) {
     at::accelerator::getCurrentStream(device.index()).synchronize();
   }
-  gradients_computed_at_ = StepTimers::Clock::now();
+  gradients_computed_at_ = MicroStepTimes::Clock::now();
 }
 
-void StepMonitor::end_backward() {
+void MicroStepMeter::end_backward() {
   const Time ended = now();
-  const double ms = StepTimers::add(micro_step_.backward_ms, backward_began_, ended);
+  const double ms = MicroStepTimes::add(micro_step_.backward_ms, backward_began_, ended);
   if (measures_gradient_averaging()) {
-    StepTimers::add(micro_step_.backward_inner_ms, backward_began_, gradients_computed_at_);
-    StepTimers::add(micro_step_.backward_allreduce_ms, gradients_computed_at_, ended);
+    MicroStepTimes::add(micro_step_.backward_inner_ms, backward_began_, gradients_computed_at_);
+    MicroStepTimes::add(micro_step_.backward_allreduce_ms, gradients_computed_at_, ended);
   }
   if (is_profiled()) {
     profile_.backward_ms += ms;
@@ -95,40 +97,41 @@ void StepMonitor::end_backward() {
   log_memory("after backward");
 }
 
-void StepMonitor::add_gradient_averaging(Time began) {
+void MicroStepMeter::add_gradient_averaging(Time began) {
   const Time ended = now();
-  StepTimers::add(micro_step_.backward_ms, began, ended);
-  StepTimers::add(micro_step_.backward_allreduce_ms, began, ended);
+  MicroStepTimes::add(micro_step_.backward_ms, began, ended);
+  MicroStepTimes::add(micro_step_.backward_allreduce_ms, began, ended);
 }
 
-void StepMonitor::add_loss(const at::Tensor& part) {
-  AcceleratorInternals::step(*context_.accelerator).notify(&StepObserver::loss_part_given, part);
-  if (report_.needs_loss()) {
+void MicroStepMeter::add_loss(const at::Tensor& part) {
+  AcceleratorInternals::step(*context_.accelerator)
+      .notify(&TrainingStepObserver::loss_part_given, part);
+  if (reporter_.needs_loss()) {
     const c10::AutoGradMode no_grad(false);
     loss_sum_ = loss_sum_.defined() ? at::add(loss_sum_, part) : part;
   }
 }
 
-StepMonitor::Start StepMonitor::begin_step() {
+MicroStepMeter::Start MicroStepMeter::begin_step() {
   return {now(), is_profiled()};
 }
 
-void StepMonitor::end_step(const Start& start, bool is_update) {
-  const double ms = StepTimers::add(
+void MicroStepMeter::end_step(const Start& start, bool is_update) {
+  const double ms = MicroStepTimes::add(
       micro_step_.step_ms, start.began, start.profiled ? synchronized_now() : now());
   if (start.profiled) {
     profile_.step_ms = ms;
     report_profile();
   }
   log_memory("after step");
-  report_.report_micro_step(micro_step_);
+  reporter_.report_micro_step(micro_step_);
   update_ += std::exchange(micro_step_, {});
   if (is_update) {
     report_update();
   }
 }
 
-void StepMonitor::report_profile() {
+void MicroStepMeter::report_profile() {
   profile_.update = context_.config.flops_profiler.profile_step.value;
   profile_.micro_batch_size = context_.counter.micro_batch_size();
   profile_.ranks = context_.accelerator->num_processes();
@@ -136,9 +139,9 @@ void StepMonitor::report_profile() {
   profile_.clear();
 }
 
-void StepMonitor::report_update() {
-  const StepCounts& counts = context_.counter.counts();
-  StepFacts facts{
+void MicroStepMeter::report_update() {
+  const TrainingCounts& counts = context_.counter.counts();
+  UpdateFacts facts{
       .global_steps = counts.global_steps,
       .global_samples = counts.global_samples,
       .skipped_steps = counts.skipped_steps,
@@ -148,7 +151,7 @@ void StepMonitor::report_update() {
       .loss_scale = std::nullopt,
       .timers = std::exchange(update_, {}),
       .checkpoints = std::nullopt};
-  if (report_.needs_loss() && loss_sum_.defined()) {
+  if (reporter_.needs_loss() && loss_sum_.defined()) {
     facts.loss = loss_sum_.item<double>();
   }
   if (context_.config.precision.value == ds_config::Dtype::kFloat16) {
@@ -157,7 +160,7 @@ void StepMonitor::report_update() {
   if (context_.config.activation_checkpointing.profile.value) {
     facts.checkpoints = context_.activation_checkpointing->take_times();
   }
-  report_.report_update(facts);
+  reporter_.report_update(facts);
   loss_sum_.reset();
 }
 

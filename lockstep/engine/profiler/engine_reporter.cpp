@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/profiler/step_report.h"
+#include "lockstep/engine/profiler/engine_reporter.h"
 
 #include <string>
 
@@ -14,7 +14,7 @@ namespace lockstep {
 namespace {
 
 /// Formats a line as DeepSpeed does; `suffix` is "_microstep" or empty.
-std::string line_of(const StepTimers& timers, const char* suffix) {
+std::string line_of(const MicroStepTimes& timers, const char* suffix) {
   return fmt::format(
       "time (ms) | fwd{0}: {1:.2f} | bwd{0}: {2:.2f} | bwd_inner{0}: {3:.2f} | bwd_allreduce{0}: "
       "{4:.2f} | step{0}: {5:.2f}",
@@ -28,7 +28,7 @@ std::string line_of(const StepTimers& timers, const char* suffix) {
 
 }  // namespace
 
-StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
+EngineReporter::EngineReporter(const ds_config::DsConfig& config, bool is_main_process)
     : steps_per_print_(is_main_process ? config.steps_per_print.value : std::nullopt),
       breakdown_(is_main_process && config.wall_clock_breakdown.value),
       checkpoints_(is_main_process && config.activation_checkpointing.profile.value),
@@ -53,30 +53,30 @@ StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
   }
 }
 
-void StepReport::finish() {
+void EngineReporter::finish() {
   for (const auto& tracker : trackers_) {
     tracker->finish();
   }
 }
 
-void StepReport::restart_throughput(int64_t global_samples) {
+void EngineReporter::restart_throughput(int64_t global_samples) {
   samples_at_print_ = global_samples;
   last_print_ = std::chrono::steady_clock::now();
 }
 
-void StepReport::log(const tracking::Values& values, int64_t samples) {
+void EngineReporter::log(const tracking::Values& values, int64_t samples) {
   for (const auto& tracker : trackers_) {
     tracker->log(values, samples);
   }
 }
 
-void StepReport::report_micro_step(const StepTimers& timers) const {
+void EngineReporter::report_micro_step(const MicroStepTimes& timers) const {
   if (breakdown_) {
     log_info(line_of(timers, "_microstep"));
   }
 }
 
-void StepReport::report_update(const StepFacts& facts) {
+void EngineReporter::report_update(const UpdateFacts& facts) {
   if (!trackers_.empty()) {
     tracking::Values values;
     if (facts.loss) {

@@ -10,18 +10,18 @@ namespace lockstep {
 
 /// Returns the communication dtype of gradients of dtype `own`; `cast` is kNone, kFp16 or kBf16.
 /// 16-bit types stay as they are.
-at::ScalarType wire_type(CommHookType cast, at::ScalarType own);
+at::ScalarType hook_comm_dtype(CommHookType cast, at::ScalarType own);
 
-/// Values that are averaged over the ranks, possibly sent in a 16-bit dtype.
-class Message {
+/// An all-reduce that averages values over the ranks, possibly sent in a 16-bit dtype.
+class AveragingAllReduce {
  public:
   /// `values`: flat and contiguous, refilled and sent any number of times.
-  Message(at::Tensor values, at::ScalarType wire_type);
+  AveragingAllReduce(at::Tensor values, at::ScalarType comm_dtype);
 
   const at::Tensor& values() const { return values_; }
   /// The sent tensor: `values` if their dtype is the communication dtype.
-  const at::Tensor& wire() const { return wire_; }
-  bool is_cast() const { return !wire_.is_same(values_); }
+  const at::Tensor& sent() const { return sent_; }
+  bool is_cast() const { return !sent_.is_same(values_); }
 
   /// Fills the sent tensor. A 16-bit one gets values / ranks, so that the sum does not overflow.
   void pack(const Group& group);
@@ -33,7 +33,7 @@ class Message {
 
  private:
   at::Tensor values_;
-  at::Tensor wire_;
+  at::Tensor sent_;
   std::optional<Pending> pending_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/flat/update_batches.h"
+#include "lockstep/optim/flat/rule_calls.h"
 
 #include <utility>
 
@@ -22,78 +22,82 @@ at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter
 
 }  // namespace
 
-void UpdateBatches::add(const FlatParameter& first, const FlatParameter& last, bool new_state) {
-  Batch& batch = batch_for(first.parameter, new_state);
-  batch.steps.push_back(first.step);
-  batch.factors.push_back(first.factors);
+void RuleCalls::add(const FlatParameter& first, const FlatParameter& last, bool new_state) {
+  RuleCall& call = call_for(first.parameter, new_state);
+  call.steps.push_back(first.step);
+  call.factors.push_back(first.factors);
   if (first.device_step.defined()) {
-    batch.device_steps.push_back(first.device_step);
+    call.device_steps.push_back(first.device_step);
   }
   for (const FlatParameter* item = &first; item <= &last; ++item) {
     // Autograd must notice that saved tensors have changed, also if another rank changes them.
     item->parameter.unsafeGetTensorImpl()->bump_version();
   }
   if (&first == &last) {
-    add_one(batch, first);
+    add_one(call, first);
     return;
   }
-  batch.parameters.push_back(group_->parameters_between(first, last));
-  batch.gradients.push_back(group_->gradients_between(first, last));
+  call.parameters.push_back(group_->parameters_between(first, last));
+  call.gradients.push_back(group_->gradients_between(first, last));
   for (size_t field = 0; field < field_count_; ++field) {
-    batch.state[field].push_back(group_->state_between(first, last, field));
+    call.state[field].push_back(group_->state_between(first, last, field));
   }
 }
 
-void UpdateBatches::copy_back() const {
+void RuleCalls::copy_back() const {
   for (const auto& [parameter, updated] : copies_) {
     parameter.copy_(updated);
   }
 }
 
-Batch& UpdateBatches::batch_for(const at::Tensor& parameter, bool new_state) {
-  for (Batch& batch : batches_) {
-    if (batch.first == new_state && batch.parameters[0].scalar_type() == parameter.scalar_type() &&
-        batch.parameters[0].device() == parameter.device()) {
-      return batch;
+RuleCall& RuleCalls::call_for(const at::Tensor& parameter, bool new_state) {
+  for (RuleCall& call : calls_) {
+    if (call.first == new_state && call.parameters[0].scalar_type() == parameter.scalar_type() &&
+        call.parameters[0].device() == parameter.device()) {
+      return call;
     }
   }
-  Batch& batch = batches_.emplace_back();
-  batch.first = new_state;
-  batch.device_lr = device_lr_;
-  batch.state.resize(field_count_);
-  return batch;
+  RuleCall& call = calls_.emplace_back();
+  call.first = new_state;
+  call.device_lr = device_lr_;
+  call.state.resize(field_count_);
+  return call;
 }
 
-void UpdateBatches::add_one(Batch& batch, const FlatParameter& item) {
+void RuleCalls::add_one(RuleCall& call, const FlatParameter& item) {
   at::Tensor parameter = item.parameter;
   if (!parameter.is_non_overlapping_and_dense()) {
     parameter = parameter.contiguous();
     copies_.emplace_back(item.parameter, parameter);
   }
-  batch.parameters.push_back(parameter);
-  batch.gradients.push_back(laid_out_like(item.parameter.grad(), parameter));
+  call.parameters.push_back(parameter);
+  call.gradients.push_back(laid_out_like(item.parameter.grad(), parameter));
   for (size_t field = 0; field < field_count_; ++field) {
-    batch.state[field].push_back(item.state[field]);
+    call.state[field].push_back(item.state[field]);
   }
 }
 
-UpdateBatches gather_batches(
-    ParameterLayout& layout, size_t group, size_t begin, size_t end, at::Tensor device_lr) {
-  const UpdateRule& rule = *layout.rule();
+RuleCalls gather_calls(
+    FlatParameterGroups& flat_groups,
+    size_t group,
+    size_t begin,
+    size_t end,
+    at::Tensor device_lr) {
+  const UpdateRule& rule = *flat_groups.rule();
   const RuleTraits& traits = rule.traits();
-  FlatGroup& flat = layout.flat(group);
-  UpdateBatches batches(flat, traits.fields.size(), std::move(device_lr));
+  FlatParameterGroup& flat = flat_groups.flat(group);
+  RuleCalls calls(flat, traits.fields.size(), std::move(device_lr));
   const FlatParameter* first = nullptr;  // The current run.
   const FlatParameter* last = nullptr;
   bool new_state = false;  // The run's.
-  const bool elementwise = !layout.needs_full(group);
+  const bool elementwise = !flat_groups.needs_full(group);
   const bool in_graph = begin < end && is_capturing(flat.items()[begin].parameter.device());
   const auto have_equal_steps = [in_graph](const FlatParameter& a, const FlatParameter& b) {
     return a.device_step.defined() ? !in_graph && a.history == b.history : a.step == b.step;
   };
   const auto end_run = [&] {
     if (first != nullptr) {
-      batches.add(*first, *last, new_state);
+      calls.add(*first, *last, new_state);
     }
     first = nullptr;
   };
@@ -106,8 +110,8 @@ UpdateBatches gather_batches(
     ++item.step;
     flat.check_is_shared(item);
     flat.follow_parameter(item);
-    const bool created = layout.create_missing_state(group, item);
-    item.factors = rule.advance(layout.options(group), item.step, item.scalars);
+    const bool created = flat_groups.create_missing_state(group, item);
+    item.factors = rule.advance(flat_groups.options(group), item.step, item.scalars);
     const bool joins = first != nullptr && elementwise && created == new_state &&
                        (!traits.counts_steps || have_equal_steps(item, *first)) &&
                        item.factors == first->factors && flat.can_join(*first, item);
@@ -119,7 +123,7 @@ UpdateBatches gather_batches(
     last = &item;
   }
   end_run();
-  return batches;
+  return calls;
 }
 
 }  // namespace lockstep::optim

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/flat/layout.h"
+#include "lockstep/flat/bucket_plan.h"
 
 #include <optional>
 #include <vector>

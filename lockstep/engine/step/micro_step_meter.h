@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/engine/profiler/engine_reporter.h"
 #include "lockstep/engine/profiler/flops_profiler.h"
-#include "lockstep/engine/profiler/step_report.h"
 #include "lockstep/engine/state/engine_context.h"
 
 namespace lockstep {
@@ -14,16 +14,16 @@ namespace lockstep {
 ///
 /// Cost: a wait for the device at each measurement if times are reported, or the micro-step is
 /// profiled; otherwise a clock read.
-class StepMonitor {
+class MicroStepMeter {
  public:
-  using Time = StepTimers::Clock::time_point;
+  using Time = MicroStepTimes::Clock::time_point;
   /// The start of a forward or a step.
   struct Start {
     Time began;
     bool profiled = false;  ///< flops_profiler profiles this micro-step.
   };
 
-  explicit StepMonitor(EngineContext& context);
+  explicit MicroStepMeter(EngineContext& context);
 
   /// Returns the time after the device has finished its work, if times are reported.
   Time now() const;
@@ -33,7 +33,7 @@ class StepMonitor {
 
   void begin_backward();
   /// Returns whether mark_gradients_computed must be called during a backward.
-  bool measures_gradient_averaging() const { return report_.needs_times(); }
+  bool measures_gradient_averaging() const { return reporter_.needs_times(); }
   /// Marks the time at which this rank's gradients are computed; averaging continues.
   void mark_gradients_computed();
   void end_backward();
@@ -57,7 +57,7 @@ class StepMonitor {
   }
   /// Restarts the throughput timer after a resume.
   void restart_throughput() {
-    report_.restart_throughput(context_.counter.counts().global_samples);
+    reporter_.restart_throughput(context_.counter.counts().global_samples);
   }
 
  private:
@@ -67,9 +67,9 @@ class StepMonitor {
   void report_update();
 
   EngineContext& context_;
-  StepReport& report_;
-  StepTimers micro_step_;  ///< Since the last step().
-  StepTimers update_;      ///< Of the micro-steps since the last update.
+  EngineReporter& reporter_;
+  MicroStepTimes micro_step_;  ///< Since the last step().
+  MicroStepTimes update_;      ///< Of the micro-steps since the last update.
   Time backward_began_;
   Time gradients_computed_at_;
   at::Tensor loss_sum_;  ///< Over the micro-steps since the last update.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/comm/hierarchy/layout.h"
+#include "lockstep/comm/hierarchy/ranks_by_host.h"
 
 #include <algorithm>
 #include <fstream>
@@ -58,7 +58,7 @@ RankLocation RankLocation::of(const WorldSpec& world) {
       .local_size = world.local_size};
 }
 
-Layout::Layout(std::vector<std::vector<int>> hosts) : hosts_(std::move(hosts)) {
+RanksByHost::RanksByHost(std::vector<std::vector<int>> hosts) : hosts_(std::move(hosts)) {
   std::sort(hosts_.begin(), hosts_.end());
   size_t ranks = 0;
   for (const auto& members : hosts_) {
@@ -77,7 +77,7 @@ Layout::Layout(std::vector<std::vector<int>> hosts) : hosts_(std::move(hosts)) {
   }
 }
 
-Layout Layout::of(const std::vector<RankLocation>& by_rank) {
+RanksByHost RanksByHost::of(const std::vector<RankLocation>& by_rank) {
   // Two launchers on one machine give their ranks equal values. Since a host has each local rank
   // once, the second rank with a local rank belongs to the second launcher.
   std::map<std::tuple<uint64_t, int64_t, int64_t>, int> seen;
@@ -102,7 +102,7 @@ Layout Layout::of(const std::vector<RankLocation>& by_rank) {
     }
     members.push_back(std::move(ranks));
   }
-  return Layout(std::move(members));
+  return RanksByHost(std::move(members));
 }
 
 }  // namespace lockstep::comm

@@ -14,7 +14,7 @@ struct EngineBackwardOptions {
 };
 
 /// Options of Engine::step; DeepSpeed's lr_kwargs.
-struct StepOptions {
+struct EngineStepOptions {
   /// The metric of schedule::reduce_on_plateau: the same on all ranks.
   std::optional<double> metric = std::nullopt;
 };

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/tracking/steps/step_times.h"
+#include "lockstep/tracking/steps/loop_timer.h"
 
 namespace lockstep {
 
@@ -29,7 +29,7 @@ struct Update {
 
 /// Base class of what follows a training loop without taking part in its arithmetic.
 ///
-///     class CountLosses final : public StepObserver {
+///     class CountLosses final : public TrainingStepObserver {
 ///      public:
 ///       void loss_given(const GivenLoss&) override { ++losses; }
 ///       int losses = 0;
@@ -40,9 +40,9 @@ struct Update {
 /// the thread of the loop; those about backward and about parts also on autograd's threads. An
 /// exception propagates to the program; a function says what it prevents, else it prevents nothing.
 /// Cost: a virtual call.
-class StepObserver {
+class TrainingStepObserver {
  public:
-  virtual ~StepObserver() = default;
+  virtual ~TrainingStepObserver() = default;
 
   // --- prepare
   /// A model will be prepared: before other hooks into its backward exist. `parameters`: with names
@@ -83,7 +83,7 @@ class StepObserver {
 
   // --- measurements
   /// The thread's time belongs to a part of the step from now on, until the matching part_ended.
-  virtual void part_began(tracking::StepPart /*part*/) noexcept {}
+  virtual void part_began(tracking::LoopPart /*part*/) noexcept {}
   virtual void part_ended() noexcept {}
   /// A loop waits for a batch of a prepared loader, until batch_began or loader_pass_ended.
   virtual void batch_requested() {}

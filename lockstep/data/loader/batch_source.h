@@ -24,11 +24,11 @@ struct RankRange {
   bool contains(int64_t rank) const { return rank >= first && rank < first + count; }
 };
 
-/// Batch `index` of some ranks.
+/// Round `index` of a pass: the next batch of each of some ranks.
 template <typename Batch>
-struct Step {
+struct RankBatches {
   int64_t index = 0;
-  /// Valid for this step, and for whether another follows.
+  /// Valid for this round, and for whether another follows.
   ShardLayout layout;
   /// The batch of each rank; nothing for a rank without one.
   std::vector<std::optional<Batch>> batches;
@@ -41,24 +41,24 @@ using SendBatch = std::function<PendingBatch<Batch>(Batch)>;
 
 /// Produces the batches of a pass.
 template <typename Batch>
-class Steps {
+class BatchSource {
  public:
-  Steps() = default;
-  Steps(const Steps&) = delete;
-  Steps& operator=(const Steps&) = delete;
-  virtual ~Steps() = default;
-  /// Returns the next step in which one of the ranks has a batch; nothing at the end.
-  virtual std::optional<Step<Batch>> next() = 0;
+  BatchSource() = default;
+  BatchSource(const BatchSource&) = delete;
+  BatchSource& operator=(const BatchSource&) = delete;
+  virtual ~BatchSource() = default;
+  /// Returns the next round in which one of the ranks has a batch; nothing at the end.
+  virtual std::optional<RankBatches<Batch>> next() = 0;
 };
 
-/// Reads the steps of a map-style dataset on several workers, each of which reads another batch.
+/// Reads the rounds of a map-style dataset on several workers, each of which reads another batch.
 template <typename Batch>
-class MapSteps final : public Steps<Batch> {
+class MapBatchSource final : public BatchSource<Batch> {
  public:
   using Read = std::function<Batch(std::span<const int64_t>)>;
 
-  /// Begins at step `begin`. All workers call `read` at once, within a SampleRandomScope.
-  MapSteps(
+  /// Begins at round `begin`. All workers call `read` at once, within a SampleRandomScope.
+  MapBatchSource(
       Read read,
       std::shared_ptr<const ShardPlan> plan,
       int64_t begin,
@@ -84,16 +84,16 @@ class MapSteps final : public Steps<Batch> {
               return std::optional<Batch>(read(samples.indices));
             }) {}
 
-  std::optional<Step<Batch>> next() override {
+  std::optional<RankBatches<Batch>> next() override {
     if (batches_.done()) {
       return std::nullopt;
     }
-    Step<Batch> step{index_, layout_, {}};
+    RankBatches<Batch> round{index_, layout_, {}};
     for (int rank = 0; rank < ranks_.count; ++rank) {
-      step.batches.push_back(batches_.next());
+      round.batches.push_back(batches_.next());
     }
     ++index_;
-    return step;
+    return round;
   }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules that need full parameters, on ranks that have slices of them: against one process.
-#include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat/sharded_rule_call.h"
 
 #include <algorithm>
 #include <string>
@@ -238,7 +238,7 @@ TEST(Sharded, ManyMatricesAreGatheredInRounds) {
   ranks(2, [&](Group group) {
     const flat::ShardBounds bounds{
         .sizes = {kBig, kBig}, .bounds = {0, kBig * 700 + 11, kBig * kBig}};
-    ShardedBatch batch{
+    ShardedRuleCall call{
         .ranks = group,
         .full_parameters = {},
         .full_index = {},
@@ -246,8 +246,8 @@ TEST(Sharded, ManyMatricesAreGatheredInRounds) {
         .options = at::kFloat};
     constexpr size_t kCount = 9;
     for (size_t i = 0; i < kCount; ++i) {
-      batch.full_index.push_back(i);
-      batch.full_parameters.push_back(&bounds);
+      call.full_index.push_back(i);
+      call.full_parameters.push_back(&bounds);
     }
     int64_t worked = 0;
     const auto values = [&](size_t i) {
@@ -257,7 +257,7 @@ TEST(Sharded, ManyMatricesAreGatheredInRounds) {
     };
     std::vector<bool> taken(kCount);
     update_on_owners(
-        batch,
+        call,
         {.costs = std::vector<double>(kCount, 1),
          .result = at::kDouble,
          .input = values,

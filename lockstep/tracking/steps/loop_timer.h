@@ -9,7 +9,7 @@
 namespace lockstep::tracking {
 
 /// A part of the time of a training loop, as its thread sees it.
-enum class StepPart : uint8_t {
+enum class LoopPart : uint8_t {
   kData,           ///< Waits for the loader's next batch.
   kForward,        ///< Forward, and all of the loop's body that is nothing else.
   kBackward,       ///< Backward, without the waits for other ranks.
@@ -18,13 +18,13 @@ enum class StepPart : uint8_t {
   kCheckpoint,     ///< Saves or loads; for an asynchronous save only the time that it blocks.
   kOther           ///< Evaluation, the start of the program, and the time between epochs.
 };
-inline constexpr size_t kStepParts = 7;
+inline constexpr size_t kLoopParts = 7;
 
 /// Returns "data", "forward", "backward", "communication", "optimizer", "checkpoint" or "other".
-const char* name_of(StepPart part);
+const char* name_of(LoopPart part);
 
-/// Nanoseconds of each part, indexed by StepPart.
-using PartTimes = std::array<int64_t, kStepParts>;
+/// Nanoseconds of each part, indexed by LoopPart.
+using PartTimes = std::array<int64_t, kLoopParts>;
 
 int64_t total_ns(const PartTimes& times);
 void add_times(PartTimes& times, const PartTimes& more);
@@ -33,12 +33,12 @@ void add_times(PartTimes& times, const PartTimes& more);
 /// one that was entered, or the base. Cost: a few ns a call, no allocation.
 ///
 /// `now_ns` is the time of the call on any steady clock.
-class StepTimes {
+class LoopTimer {
  public:
-  StepTimes(StepPart base, int64_t now_ns);
+  LoopTimer(LoopPart base, int64_t now_ns);
 
-  void set_base(StepPart base, int64_t now_ns);
-  void enter(StepPart part, int64_t now_ns);
+  void set_base(LoopPart base, int64_t now_ns);
+  void enter(LoopPart part, int64_t now_ns);
   /// Leaves the part entered last. Does nothing without one.
   void leave(int64_t now_ns);
   /// Returns the times since the last take().
@@ -51,7 +51,7 @@ class StepTimes {
  private:
   void account(int64_t now_ns);
 
-  std::vector<StepPart> entered_;  ///< The base, and the parts entered, innermost last.
+  std::vector<LoopPart> entered_;  ///< The base, and the parts entered, innermost last.
   int64_t accounted_ns_;
   PartTimes times_{};
 };

@@ -28,15 +28,15 @@ static_assert(sizeof(RankLocation) == 32, "sent as four int64");
 ///
 /// Hosts are in order of their first ranks, and each host's ranks are in ascending order. Several
 /// hosts may be one machine, if two launchers run on it.
-class Layout {
+class RanksByHost {
  public:
   /// Takes the ranks of each host. No host may be empty.
-  explicit Layout(std::vector<std::vector<int>> hosts);
+  explicit RanksByHost(std::vector<std::vector<int>> hosts);
 
-  /// Derives the layout from all ranks' locations, in rank order. On one machine the first ranks
+  /// Derives the hosts from all ranks' locations, in rank order. On one machine the first ranks
   /// with local rank 0, 1, ... are a host, the second ones another, and so on. Ranks need not be
   /// numbered host by host. Throws Error if a host has fewer ranks than reported.
-  static Layout of(const std::vector<RankLocation>& by_rank);
+  static RanksByHost of(const std::vector<RankLocation>& by_rank);
 
   int hosts() const { return static_cast<int>(hosts_.size()); }
   const std::vector<int>& ranks_of(int host) const { return hosts_[static_cast<size_t>(host)]; }

@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/shard_bounds.h"
-#include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/flat_parameter_group.h"
 #include "lockstep/optim/flat/parameter_state.h"
 #include "lockstep/optim/flat/update_rule.h"
 
@@ -31,10 +31,10 @@ std::vector<torch::optim::OptimizerParamGroup> checked_groups(
     const char* rule, std::vector<torch::optim::OptimizerParamGroup> groups);
 
 /// The parameter groups of one optimizer in flat buffers, with their options, state and rule.
-class ParameterLayout {
+class FlatParameterGroups {
  public:
   /// `groups` must outlive this.
-  ParameterLayout(
+  FlatParameterGroups(
       std::shared_ptr<const UpdateRule> rule,
       std::vector<torch::optim::OptimizerParamGroup>& groups)
       : rule_(std::move(rule)), param_groups_(&groups) {}
@@ -45,8 +45,8 @@ class ParameterLayout {
 
   const std::shared_ptr<const UpdateRule>& rule() const { return rule_; }
   size_t group_count() const { return groups_.size(); }
-  FlatGroup& flat(size_t group) { return groups_[group].flat; }
-  const FlatGroup& flat(size_t group) const { return groups_[group].flat; }
+  FlatParameterGroup& flat(size_t group) { return groups_[group].flat; }
+  const FlatParameterGroup& flat(size_t group) const { return groups_[group].flat; }
   torch::optim::OptimizerOptions& options(size_t group) {
     return (*param_groups_)[group].options();
   }
@@ -90,7 +90,7 @@ class ParameterLayout {
 
  private:
   struct LaidOutGroup {
-    FlatGroup flat;
+    FlatParameterGroup flat;
     std::vector<at::TensorImpl*> adopted;  ///< In the order of the parameter group.
     std::vector<FullParameter> full_parameters;
   };
