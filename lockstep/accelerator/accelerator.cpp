@@ -8,8 +8,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/ops/full.h>
-
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/diagnostics/progress_values.h"
 #include "lockstep/accelerator/executable_batch_size.h"
@@ -17,6 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/call_scope.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
@@ -33,12 +32,11 @@ void run_in_turn(Group group, bool first, const std::function<void()>& body) {
       failure = std::current_exception();
     }
   }
-  const at::Tensor failed =
-      group.all_reduce(at::full({1}, failure ? 1 : 0, at::kInt), ReduceOp::kMax).wait();
+  const bool failed = any_rank(group, failure != nullptr);
   if (failure) {
     std::rethrow_exception(failure);
   }
-  if (failed.item<int>() != 0) {
+  if (failed) {
     throw Error("main_process_first", "the main process failed; see its own message");
   }
   if (!first) {
