@@ -138,7 +138,9 @@ StateLoader::Checked StateLoader::check_saved(
       .writers_per_rank = project_.writers_per_rank()};
   expect_loadable(state, objects_);
   for (const auto& part : parts_) {
-    part->check(state);
+    if (part->is_loaded(state)) {
+      part->check(state);
+    }
   }
   if (state.is_resharded()) {
     log_info(fmt::format(
