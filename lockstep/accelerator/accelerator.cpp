@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/accelerator.h"
 
+#include <cstdio>
 #include <exception>
 #include <utility>
 
@@ -11,13 +12,39 @@
 #include "lockstep/accelerator/diagnostics/progress_values.h"
 #include "lockstep/accelerator/executable_batch_size.h"
 #include "lockstep/accelerator/prepare/gathered_parameters.h"
-#include "lockstep/accelerator/setup/one_process.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/call_scope.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
+namespace {
+
+/// Runs `body` on the process for which `first` is true, then on the others. If it throws on the
+/// first, all others throw Error. Collective.
+void run_in_turn(Group group, bool first, const std::function<void()>& body) {
+  std::exception_ptr failure;
+  if (first) {
+    try {
+      body();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  const bool failed = any_rank(group, failure != nullptr);
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  if (failed) {
+    throw Error("main_process_first", "the main process failed; see its own message");
+  }
+  if (!first) {
+    body();
+  }
+}
+
+}  // namespace
 
 Accelerator::Accelerator(AcceleratorOptions options)
     : state_(std::make_unique<State>(connect_run(std::move(options)))) {}
@@ -219,12 +246,30 @@ void Accelerator::on_last_process(const std::function<void()>& body) const {
 }
 
 void Accelerator::on_process(int process_index, const std::function<void()>& body) const {
-  run_on_process(world(), process_index, body);
+  if (process_index < 0 || process_index >= num_processes()) {
+    throw ConfigError(
+        "on_process",
+        fmt::format(
+            "process {} does not exist; expected 0 to {}", process_index, num_processes() - 1));
+  }
+  if (world().rank == process_index) {
+    body();
+  }
 }
 
 void Accelerator::on_local_process(
     int local_process_index, const std::function<void()>& body) const {
-  run_on_local_process(world(), local_process_index, body);
+  if (local_process_index < 0 || local_process_index >= world().local_size) {
+    throw ConfigError(
+        "on_local_process",
+        fmt::format(
+            "local process {} does not exist; expected 0 to {}",
+            local_process_index,
+            world().local_size - 1));
+  }
+  if (world().local_rank == local_process_index) {
+    body();
+  }
 }
 
 void Accelerator::main_process_first(const std::function<void()>& body) {
@@ -237,7 +282,11 @@ void Accelerator::local_main_process_first(const std::function<void()>& body) {
 
 void Accelerator::print(const std::string& line) const {
   if (is_local_main_process()) {
-    print_line(line);
+    around_status_line([&] {
+      const std::string text = line + "\n";
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      std::fflush(stdout);
+    });
   }
 }
 

@@ -28,10 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// The first character of a rank's report.
-constexpr char kSucceeded = '+';
-constexpr char kFailed = '-';
-
 /// Returns an absolute path, since the program may change its working folder before the commit.
 fs::path absolute_target(const fs::path& target) {
   const fs::path absolute = fs::absolute(target);
@@ -98,8 +94,7 @@ Writer::Writer(const Group& group, const fs::path& target, WriterOptions options
       }
     });
   }
-  throw_first(
-      all_gather_bytes(group_, failure_.empty() ? std::string(1, kSucceeded) : kFailed + failure_));
+  throw_together();
 }
 
 Writer::Writer(const Group& group, const fs::path& target, Unstarted /*unstarted*/)
@@ -150,7 +145,7 @@ void Writer::attempt(const std::function<void()>& step) {
 
 void Writer::fail(const std::string& why) {
   if (failure_.empty()) {
-    // throw_first adds the rank.
+    // refuse() adds the rank.
     failure_ = without_rank_suffix(why);
     if (failure_.empty()) {
       failure_ = "no reason given";
@@ -158,14 +153,16 @@ void Writer::fail(const std::string& why) {
   }
 }
 
-void Writer::throw_first(const std::vector<std::string>& reports) {
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    if (reports[rank].front() == kFailed) {
-      abandon();
-      throw CheckpointError(
-          target_, fmt::format("is not saved; rank {} failed: {}", rank, reports[rank].substr(1)));
-    }
+void Writer::throw_together() {
+  if (const auto failed = first_failure(group_, failure_)) {
+    refuse(*failed);
   }
+}
+
+void Writer::refuse(const FirstFailure& failed) {
+  abandon();
+  throw CheckpointError(
+      target_, fmt::format("is not saved; rank {} failed: {}", failed.rank, failed.why));
 }
 
 void Writer::add(const std::string& file_name, const std::function<storage::FileSummary()>& write) {
@@ -226,13 +223,13 @@ std::string Writer::own_report() const {
   for (const storage::FileRecord& record : files_) {
     records.push_back(storage::to_json(record));
   }
-  return kSucceeded + Json{{"agreed", agreed_}, {"files", records}}.dump();
+  return Json{{"agreed", agreed_}, {"files", records}}.dump();
 }
 
 void Writer::check_agreement(const std::vector<std::string>& reports) const {
-  const Json first = Json::parse(reports.front().substr(1)).at("agreed");
+  const Json first = Json::parse(reports.front()).at("agreed");
   for (size_t rank = 1; rank < reports.size(); ++rank) {
-    const Json other = Json::parse(reports[rank].substr(1)).at("agreed");
+    const Json other = Json::parse(reports[rank]).at("agreed");
     Json both = first;
     both.update(other);
     for (const auto& [what, unused] : both.items()) {
@@ -256,9 +253,8 @@ void Writer::commit(const Json& meta) {
   }
   std::string report;
   attempt([&] { report = own_report(); });
-  const std::vector<std::string> reports =
-      all_gather_bytes(group_, failure_.empty() ? report : kFailed + failure_);
-  throw_first(reports);
+  throw_together();
+  const std::vector<std::string> reports = all_gather_bytes(group_, report);
   if (group_.rank() == 0) {
     attempt([&] {
       check_agreement(reports);
@@ -267,7 +263,7 @@ void Writer::commit(const Json& meta) {
   }
   const std::string failure = broadcast_bytes(group_, failure_);
   if (!failure.empty()) {
-    throw_first({kFailed + failure});  // As the report of rank 0.
+    refuse({.rank = 0, .why = failure});
   }
   folder_.clear();
 }
@@ -279,7 +275,7 @@ void Writer::commit_on_disk(const Json& meta, const std::vector<std::string>& re
       .meta = meta,
       .files = {}};
   for (const std::string& report : reports) {
-    const Json written = Json::parse(report.substr(1));
+    const Json written = Json::parse(report);
     for (const Json& record : written.at("files")) {
       manifest.files.push_back(storage::file_record_from_json(target_, record));
     }

@@ -10,6 +10,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/storage/manifest.h"
@@ -48,8 +49,8 @@ struct WriterOptions {
 /// every rank, naming the first failed rank and its reason. Nothing is left on disk, and no rank
 /// waits for a failed one.
 ///
-/// The ranks must see one file system. Cost besides writing: three small all-gathers and two
-/// broadcasts.
+/// The ranks must see one file system. Cost besides writing: two small all-reduces, an all-gather
+/// of the files' names and checksums, and three broadcasts.
 ///
 /// Modelled on Orbax's atomic directories and DCP's metadata-last commit.
 class Writer {
@@ -96,8 +97,9 @@ class Writer {
   /// Returns this rank's report to the others: its files, and the values that must agree.
   std::string own_report() const;
   void check_agreement(const std::vector<std::string>& reports) const;
-  /// Throws if a rank reports a failure; `reports` are the same on every rank.
-  void throw_first(const std::vector<std::string>& reports);
+  /// Throws on all ranks if one of them has failed.
+  void throw_together();
+  [[noreturn]] void refuse(const FirstFailure& failed);
   void commit_on_disk(const nlohmann::json& meta, const std::vector<std::string>& reports);
   void abandon() noexcept;
 

@@ -107,6 +107,9 @@ Pending Group::start(Collective collective, at::Tensor result) {
   const comm::GroupUser::StartScope inside(*user_, comm::name_of(collective.op));
   const comm::WaitScope busy;  // Some transports do the work, or a part of it, here.
   collective.call = comm::current_call();
+  if (observer_) {
+    collective.observer = observer_->observe(collective, size());
+  }
   Pending pending(std::move(result));
   pending.work_ = transport_->start(std::move(collective), timeout_);
   pending.timeout_ = timeout_;
@@ -295,13 +298,19 @@ Group Group::with_timeout(comm::Milliseconds timeout) const {
   return other;
 }
 
+Group Group::with_observer(std::shared_ptr<comm::GroupObserver> observer) const {
+  Group other = *this;
+  other.observer_ = std::move(observer);
+  return other;
+}
+
 Group Group::split(int color, int key) {
   if (size() == 1) {
     return *this;
   }
   const comm::GroupUser::StartScope inside(*user_, "split");
   auto part = transport_->split(color, key, timeout_);
-  return part->size() == 1 ? Group() : Group(std::move(part), timeout_);
+  return part->size() == 1 ? Group() : Group(std::move(part), timeout_).with_observer(observer_);
 }
 
 }  // namespace lockstep

@@ -72,6 +72,9 @@ class Group {
   comm::Milliseconds timeout() const { return timeout_; }
   /// Returns a handle of the same group with another timeout.
   Group with_timeout(comm::Milliseconds timeout) const;
+  /// Returns a handle of the same group whose operations, and those of its later splits, `observer`
+  /// observes. Groups of one have none.
+  Group with_observer(std::shared_ptr<comm::GroupObserver> observer) const;
 
   /// Reduces `tensor` in place over the ranks; the result is bit-identical on all of them. kAvg
   /// needs a floating point tensor. Result: `tensor`.
@@ -135,6 +138,7 @@ class Group {
   void checked(comm::Op op, const at::Tensor& argument, const Check& check);
   std::shared_ptr<comm::Transport> transport_;
   std::shared_ptr<comm::GroupUser> user_;  ///< Shared by all handles; null for a group of one.
+  std::shared_ptr<comm::GroupObserver> observer_;  ///< Null: none.
   comm::Milliseconds timeout_{std::chrono::minutes(10)};
 };
 

@@ -13,7 +13,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/data/loader/loader.h"
-#include "lockstep/engine/checkpoint/save_16bit_options.h"
+#include "lockstep/engine/checkpoint/checkpoint_options.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/setup/engine_setup.h"

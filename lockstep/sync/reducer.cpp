@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/flat/parameters.h"
@@ -279,10 +279,7 @@ void Reducer::exchange_reports() {
   if (!facts_.exchange_reports) {
     return;
   }
-  const bool mine = facts_.has_report && facts_.has_report();
-  const at::Tensor any =
-      group_.all_reduce(at::full({1}, mine ? 1 : 0, at::kInt), ReduceOp::kMax).wait();
-  if (any.item<int>() > 0) {
+  if (any_rank(group_, facts_.has_report && facts_.has_report())) {
     facts_.exchange_reports();
   }
 }

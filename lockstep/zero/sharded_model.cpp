@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 
@@ -14,12 +15,61 @@
 #include "lockstep/comm/fail_together.h"
 #include "lockstep/flat/parameters.h"
 #include "lockstep/sync/agreement.h"
-#include "lockstep/zero/parameter_groups.h"
 
 namespace lockstep::zero {
 namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+/// Returns the trainable parameters of each optimizer group, in their order in `all`. Throws
+/// ConfigError for a trainable parameter without a group, and for a parameter of a group that is
+/// not in `all`, unless it has no elements.
+std::vector<NamedTensors> by_group(
+    const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups) {
+  std::map<const at::TensorImpl*, size_t> group_of;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (const at::Tensor& parameter : groups[group]) {
+      group_of[parameter.unsafeGetTensorImpl()] = group;
+    }
+  }
+  std::vector<NamedTensors> sorted(groups.size());
+  for (const NamedTensor& item : all) {
+    const auto found = group_of.find(item.tensor.unsafeGetTensorImpl());
+    if (found == group_of.end()) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "{} requires gradients, but no optimizer of this prepare() has it; add it to one, or "
+              "freeze it",
+              item.name));
+    }
+    sorted[found->second].push_back(item);
+    group_of.erase(found);
+  }
+  if (std::any_of(group_of.begin(), group_of.end(), [](const auto& item) {
+        return item.first->requires_grad() && item.first->numel() > 0;
+      })) {
+    throw ConfigError(
+        "zero",
+        "an optimizer has a parameter that the prepared model does not have; prepare one model "
+        "that has all parameters of its optimizers");
+  }
+  return sorted;
+}
+
+/// Returns the trained parameters that are updated in another dtype than their own.
+NamedTensors with_masters(const NamedTensors& all, const LowPrecisionPolicy& low_precision_policy) {
+  NamedTensors found;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(found), [&](const NamedTensor& item) {
+    return update_dtype(item.tensor, low_precision_policy) != item.tensor.scalar_type();
+  });
+  return found;
+}
+
+NamedTensors concatenated(NamedTensors first, const NamedTensors& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
 
 /// Plans the buckets of `tensors`: each unit has its own, and the tensors between two units have
 /// others.
@@ -88,6 +138,19 @@ void connect(const BucketComm& comm, at::Device device) {
 
 }  // namespace
 
+std::set<const at::TensorImpl*> persistent_parameters(
+    const NamedTensors& all, int64_t up_to, int64_t in_all) {
+  std::set<const at::TensorImpl*> kept;
+  int64_t left = in_all;
+  for (const NamedTensor& item : all) {
+    const int64_t numel = item.tensor.numel();
+    if (numel <= std::min(up_to, left) && kept.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      left -= numel;
+    }
+  }
+  return kept;
+}
+
 ShardedModel::ShardedModel(
     const NamedTensors& parameters,
     const NamedTensors& buffers,
@@ -101,7 +164,14 @@ ShardedModel::ShardedModel(
       parameters,
       sharded ? options.param_persistence_threshold : kUnlimited,
       sharded ? options.model_persistence_threshold : kUnlimited);
-  const NamedTensors frozen = sharded ? frozen_to_shard(parameters, persistent) : NamedTensors();
+  NamedTensors frozen;
+  if (sharded) {
+    frozen = untrained_;
+    std::erase_if(frozen, [&](const NamedTensor& item) {
+      return item.tensor.layout() != at::kStrided ||
+             persistent.contains(item.tensor.unsafeGetTensorImpl());
+    });
+  }
   refuse_common_memory(
       concatenated(trainable(parameters), frozen), concatenated(parameters, buffers));
   broadcast_initial_values(group_, parameters, buffers);

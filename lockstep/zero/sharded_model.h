@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
@@ -26,6 +27,12 @@ struct Shard {
   /// All parameters of the bucket, in order: the elements that each rank owns.
   std::vector<flat::ShardBounds> bounds;
 };
+
+/// Returns the parameters that stage 3 does not shard, trained or not. Each has at most `up_to`
+/// elements; in order, they have up to `in_all` elements together. Modelled on DeepSpeed 0.19's
+/// mark_persistent_parameters. Thread-safe.
+std::set<const at::TensorImpl*> persistent_parameters(
+    const NamedTensors& all, int64_t up_to, int64_t in_all);
 
 /// Creates the sharded buckets of a model, and finds the parameters in them.
 ///

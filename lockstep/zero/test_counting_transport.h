@@ -13,7 +13,6 @@
 #include <ATen/ops/full.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/forward_to_group.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep::zero {
@@ -78,13 +77,11 @@ class CountingTransport final : public comm::Transport {
 
   std::shared_ptr<comm::Work> start(
       comm::Collective collective, comm::Milliseconds /*timeout*/) override {
-    if (!is_counted(collective.op)) {
-      throw ConfigError(comm::name_of(collective.op), "is not counted");
-    }
+    Pending pending = forward(collective);
     if (inner_.rank() == 0) {
       count(collective);
     }
-    return std::make_shared<PendingWork>(comm::forward_to_group(collective, inner_));
+    return std::make_shared<PendingWork>(std::move(pending));
   }
 
   std::shared_ptr<comm::Transport> split(
@@ -108,9 +105,21 @@ class CountingTransport final : public comm::Transport {
     Pending pending_;
   };
 
-  static bool is_counted(comm::Op op) {
-    return op == comm::Op::kAllGather || op == comm::Op::kReduceScatter ||
-           op == comm::Op::kAllReduce || op == comm::Op::kAllToAll || op == comm::Op::kBroadcast;
+  Pending forward(const comm::Collective& it) {
+    switch (it.op) {
+      case comm::Op::kAllReduce:
+        return inner_.all_reduce(it.output, it.reduce);
+      case comm::Op::kReduceScatter:
+        return inner_.reduce_scatter_into(it.output, it.input, it.reduce);
+      case comm::Op::kAllGather:
+        return inner_.all_gather_into(it.output, it.input);
+      case comm::Op::kAllToAll:
+        return inner_.all_to_all_into(it.output, it.input);
+      case comm::Op::kBroadcast:
+        return inner_.broadcast(it.output, it.root);
+      default:
+        throw ConfigError(comm::name_of(it.op), "is not counted");
+    }
   }
 
   void count(const comm::Collective& it) {

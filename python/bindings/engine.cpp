@@ -15,7 +15,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ds_config/keys/described_values.h"
-#include "lockstep/engine/checkpoint/save_16bit_options.h"
+#include "lockstep/engine/checkpoint/checkpoint_options.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/profiler/engine_reporter.h"
 #include "lockstep/engine/profiler/module_tree.h"

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/accelerator/tracked_values.h"
+#include "lockstep/accelerator/trackers.h"
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/mlflow/mlflow_tracker.h"
 #include "lockstep/tracking/tracker.h"

@@ -79,8 +79,9 @@ struct StateToLoad {
 ///       }
 ///     };
 ///
-/// A save collects all parts in order, then writes. A load checks all parts in that order, and
-/// applies what they have added in the same order if none of them has thrown on any process.
+/// A save collects all parts in order, then writes. A load checks all parts that it includes in
+/// that order, and applies what they have added in the same order if none of them has thrown on any
+/// process.
 class CheckpointPart {
  public:
   virtual ~CheckpointPart() = default;
@@ -89,6 +90,8 @@ class CheckpointPart {
   /// returned. An exception fails the save on all processes when it is written; the other parts are
   /// still collected. A part that communicates must do so on all processes, and throws only after.
   virtual void collect(StateToSave& state) const = 0;
+  /// Returns whether a load with the program's options includes this part; else it is not checked.
+  virtual bool is_loaded(const StateToLoad& state) const { return !state.options.models_only; }
   /// Adds functions to `apply`, and changes nothing. Throws CheckpointError for a state that does
   /// not fit the program. Local.
   virtual void check(StateToLoad& state) const = 0;

@@ -100,9 +100,6 @@ void RegisteredObjects::collect(StateToSave& state) const {
 }
 
 void RegisteredObjects::check(StateToLoad& state) const {
-  if (state.options.models_only) {
-    return;
-  }
   const std::vector<bool>& differ = state.saved.objects_differ;
   if (differ.size() != objects_.size()) {
     throw CheckpointError(

@@ -33,6 +33,7 @@ class ProgramHooks final : public CheckpointPart {
   HookList<SaveStatePreHook>& save_hooks() { return save_hooks_; }
   HookList<LoadStatePreHook>& load_hooks() { return load_hooks_; }
   void collect(StateToSave& state) const override;
+  bool is_loaded(const StateToLoad& /*state*/) const override { return true; }
   /// Calls the hooks, which may change the program.
   void check(StateToLoad& state) const override;
 

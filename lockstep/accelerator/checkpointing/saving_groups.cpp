@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/checkpointing/saving_groups.h"
 
-#include <exception>
-
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/fail_together.h"
 
 namespace lockstep {
+namespace {
+
+// The first character of a report: processes other than the leading ones send an empty text.
+constexpr char kReport = '+';
+
+}  // namespace
 
 SavingGroups SavingGroups::with_saving_timeout() const {
   return {
@@ -22,23 +26,17 @@ std::vector<std::string> reports_of_disks(
     const std::filesystem::path& folder,
     const std::function<std::string()>& report) {
   std::string own;
-  if (groups.is_writer()) {
-    try {
-      own = "+" + report();
-    } catch (const std::exception& error) {
-      own = "-" + without_rank_suffix(error.what());
+  const std::string failure = failure_of([&] {
+    if (groups.is_writer()) {
+      own = kReport + report();
     }
-  }
+  });
   Group all = groups.all;
+  throw_together(all, failure, folder, "failed");
   std::vector<std::string> reports;
-  const std::vector<std::string> texts = all_gather_bytes(all, own);
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank].starts_with('-')) {
-      throw CheckpointError(
-          folder.string(), fmt::format("rank {} failed: {}", rank, texts[rank].substr(1)));
-    }
-    if (!texts[rank].empty()) {
-      reports.push_back(texts[rank].substr(1));
+  for (const std::string& text : all_gather_bytes(all, own)) {
+    if (!text.empty()) {
+      reports.push_back(text.substr(1));
     }
   }
   return reports;
@@ -49,12 +47,9 @@ void throw_together(
     const std::string& failure,
     const std::filesystem::path& folder,
     const char* could_not) {
-  const std::vector<std::string> failures = all_gather_bytes(group, failure);
-  for (size_t rank = 0; rank < failures.size(); ++rank) {
-    if (!failures[rank].empty()) {
-      throw CheckpointError(
-          folder.string(), fmt::format("rank {} {}: {}", rank, could_not, failures[rank]));
-    }
+  if (const auto failed = first_failure(group, failure)) {
+    throw CheckpointError(
+        folder.string(), fmt::format("rank {} {}: {}", failed->rank, could_not, failed->why));
   }
 }
 

@@ -32,7 +32,7 @@ std::vector<std::string> reports_of_disks(
     const std::function<std::string()>& report);
 
 /// Throws CheckpointError on all ranks if one of them has a `failure`. `could_not`: the verb of the
-/// message. Collective.
+/// message. Collective; see first_failure.
 void throw_together(
     Group& group,
     const std::string& failure,

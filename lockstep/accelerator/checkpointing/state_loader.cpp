@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/checkpointing/state_loader.h"
 
-#include <exception>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -18,8 +17,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/weights/load_model.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/safetensors/safetensors_header.h"
@@ -86,27 +85,20 @@ void StateLoader::load(const fs::path& folder, const LoadStateOptions& options) 
   Group disk = groups.disk;
   disk.barrier();
   Checked checked;
-  std::string failure;
-  try {
-    checked = check(folder, options);
-  } catch (const std::exception& error) {
-    failure = without_rank_suffix(error.what());
-    if (groups.on_each_host()) {
-      failure = fmt::format("on host {}: {}", describe_machine().system.host, failure);
-    }
+  std::string failure = failure_of([&] { checked = check(folder, options); });
+  if (!failure.empty() && groups.on_each_host()) {
+    failure = fmt::format("on host {}: {}", describe_machine().system.host, failure);
   }
   Group all = groups.all;
   throw_together(all, failure, folder, "cannot load it");
   expect_same_save(folder, checked);
-  try {
+  failure = failure_of([&] {
     gradients_.clear();  // Those of a group that the loaded state does not contain.
     local_sgds_.forget_restored();
     for (const auto& step : checked.apply) {
-      step();
+      step();  // May only throw for custom objects, which are not checked before.
     }
-  } catch (const std::exception& error) {
-    failure = without_rank_suffix(error.what());  // Only custom objects are not checked before.
-  }
+  });
   throw_together(all, failure, folder, "failed after a part of it was loaded");
 }
 
@@ -146,7 +138,9 @@ StateLoader::Checked StateLoader::check_saved(
       .writers_per_rank = project_.writers_per_rank()};
   expect_loadable(state, objects_);
   for (const auto& part : parts_) {
-    part->check(state);
+    if (part->is_loaded(state)) {
+      part->check(state);
+    }
   }
   if (state.is_resharded()) {
     log_info(fmt::format(

@@ -19,7 +19,7 @@
 #include "lockstep/flat/bucket_plan.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/flat/parameters.h"
-#include "lockstep/optim/state/follow_parameters.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/zero/bucket/low_precision_policy.h"
 
@@ -180,7 +180,7 @@ void Preparer::end() {
   }
   unbound_.clear();
   for (const Optimizer& optimizer : objects_.optimizers) {  // Those of earlier calls, too.
-    optim::follow_parameters(optimizer.inner());
+    follow_parameters(optimizer.inner());
   }
   share_parameters(objects_, optimizers_in_call_);
   shard_objects(objects_, optimizers_in_call_, zero_init_);

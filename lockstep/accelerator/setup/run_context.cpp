@@ -1,26 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/setup/run_context.h"
 
+#include <algorithm>
 #include <mutex>
-#include <optional>
-#include <string>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
 
-#include "lockstep/accelerator/setup/either_variable.h"
-#include "lockstep/accelerator/setup/enter_world.h"
 #include "lockstep/accelerator/setup/equal_options.h"
 #include "lockstep/accelerator/zero_setup/resolve_zero.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/cores.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/memory/keep_memory.h"
+#include "lockstep/base/rank.h"
 #include "lockstep/precision/cpu_bf16.h"
 
 namespace lockstep {
 namespace {
+
+std::optional<bool> either_boolean(const Environment& environment, const std::string& name) {
+  const auto ours = environment.boolean("LOCKSTEP_" + name);
+  return ours ? ours : environment.boolean("ACCELERATE_" + name);
+}
+
+/// Limits this rank's threads to its share of the cores, unless the launcher has set them.
+/// Otherwise every rank would start a thread for every core.
+void share_cores(const WorldSpec& world) {
+  if (world.size == 1 || Environment::process().text("OMP_NUM_THREADS")) {
+    return;
+  }
+  // srun and mpirun may have bound this rank to its share already.
+  const int cores = available_cores();
+  const int share = static_cast<int>(std::thread::hardware_concurrency()) / world.local_size;
+  at::set_num_threads(cores > share ? std::max(1, cores / world.local_size) : cores);
+}
 
 /// Warns once per process: a program may make many Accelerators.
 void warn_of_emulated_bf16() {
@@ -232,6 +250,18 @@ void configure(RunContext& context) {
 }
 
 }  // namespace
+
+std::optional<std::string> either_text(const Environment& environment, const std::string& name) {
+  auto ours = environment.text("LOCKSTEP_" + name);
+  return ours ? ours : environment.text("ACCELERATE_" + name);
+}
+
+WorldSpec enter_world(const Environment& environment) {
+  WorldSpec world = world_from_environment(environment);
+  set_process_rank({world.rank, world.size});
+  share_cores(world);
+  return world;
+}
 
 RunContext connect_run(AcceleratorOptions options) {
   WorldSpec world = enter_world(Environment::process());

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include <c10/core/Device.h>
 
 #include "lockstep/accelerator/options/options.h"
+#include "lockstep/base/env.h"
 #include "lockstep/base/host/world.h"
 #include "lockstep/comm/connect/connect.h"
 #include "lockstep/comm/group.h"
@@ -29,6 +32,14 @@ struct RunContext {
   int size() const { return world.size; }
   bool is_distributed() const { return world.size > 1; }
 };
+
+/// Reads LOCKSTEP_<name>, or else ACCELERATE_<name>.
+std::optional<std::string> either_text(const Environment& environment, const std::string& name);
+
+/// Determines this process's rank from `environment` and sets its log label. Unless OMP_NUM_THREADS
+/// is set, the process computes with its share of the host's cores from now on. Throws ConfigError
+/// as world_from_environment does.
+WorldSpec enter_world(const Environment& environment);
 
 /// Determines this process's rank, and connects the processes. Throws ConfigError and CommError as
 /// enter_world, connect and the rules of the options do. Collective.

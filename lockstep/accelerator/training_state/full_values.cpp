@@ -17,6 +17,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/offload/scratch_file.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/zero/sharding.h"
@@ -33,13 +34,6 @@ at::Tensor gradient_of(const at::Tensor& owned) {
 }
 
 }  // namespace
-
-bool FullValues::on_any_rank(bool here) const {
-  Group group = group_;
-  return group.all_reduce(at::full({1}, here ? 1 : 0, at::kInt), ReduceOp::kMax)
-             .wait()
-             .item<int>() != 0;
-}
 
 FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& field) const {
   zero::Sharding* sharding = optimizer_.sharding();
@@ -78,7 +72,7 @@ at::Tensor FullValues::full(const at::Tensor& parameter, const Part& part) const
   } catch (const std::exception& error) {
     failure = error.what();  // A disk may fail. The other ranks wait for this one.
   }
-  if (on_any_rank(!failure.empty())) {
+  if (any_rank(group_, !failure.empty())) {
     throw ConfigError(
         "full_values",
         failure.empty() ? "another rank could not read its part of this parameter" : failure);
@@ -167,15 +161,15 @@ at::Tensor FullValues::gradient(const at::Tensor& parameter) const {
   const c10::AutoGradMode no_grad(false);
   check_averaged();
   const Part part = part_of(parameter, gradient_of);
-  return on_any_rank(part.values.defined()) ? full(parameter, part).div_(loss_scale_)
-                                            : at::Tensor();
+  return any_rank(group_, part.values.defined()) ? full(parameter, part).div_(loss_scale_)
+                                                 : at::Tensor();
 }
 
 void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& value) const {
   const c10::AutoGradMode no_grad(false);
   check_averaged();
   const Part part = part_of(parameter, gradient_of);
-  if (!on_any_rank(part.values.defined())) {
+  if (!any_rank(group_, part.values.defined())) {
     throw ConfigError(
         "full_values", "this parameter has no gradient to set; call it between backward and step");
   }
@@ -201,7 +195,7 @@ FullValues::Field FullValues::state_field(const std::string& name) const {
 at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& field) const {
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
-  if (!on_any_rank(part.values.defined())) {
+  if (!any_rank(group_, part.values.defined())) {
     throw ConfigError(
         "full_values",
         fmt::format(
@@ -210,7 +204,7 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
             field));
   }
   const bool is_count = part.values.defined() && part.values.dim() == 0 && parameter.dim() > 0;
-  if (on_any_rank(is_count)) {
+  if (any_rank(group_, is_count)) {
     Group group = group_;
     const double own = part.values.defined() ? part.values.item<double>() : 0;
     return group.all_reduce(at::full({}, own, at::kDouble), ReduceOp::kMax).wait();
@@ -218,7 +212,7 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
   // Slices have one dimension.
   const bool is_factor =
       optimizer_.sharding() != nullptr && part.values.defined() && part.values.dim() > 1;
-  return on_any_rank(is_factor) ? replicated(parameter, part) : full(parameter, part);
+  return any_rank(group_, is_factor) ? replicated(parameter, part) : full(parameter, part);
 }
 
 void FullValues::set_state(
@@ -229,7 +223,7 @@ void FullValues::set_state(
   // A count of a 0-d parameter has the parameter's shape.
   const bool fits = part.values.defined() && !is_scalar_state(field) &&
                     (sharded ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
-  if (!on_any_rank(fits)) {
+  if (!any_rank(group_, fits)) {
     throw ConfigError(
         "full_values",
         fmt::format(

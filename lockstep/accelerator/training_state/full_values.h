@@ -68,7 +68,6 @@ class FullValues {
   /// `own`: a copy of the full value.
   void write(const Part& part, const at::Tensor& own) const;
   Field state_field(const std::string& name) const;
-  bool on_any_rank(bool here) const;
 
   Group group_;
   Optimizer optimizer_;

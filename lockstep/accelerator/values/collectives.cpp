@@ -9,6 +9,7 @@
 
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/base/error.h"
+#include "lockstep/comm/fail_together.h"
 
 namespace lockstep {
 
@@ -56,9 +57,7 @@ nlohmann::json Collectives::broadcast_object(const nlohmann::json& value, int fr
 }
 
 bool Collectives::any(bool own) {
-  return group_.all_reduce(at::full({1}, own ? 1 : 0, at::kInt), ReduceOp::kMax)
-             .wait()
-             .item<int>() != 0;
+  return any_rank(group_, own);
 }
 
 }  // namespace lockstep

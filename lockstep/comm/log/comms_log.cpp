@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,6 +13,10 @@
 
 namespace lockstep {
 namespace {
+
+using comm::Collective;
+using comm::Op;
+using Clock = std::chrono::steady_clock;
 
 constexpr double kBits = 8;
 
@@ -38,6 +45,66 @@ std::string size_text(int64_t bytes) {
   }
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
+
+int64_t full_tensor_bytes(const Collective& collective, int ranks) {
+  const auto bytes_of = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  };
+  switch (collective.op) {
+    case Op::kAllGather:
+    case Op::kGather:
+      return bytes_of(collective.input) * ranks;
+    case Op::kScatter:
+      return bytes_of(collective.output) * ranks;
+    case Op::kReduceScatter:
+    case Op::kAllToAll:
+    case Op::kSend:
+      return bytes_of(collective.input);
+    default:
+      return bytes_of(collective.output);
+  }
+}
+
+/// Measures one operation, until it is added to the log.
+class LoggedOperation final : public comm::OperationObserver {
+ public:
+  LoggedOperation(std::shared_ptr<CommsLog> log, const Collective& collective, int ranks)
+      : log_(std::move(log)),
+        op_(collective.op),
+        text_(
+            log_->options().with_shapes ? comm::fingerprint_of(collective, 0).describe()
+                                        : comm::name_of(collective.op)),
+        bytes_(full_tensor_bytes(collective, ranks)),
+        ranks_(ranks) {}
+
+  void begin() override { began_ = Clock::now(); }
+  void end(bool succeeded, std::optional<double> measured_ms) override {
+    if (succeeded) {
+      const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began_).count();
+      log_->add(text_, op_, bytes_, ranks_, measured_ms.value_or(ms));
+    }
+  }
+
+ private:
+  std::shared_ptr<CommsLog> log_;
+  Op op_;
+  std::string text_;
+  int64_t bytes_;
+  int ranks_;
+  Clock::time_point began_ = Clock::now();
+};
+
+class LogObserver final : public comm::GroupObserver {
+ public:
+  explicit LogObserver(std::shared_ptr<CommsLog> log) : log_(std::move(log)) {}
+  std::shared_ptr<comm::OperationObserver> observe(
+      const Collective& collective, int ranks) override {
+    return std::make_shared<LoggedOperation>(log_, collective, ranks);
+  }
+
+ private:
+  std::shared_ptr<CommsLog> log_;
+};
 
 }  // namespace
 
@@ -82,6 +149,10 @@ std::vector<CommsLogRow> CommsLog::rows() const {
     rows.push_back(row);
   }
   return rows;
+}
+
+Group logged(const Group& group, std::shared_ptr<CommsLog> log) {
+  return group.with_observer(std::make_shared<LogObserver>(std::move(log)));
 }
 
 std::string render_comms(

@@ -222,7 +222,7 @@ class NcclQueue {
       compare(collective, sequence, timeout);
       ready.block(stream_);
       std::shared_ptr<c10::Event> begun;
-      if (entry.is_timed()) {
+      if (entry.is_observed()) {
         begun = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
         begun->record(stream_);
       }
@@ -303,7 +303,7 @@ class NcclBackend final : public DeviceBackend {
     const int64_t sequence = sequence_++;
     const FlightEntry entry(collective, group_, sequence);
     const auto flag =
-        entry.is_timed() ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
+        entry.is_observed() ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
     auto done = std::make_shared<c10::Event>(device_.type(), flag);
     const auto ready = std::make_shared<c10::Event>(device_.type());
     ready->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));

@@ -8,6 +8,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -359,6 +360,24 @@ class RecvWork final : public Work {
   bool done_ = false;
 };
 
+/// Ends the observation of an operation when its result is awaited.
+class ObservedWork final : public Work {
+ public:
+  ObservedWork(std::shared_ptr<Work> work, std::shared_ptr<OperationObserver> observer)
+      : work_(std::move(work)), observer_(std::move(observer)) {}
+  bool done() const override { return work_->done(); }
+  void wait(Milliseconds timeout) override {
+    work_->wait(timeout);
+    if (observer_) {
+      std::exchange(observer_, nullptr)->end(true, std::nullopt);
+    }
+  }
+
+ private:
+  std::shared_ptr<Work> work_;
+  std::shared_ptr<OperationObserver> observer_;
+};
+
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<ThreadHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
@@ -372,6 +391,25 @@ class ThreadTransport final : public Transport {
   }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
+    std::shared_ptr<OperationObserver> observer = std::move(collective.observer);
+    if (!observer) {
+      return start_unobserved(std::move(collective));
+    }
+    observer->begin();
+    return std::make_shared<ObservedWork>(
+        start_unobserved(std::move(collective)), std::move(observer));
+  }
+
+  std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
+    int new_rank = 0;
+    auto part = hub_->split(rank_, color, key, new_rank, timeout);
+    return std::make_shared<ThreadTransport>(std::move(part), new_rank);
+  }
+
+  void abort(const std::string& why) { hub_->abort(why); }
+
+ private:
+  std::shared_ptr<Work> start_unobserved(Collective collective) {
     const int peer = collective.root;
     if (collective.op == Op::kSend) {
       const Fingerprint fingerprint = fingerprint_of(collective, 0);
@@ -388,15 +426,6 @@ class ThreadTransport final : public Transport {
         hub_, hub_->join(rank_, std::move(collective), fingerprint), name);
   }
 
-  std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
-    int new_rank = 0;
-    auto part = hub_->split(rank_, color, key, new_rank, timeout);
-    return std::make_shared<ThreadTransport>(std::move(part), new_rank);
-  }
-
-  void abort(const std::string& why) { hub_->abort(why); }
-
- private:
   std::shared_ptr<ThreadHub> hub_;
   int rank_;
   int64_t sequence_ = 0;

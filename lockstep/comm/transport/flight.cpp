@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include <c10/core/ScalarType.h>
 
@@ -17,7 +16,6 @@ using watch::FlightRecorder;
 constexpr uint64_t kNotRecorded = ~uint64_t{0};
 
 thread_local int pauses = 0;
-thread_local std::shared_ptr<OperationTimer> next_timer;
 
 std::array<char, 20> dtype_text(int64_t dtype) {
   auto text = watch::short_text<20>(c10::toString(static_cast<c10::ScalarType>(dtype)));
@@ -64,14 +62,14 @@ FlightEntry::FlightEntry(const Collective& collective, uint64_t group, int64_t s
     : number_(
           pauses > 0 ? kNotRecorded
                      : FlightRecorder::process().issue(operation_of(collective, group, sequence))),
-      timer_(pauses > 0 ? nullptr : std::exchange(next_timer, nullptr)) {}
+      observer_(pauses > 0 ? nullptr : collective.observer) {}
 
 void FlightEntry::begin() const {
   if (number_ != kNotRecorded) {
     FlightRecorder::process().start(number_);
   }
-  if (timer_) {
-    timer_->begin();
+  if (observer_) {
+    observer_->begin();
   }
 }
 
@@ -79,20 +77,9 @@ void FlightEntry::end(bool succeeded, std::optional<double> measured_ms) const {
   if (number_ != kNotRecorded) {
     FlightRecorder::process().end(number_, succeeded);
   }
-  if (timer_) {
-    timer_->end(succeeded, measured_ms);
+  if (observer_) {
+    observer_->end(succeeded, measured_ms);
   }
-}
-
-TimedScope::TimedScope(std::shared_ptr<OperationTimer> timer)
-    : outer_(std::exchange(next_timer, std::move(timer))) {}
-
-TimedScope::~TimedScope() {
-  next_timer = std::move(outer_);
-}
-
-bool TimedScope::is_taken() const {
-  return next_timer == nullptr;
 }
 
 FlightRecordingPause::FlightRecordingPause() {

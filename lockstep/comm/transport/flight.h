@@ -12,35 +12,8 @@ namespace lockstep::comm {
 /// Identifies the group of all ranks of the job.
 inline constexpr uint64_t kWorldGroup = 0;
 
-/// Measures the duration of one operation, see TimedScope. The thread that executes the operation
-/// calls begin at most once, and end once.
-class OperationTimer {
- public:
-  OperationTimer() = default;
-  virtual ~OperationTimer() = default;
-  OperationTimer(const OperationTimer&) = delete;
-  OperationTimer& operator=(const OperationTimer&) = delete;
-  virtual void begin() = 0;
-  /// `measured_ms`: the duration that the device measured, if any.
-  virtual void end(bool succeeded, std::optional<double> measured_ms) = 0;
-};
-
-/// RAII scope: `timer` measures the next top-level operation that this thread starts.
-class TimedScope {
- public:
-  explicit TimedScope(std::shared_ptr<OperationTimer> timer);
-  ~TimedScope();
-  TimedScope(const TimedScope&) = delete;
-  TimedScope& operator=(const TimedScope&) = delete;
-  /// Returns whether an operation uses the timer: transports of threads do not.
-  bool is_taken() const;
-
- private:
-  std::shared_ptr<OperationTimer> outer_;
-};
-
 /// Records one operation in this process's flight record (watch/flight_recorder.h), from the
-/// transport's start() on. Copies refer to the same operation.
+/// transport's start() on, and notifies its observer. Copies refer to the same operation.
 class FlightEntry {
  public:
   /// `group`: equal on all its members, 0 for all ranks of the job. `sequence`: as in Fingerprint;
@@ -62,16 +35,15 @@ class FlightEntry {
 
   void begin() const;
   void end(bool succeeded, std::optional<double> measured_ms = std::nullopt) const;
-  /// Returns whether a timer measures the operation.
-  bool is_timed() const { return timer_ != nullptr; }
+  bool is_observed() const { return observer_ != nullptr; }
 
  private:
   uint64_t number_;
-  std::shared_ptr<OperationTimer> timer_;
+  std::shared_ptr<OperationObserver> observer_;
 };
 
-/// RAII scope: does not record operations that this thread starts, because they are parts of a
-/// recorded one.
+/// RAII scope: operations that this thread starts are not recorded or observed, because they are
+/// parts of a recorded one.
 class FlightRecordingPause {
  public:
   FlightRecordingPause();

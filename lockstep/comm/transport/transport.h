@@ -37,6 +37,19 @@ enum class Op {
 
 const char* name_of(Op op);
 
+/// Observes one operation. The thread that executes the operation calls begin at most once, and end
+/// once.
+class OperationObserver {
+ public:
+  OperationObserver() = default;
+  virtual ~OperationObserver() = default;
+  OperationObserver(const OperationObserver&) = delete;
+  OperationObserver& operator=(const OperationObserver&) = delete;
+  virtual void begin() = 0;
+  /// `measured_ms`: the duration that the device measured, if any.
+  virtual void end(bool succeeded, std::optional<double> measured_ms) = 0;
+};
+
 /// Describes one operation, as a transport receives it. Group has checked it: tensors are
 /// contiguous, shapes fit the op on this rank, `root` is in the group. The transport checks by
 /// fingerprint, before it sends data, that the *other* ranks agree.
@@ -53,6 +66,19 @@ struct Collective {
   int root = 0;  ///< Root, or the peer of send and recv.
   /// The program's call that needs it, see CallScope; null: unknown. Not compared.
   const char* call = nullptr;
+  std::shared_ptr<OperationObserver> observer = nullptr;  ///< Null: none.
+};
+
+/// Observes the operations of a group and its subgroups; see Group::with_observer.
+class GroupObserver {
+ public:
+  GroupObserver() = default;
+  virtual ~GroupObserver() = default;
+  GroupObserver(const GroupObserver&) = delete;
+  GroupObserver& operator=(const GroupObserver&) = delete;
+  /// Returns the observer of an operation that begins on a group of `ranks`. Called by the thread
+  /// that starts it.
+  virtual std::shared_ptr<OperationObserver> observe(const Collective& collective, int ranks) = 0;
 };
 
 /// Returns the operation that a rank starts in place of `op` if it refuses an argument.

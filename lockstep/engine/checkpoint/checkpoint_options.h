@@ -3,10 +3,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include <nlohmann/json_fwd.hpp>
+
+#include <c10/core/ScalarType.h>
+
+#include "lockstep/checkpoint/weights/save_model.h"
+#include "lockstep/ds_config/ds_config.h"
 
 namespace lockstep {
 
@@ -58,5 +64,12 @@ struct BasicLoadedCheckpoint {
   Json client_state;
 };
 using LoadedCheckpoint = BasicLoadedCheckpoint<nlohmann::json>;
+
+/// Returns save_model's options for 16-bit weights. Throws ConfigError if neither the file nor
+/// `dtype` determines a 16-bit dtype.
+checkpoint::SaveModelOptions save_16bit_options(
+    const ds_config::DsConfig& config,
+    const std::string& file_name,
+    std::optional<at::ScalarType> dtype);
 
 }  // namespace lockstep

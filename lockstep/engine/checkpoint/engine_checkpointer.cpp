@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/safetensors/saved_values.h"
 
@@ -136,10 +137,12 @@ LoadedCheckpoint EngineCheckpointer::load(
   const std::string name = tag ? tag->text() : latest_.read(load_dir);
   if (name.empty()) {
     const auto deepspeeds = storage::deepspeed_checkpoint(load_dir);
-    const std::string failure =
-        first_failure(*context_.accelerator, deepspeeds ? deepspeeds->what() : "");
-    if (!failure.empty()) {
-      throw deepspeeds ? *deepspeeds : CheckpointError(load_dir.string(), failure);
+    if (const auto failed =
+            first_failure(context_.accelerator->group(), deepspeeds ? deepspeeds->what() : "")) {
+      throw deepspeeds
+          ? *deepspeeds
+          : CheckpointError(
+                load_dir.string(), fmt::format("rank {}: {}", failed->rank, failed->why));
     }
     log_warning(fmt::format(
         "{} has no file latest; nothing is loaded; give a tag, or start from the beginning",

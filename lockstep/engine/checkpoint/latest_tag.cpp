@@ -16,6 +16,7 @@
 #include "lockstep/base/atomic_file.h"
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/storage/deepspeed_folder.h"
 
 namespace lockstep {
@@ -70,16 +71,6 @@ CheckpointError missing_tag_error(const fs::path& load_dir, const std::string& t
           existing)};
 }
 
-std::string first_failure(Accelerator& accelerator, const std::string& own_failure) {
-  const std::vector<nlohmann::json> all = accelerator.gather_object(own_failure);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (const auto text = all[rank].get<std::string>(); !text.empty()) {
-      return fmt::format("rank {}: {}", rank, text);
-    }
-  }
-  return "";
-}
-
 LatestTag::LatestTag(Accelerator& accelerator, bool saves_on_each_host)
     : accelerator_(accelerator),
       on_each_host_(saves_on_each_host && !accelerator.world().on_one_host()) {}
@@ -102,20 +93,20 @@ void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
         failure = error.what();
       }
     }
-    return first_failure(accelerator_, failure);
+    return first_failure(accelerator_.group(), failure);
   };
   // Prepared first, so that a full or read-only disk is found before any host has the new tag.
-  std::string failure = on_writers([&] {
+  std::optional<FirstFailure> failed = on_writers([&] {
     previous = tag_in(save_dir);
     prepared.emplace(save_dir / kLatest);
     prepared->write(tag + "\n");
   });
-  if (failure.empty()) {
-    failure = on_writers([&] {
+  if (!failed) {
+    failed = on_writers([&] {
       prepared->rename_to(save_dir / kLatest, /*replace=*/true);
       is_renamed = true;
     });
-    if (!failure.empty()) {
+    if (failed) {
       on_writers([&] {
         if (is_renamed && previous) {
           AtomicFile restored(save_dir / kLatest);
@@ -127,10 +118,13 @@ void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
       });
     }
   }
-  if (!failure.empty()) {
+  if (failed) {
     throw CheckpointError(
         (save_dir / tag).string(),
-        fmt::format("is saved, but the file latest was not written: {}", failure));
+        fmt::format(
+            "is saved, but the file latest was not written: rank {}: {}",
+            failed->rank,
+            failed->why));
   }
 }
 
@@ -159,8 +153,8 @@ std::string LatestTag::tag_on_all_hosts(
         fs::exists(load_dir / tag)
             ? ""
             : fmt::format("host {} has no {}", describe_machine().system.host, tag);
-    const std::string failure = first_failure(accelerator_, missing);
-    if (failure.empty()) {
+    const std::optional<FirstFailure> failed = first_failure(accelerator_.group(), missing);
+    if (!failed) {
       if (tags.size() > 1) {
         log_warning(fmt::format(
             "hosts name different checkpoints in {}: {}; {} is loaded, which all hosts have",
@@ -173,9 +167,11 @@ std::string LatestTag::tag_on_all_hosts(
     if (tag == tags.back()) {
       throw CheckpointError(
           (load_dir / tag).string(),
-          failure +
-              "; each host needs the files that its ranks saved: copy them to it, or give a tag "
-              "that all hosts have");
+          fmt::format(
+              "rank {}: {}; each host needs the files that its ranks saved: copy them to it, or "
+              "give a tag that all hosts have",
+              failed->rank,
+              failed->why));
     }
   }
   return "";

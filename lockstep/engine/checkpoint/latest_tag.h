@@ -15,10 +15,6 @@ void check_tag(const std::string& tag);
 /// Creates the error for a tag without a folder; it lists the existing tags.
 CheckpointError missing_tag_error(const std::filesystem::path& load_dir, const std::string& tag);
 
-/// Returns the first non-empty failure of all ranks, with its rank; empty if there is none.
-/// Collective.
-std::string first_failure(Accelerator& accelerator, const std::string& own_failure);
-
 /// Writes and reads the file `latest`, which names the newest checkpoint of a folder. If each host
 /// saves separately (use_node_local_storage), each has such a file.
 class LatestTag {

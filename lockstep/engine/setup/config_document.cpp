@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/setup/either_variable.h"
+#include "lockstep/accelerator/setup/run_context.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ds_config/ds_config.h"
 

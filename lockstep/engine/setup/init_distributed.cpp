@@ -12,7 +12,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 
-#include "lockstep/accelerator/setup/enter_world.h"
+#include "lockstep/accelerator/setup/run_context.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text/words.h"

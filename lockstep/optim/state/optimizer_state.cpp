@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/base/error.h"
@@ -160,6 +161,26 @@ std::function<void()> check_optimizer(
       ours->write_rates();
     }
   };
+}
+
+void follow_parameters(torch_optim::Optimizer& optimizer) {
+  if (auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer)) {
+    flat->follow_parameters();
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end() || parameter.is_cpu()) {
+        continue;
+      }
+      for (const auto& [name, tensor] :
+           optim::torch_kind_of(optimizer).fields(*found->second).tensors) {
+        *tensor = tensor->defined() ? tensor->to(parameter.device()) : *tensor;
+      }
+    }
+  }
 }
 
 }  // namespace lockstep

@@ -52,4 +52,9 @@ std::function<void()> check_optimizer(
     const std::string& path,
     const std::string& settings_path = "");
 
+/// Moves the state of `optimizer` to the current device of its parameters. Optimizers of
+/// lockstep::optim lay out their buffers again. Supports all of those, and torch::optim's SGD,
+/// Adam, AdamW, Adagrad and RMSprop. Throws ConfigError for any other that already has state.
+void follow_parameters(torch::optim::Optimizer& optimizer);
+
 }  // namespace lockstep

@@ -20,7 +20,7 @@
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
 #include "lockstep/zero/coordinator/init.h"
-#include "lockstep/zero/parameter_groups.h"
+#include "lockstep/zero/sharded_model.h"
 #include "lockstep/zero/test_sharding.h"
 #include "tests/nets.h"
 

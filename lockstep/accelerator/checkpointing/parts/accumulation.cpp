@@ -113,6 +113,7 @@ class AccumulationPart final : public CheckpointPart {
       : objects_(objects), step_(step), finite_(finite) {}
 
   void collect(StateToSave& state) const override;
+  bool is_loaded(const StateToLoad& state) const override { return state.loads_optimizers(); }
   void check(StateToLoad& state) const override;
 
  private:
@@ -200,9 +201,6 @@ void AccumulationPart::check_unused_gradients(StateToLoad& state, bool counted) 
 }
 
 void AccumulationPart::check(StateToLoad& state) const {
-  if (!state.loads_optimizers()) {
-    return;
-  }
   const SavedAccumulation saved = saved_by_rank(state, state.source());
   if (saved.within && saved.num_steps != step_.accumulation().num_steps) {
     throw CheckpointError(

@@ -40,9 +40,6 @@ void CommHooksPart::collect(StateToSave& state) const {
 }
 
 void CommHooksPart::check(StateToLoad& state) const {
-  if (state.options.models_only) {
-    return;
-  }
   for (size_t i = 0; i < objects_.models.size(); ++i) {
     const std::shared_ptr<DataParallel>& parallel = objects_.models[i].parallel;
     const std::string stem = files::numbered("comm_hook", i);

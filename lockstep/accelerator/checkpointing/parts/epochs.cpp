@@ -23,9 +23,6 @@ class EpochsPart final : public CheckpointPart {
 
   /// A checkpoint of another version has one range, which its first loader counted.
   void check(StateToLoad& state) const override {
-    if (state.options.models_only) {
-      return;
-    }
     EpochCounter::Place place;
     for (size_t i = 0; i < state.saved.epoch_ranges.size(); ++i) {
       place.push_back({state.saved.epoch_ranges[i], state.saved.epochs_done[i]});

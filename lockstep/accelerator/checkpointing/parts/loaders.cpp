@@ -114,9 +114,6 @@ void LoadersPart::begin_loaders(StateToLoad& state) const {
 }
 
 void LoadersPart::check(StateToLoad& state) const {
-  if (state.options.models_only) {
-    return;
-  }
   const auto& loaders = objects_.loaders;
   if (state.options.may_lack_positions && state.saved.loaders == 0 && !loaders.empty()) {
     begin_loaders(state);

@@ -17,8 +17,9 @@ class LocalSgdStepsPart final : public CheckpointPart {
     }
   }
 
+  bool is_loaded(const StateToLoad& state) const override { return state.loads_optimizers(); }
   void check(StateToLoad& state) const override {
-    if (state.loads_optimizers() && state.saved.local_sgd_steps) {
+    if (state.saved.local_sgd_steps) {
       state.apply.emplace_back(
           [&local_sgds = local_sgds_,
            steps = *state.saved.local_sgd_steps,

@@ -21,6 +21,7 @@ class LossScalePart final : public CheckpointPart {
       state.meta["scaler"] = scaler->state();
     }
   }
+  bool is_loaded(const StateToLoad& state) const override { return state.loads_optimizers(); }
   void check(StateToLoad& state) const override;
 
  private:
@@ -28,9 +29,6 @@ class LossScalePart final : public CheckpointPart {
 };
 
 void LossScalePart::check(StateToLoad& state) const {
-  if (!state.loads_optimizers()) {
-    return;
-  }
   LossScaling& scaling = step_.scaling();
   const GradScaler* const scaler = step_.scaler();
   const storage::SavedMeta& saved = state.saved;

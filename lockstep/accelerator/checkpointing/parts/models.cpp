@@ -53,6 +53,7 @@ class ModelsPart final : public CheckpointPart {
   explicit ModelsPart(const PreparedObjects& objects) : objects_(objects) {}
 
   void collect(StateToSave& state) const override;
+  bool is_loaded(const StateToLoad& /*state*/) const override { return true; }
   void check(StateToLoad& state) const override;
 
  private:

@@ -30,6 +30,7 @@ class OptimizersPart final : public CheckpointPart {
       : objects_(objects), local_sgds_(local_sgds) {}
 
   void collect(StateToSave& state) const override;
+  bool is_loaded(const StateToLoad& state) const override { return state.loads_optimizers(); }
   void check(StateToLoad& state) const override;
 
  private:
@@ -119,9 +120,6 @@ SavedTensors OptimizersPart::saved_tensors(
 }
 
 void OptimizersPart::check(StateToLoad& state) const {
-  if (!state.loads_optimizers()) {
-    return;
-  }
   const ParameterName names = objects_.parameter_names("load_state");
   const storage::SavedMeta& saved = state.saved;
   const bool of_each_rank = saved.local_sgd_steps.has_value();

@@ -28,6 +28,7 @@ class OwnBuffersPart final : public CheckpointPart {
     }
   }
 
+  bool is_loaded(const StateToLoad& /*state*/) const override { return true; }
   void check(StateToLoad& state) const override {
     for (size_t i = 0; i < objects_.models.size() && !follow_rank_0(); ++i) {
       const NamedTensors buffers = without_ties(objects_.models[i].buffers(), {});

@@ -102,9 +102,6 @@ class RandomStatesPart final : public CheckpointPart {
   }
 
   void check(StateToLoad& state) const override {
-    if (state.options.models_only) {
-      return;
-    }
     const int source = state.rank % state.saved_by();
     const std::string file = files::of_rank("random_states", source, ".safetensors");
     state.apply.push_back(check_random_state(

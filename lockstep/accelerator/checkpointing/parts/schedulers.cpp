@@ -22,6 +22,9 @@ class SchedulersPart final : public CheckpointPart {
       state.meta["schedulers"].push_back(scheduler.state());
     }
   }
+  bool is_loaded(const StateToLoad& state) const override {
+    return state.options.schedulers && !state.options.models_only;
+  }
   void check(StateToLoad& state) const override;
 
  private:
@@ -29,9 +32,6 @@ class SchedulersPart final : public CheckpointPart {
 };
 
 void SchedulersPart::check(StateToLoad& state) const {
-  if (!state.options.schedulers || state.options.models_only) {
-    return;
-  }
   const std::vector<Scheduler>& schedulers = objects_.schedulers;
   const storage::SavedMeta& saved = state.saved;
   if (state.options.may_lack_schedulers && schedulers.empty() && !saved.schedulers.empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/tracked_values.h"
+#include "lockstep/accelerator/trackers.h"
 
 #include <limits>
 #include <string>
