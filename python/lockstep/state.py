@@ -16,7 +16,7 @@ import torch
 
 from . import _core
 from ._enums import DistributedType
-from ._environment import is_cuda_available, is_true, variable_is_true, wants_cpu
+from ._environment import accelerate_variable_is_true, is_cuda_available, variable_is_true, wants_cpu
 
 if TYPE_CHECKING:
     from .utils.dataclasses import GradientAccumulationPlugin
@@ -73,7 +73,7 @@ class PartialState:
         self.device = self._find_device()
         self.distributed_type = self._find_type()
         self.backend = None if world.size == 1 else ("gloo" if self.device.type == "cpu" else "nccl")
-        self.fork_launched = is_true(os.environ.get("FORK_LAUNCHED", ""))
+        self.fork_launched = accelerate_variable_is_true("FORK_LAUNCHED")
         self.debug = variable_is_true("DEBUG_MODE")
 
     def _find_device(self) -> torch.device:
