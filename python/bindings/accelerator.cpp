@@ -475,6 +475,7 @@ void bind_accelerator(py::module_& module) {
       .def("abandon", &CollectiveScope::abandon, NoGil());
   bind_byte_collectives(module);
   bind_saved_states(module);
+  module.def("fsdp_words", &fsdp_words);
   py::class_<Accelerator> accelerator(module, "Accelerator");
   accelerator
       .def(py::init([](const py::dict& options, const WorldSpec& world, const Group& group) {

@@ -629,6 +629,8 @@ def elementwise_optimizer(arg0: str, arg1: collections.abc.Sequence[str], arg2: 
     """
     Returns an optimizer whose ranks can update shard slices, by a function of Python's.
     """
+def fsdp_words(arg0: str) -> list[str]:
+    ...
 def initialize(arg0: typing.Any, arg1: str, arg2: str, arg3: InnerOptimizer, arg4: collections.abc.Sequence[torch.Tensor], arg5: WorldSpec, arg6: Group, arg7: collections.abc.Sequence[ZeroInit]) -> Initialized:
     ...
 def is_ds_config_text(arg0: str) -> bool:
