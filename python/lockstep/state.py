@@ -186,12 +186,9 @@ class PartialState:
         yield self._share_of(inputs, apply_padding)
 
     def _share_of(self, inputs: Any, apply_padding: bool) -> Any:
-        size, world, rank = len(inputs), self.num_processes, self.process_index
-        each, extra = divmod(size, world)
-        begin = rank * each + min(rank, extra)
-        end = begin + each + (rank < extra)
-        missing = each + (extra > 0) - (end - begin)
-        pads = apply_padding and missing > 0 and size > 0
+        size, world = len(inputs), self.num_processes
+        begin, end = _core.share_of(size, self.process_index, world)
+        pads = apply_padding and end - begin < -(-size // world)
         if hasattr(inputs, "select") and hasattr(inputs, "column_names"):  # A datasets.Dataset, whose slice is a dict.
             return inputs.select([*range(begin, end), *([size - 1] if pads else [])])
         share = inputs[begin:end]

@@ -70,9 +70,9 @@ class HfDeepSpeedConfig:
 def _read_config(given: Any) -> dict[str, Any]:
     if isinstance(given, dict):
         return copy.deepcopy(given)
-    is_file = os.path.exists(given)
+    text = os.fspath(given)
     try:
-        config = ds_config_content(os.fspath(given) if is_file else "", "" if is_file else given)
+        config = ds_config_content(text, "") if os.path.exists(text) else ds_config_content("", text)
     except ConfigError:
         config = None
     if isinstance(config, dict):
