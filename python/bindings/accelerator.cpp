@@ -18,6 +18,7 @@
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/values/nested_operations.h"
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/comm/byte_collectives.h"
@@ -475,6 +476,8 @@ void bind_accelerator(py::module_& module) {
       .def("abandon", &CollectiveScope::abandon, NoGil());
   bind_byte_collectives(module);
   bind_saved_states(module);
+  module.def("fsdp_words", &fsdp_words);
+  module.def("share_of", &share_of);
   py::class_<Accelerator> accelerator(module, "Accelerator");
   accelerator
       .def(py::init([](const py::dict& options, const WorldSpec& world, const Group& group) {

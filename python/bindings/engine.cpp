@@ -114,12 +114,38 @@ struct Initialized {
   std::vector<std::vector<at::Tensor>> groups;  ///< The model's parameters in each parameter group.
 };
 
-ds_config::DsConfig resolved(
-    const std::string& config_path, const std::string& config_json, int ranks) {
+/// Reads a ds_config.json, by its path or else its text.
+config::Document document_of(const std::string& path, const std::string& text) {
   InitializeOptions options;
-  options.config = config_path;
-  options.config_json = config_json;
-  return ds_config::resolve_ds_config(read_config_document(options), ranks);
+  options.config = path;
+  options.config_json = text;
+  return read_config_document(options);
+}
+
+/// Returns a value of a file, with the keys of a dict in the file's order.
+py::object content_of(const config::Node& node) {
+  switch (node.kind) {
+    case config::Node::Kind::kNull:
+      return py::none();
+    case config::Node::Kind::kScalar:
+      return node.quoted ? py::object(py::str(node.text))
+                         : py::module_::import("json").attr("loads")(node.text);
+    case config::Node::Kind::kList: {
+      py::list list;
+      for (const config::Node& item : node.items) {
+        list.append(content_of(item));
+      }
+      return list;
+    }
+    case config::Node::Kind::kMap: {
+      py::dict dict;
+      for (const config::Entry& entry : node.entries) {
+        dict[py::str(entry.key)] = content_of(entry.value);
+      }
+      return dict;
+    }
+  }
+  return py::none();
 }
 
 /// Returns {path: value} for all values of a configuration.
@@ -377,7 +403,17 @@ void bind_engine(py::module_& module) {
   module.def("initialize", &initialize);
   // Returns {path: value} of a ds_config.json, by its path or text, for a number of ranks.
   module.def("ds_config_values", [](const std::string& path, const std::string& text, int ranks) {
-    return values_of(resolved(path, text, ranks));
+    return values_of(ds_config::resolve_ds_config(document_of(path, text), ranks));
+  });
+  // Returns what a ds_config.json has, before defaults and derived values.
+  module.def("ds_config_content", [](const std::string& path, const std::string& text) {
+    return content_of(document_of(path, text).root);
+  });
+  // Returns whether a text is a ds_config.json or its base64 form, and not a path.
+  module.def("is_ds_config_text", [](const std::string& text) {
+    const std::string plain = plain_config_text(text);
+    const size_t begin = plain.find_first_not_of(" \t\r\n");
+    return begin != std::string::npos && plain[begin] == '{';
   });
   // Returns the Accelerator's options of a ds_config.json that a DeepSpeedPlugin has.
   module.def("plugin_options", [](const std::string& text) {

@@ -10,6 +10,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/world.h"
+#include "lockstep/base/text/variable_name.h"
 #include "lockstep/comm/connect/connect.h"
 #include "lockstep/data/sample/random.h"
 #include "python/bindings/bindings.h"
@@ -39,6 +40,11 @@ void bind_world(py::module_& module) {
       .def_readonly("restart_count", &WorldSpec::restart_count);
   module.def(
       "world_from_environment", [] { return world_from_environment(Environment::process()); });
+  module.def("boolean_variable", [](const std::string& name) {
+    return Environment::process().boolean(name);
+  });
+  module.def(
+      "is_set_by_launcher", [](const std::string& name) { return is_set_by_launcher(name); });
 }
 
 }  // namespace

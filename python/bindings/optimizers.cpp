@@ -20,6 +20,7 @@
 
 #include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rule_optimizer.h"
 #include "lockstep/optim/rules/adadelta.h"
@@ -268,6 +269,16 @@ void bind_inner(py::module_& module) {
   module.def("optimizer_options", [](const std::string& name) {
     const auto found = makers().find(name);
     return found == makers().end() ? std::nullopt : std::optional(found->second.option_names());
+  });
+  // Returns the optimizer of a ds_config.json's optimizer.type, in lower case; none for a type
+  // without parameter groups of the program.
+  module.def("optimizer_of_type", [](const std::string& type) -> std::optional<std::string> {
+    for (const auto& [name, maker] : makers()) {
+      if (lower(name) == type) {
+        return name;
+      }
+    }
+    return std::nullopt;
   });
   module.def(
       "python_optimizer",

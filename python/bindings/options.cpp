@@ -311,6 +311,18 @@ at::ScalarType dtype_of(const std::string& name) {
   return autocast_dtype(parse_precision(name));
 }
 
+std::vector<std::string> fsdp_words(const std::string& member) {
+  std::vector<std::string> words;
+  for (const fsdp::Option& option : fsdp::kOptions) {
+    if (option.member == member) {
+      for (const fsdp::Word& word : option.words) {
+        words.emplace_back(word.text);
+      }
+    }
+  }
+  return words;
+}
+
 py::dict dict_of_plugin_options(const AcceleratorOptions& options) {
   const AcceleratorOptions unset;
   py::dict result;

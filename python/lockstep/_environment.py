@@ -10,20 +10,23 @@ from typing import Any
 
 import torch
 
+from ._core import boolean_variable
+
 _FALSE = ("0", "false", "no", "off", "n", "f", "")
 
 
-def is_true(value: str) -> bool:
-    """Returns whether the text of a variable is true: all but 0, false, no, off, n, f and the empty text are.
-
-    C++ differs: it throws ConfigError for a word that it does not know.
-    """
-    return value.lower() not in _FALSE
+def accelerate_variable_is_true(name: str) -> bool:
+    """Returns whether a variable of Accelerate is true: all but 0, false, no, off, n, f and the empty text are."""
+    return os.environ.get(name, "").lower() not in _FALSE
 
 
 def variable_is_true(name: str) -> bool:
-    """Returns whether LOCKSTEP_<name> is true, or if it is not set ACCELERATE_<name>: the names that C++ reads, too."""
-    return is_true(os.environ.get(f"LOCKSTEP_{name}") or os.environ.get(f"ACCELERATE_{name}", ""))
+    """Returns whether LOCKSTEP_<name> is true, or if it is not set ACCELERATE_<name>.
+
+    Throws ConfigError for a LOCKSTEP_<name> that is not a boolean, as C++ does.
+    """
+    own = boolean_variable(f"LOCKSTEP_{name}")
+    return accelerate_variable_is_true(f"ACCELERATE_{name}") if own is None else own
 
 
 def wants_cpu(cpu: bool | None) -> bool:
@@ -33,7 +36,7 @@ def wants_cpu(cpu: bool | None) -> bool:
 
 def resume_is_requested() -> bool:
     """Returns whether `lockstep launch --resume` has started this process."""
-    return is_true(os.environ.get("LOCKSTEP_RESUME", ""))
+    return boolean_variable("LOCKSTEP_RESUME") or False
 
 
 @contextmanager

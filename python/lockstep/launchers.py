@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ._core import ConfigError, Error
+from ._core import ConfigError, Error, is_set_by_launcher
 from ._environment import patch_environment, wants_cpu
 from .state import AcceleratorState, GradientState, PartialState
 from .utils.environment import get_current_device_type
@@ -28,9 +28,6 @@ __all__ = ["debug_launcher", "notebook_launcher"]
 _SECONDS_BEFORE_SIGTERM = 0.1  # After the first failure: others that fail for the same reason end by themselves.
 _GRACE_SECONDS = 5.0  # Between SIGTERM and SIGKILL.
 _PR_SET_PDEATHSIG = 1
-
-# The variables of launchers, which the processes must not inherit. A prefix ends with '_'.
-_OTHER_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MV2_", "SLURM_", "MPI_", "TORCHELASTIC_", "GROUP_", "ROLE_", "PET_")
 
 
 def notebook_launcher(
@@ -281,7 +278,7 @@ class _RankSet:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        for name in [name for name in os.environ if name.startswith(_OTHER_LAUNCHERS)]:
+        for name in filter(is_set_by_launcher, list(os.environ)):
             del os.environ[name]
         os.environ.update(self.variables)
         os.environ |= {

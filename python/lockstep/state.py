@@ -16,7 +16,7 @@ import torch
 
 from . import _core
 from ._enums import DistributedType
-from ._environment import is_cuda_available, is_true, variable_is_true, wants_cpu
+from ._environment import accelerate_variable_is_true, is_cuda_available, variable_is_true, wants_cpu
 
 if TYPE_CHECKING:
     from .utils.dataclasses import GradientAccumulationPlugin
@@ -73,7 +73,7 @@ class PartialState:
         self.device = self._find_device()
         self.distributed_type = self._find_type()
         self.backend = None if world.size == 1 else ("gloo" if self.device.type == "cpu" else "nccl")
-        self.fork_launched = is_true(os.environ.get("FORK_LAUNCHED", ""))
+        self.fork_launched = accelerate_variable_is_true("FORK_LAUNCHED")
         self.debug = variable_is_true("DEBUG_MODE")
 
     def _find_device(self) -> torch.device:
@@ -186,12 +186,9 @@ class PartialState:
         yield self._share_of(inputs, apply_padding)
 
     def _share_of(self, inputs: Any, apply_padding: bool) -> Any:
-        size, world, rank = len(inputs), self.num_processes, self.process_index
-        each, extra = divmod(size, world)
-        begin = rank * each + min(rank, extra)
-        end = begin + each + (rank < extra)
-        missing = each + (extra > 0) - (end - begin)
-        pads = apply_padding and missing > 0 and size > 0
+        size, world = len(inputs), self.num_processes
+        begin, end = _core.share_of(size, self.process_index, world)
+        pads = apply_padding and end - begin < -(-size // world)
         if hasattr(inputs, "select") and hasattr(inputs, "column_names"):  # A datasets.Dataset, whose slice is a dict.
             return inputs.select([*range(begin, end), *([size - 1] if pads else [])])
         share = inputs[begin:end]

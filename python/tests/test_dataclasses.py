@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import base64
 import json
 from datetime import timedelta
 
@@ -237,6 +238,17 @@ def test_deepspeed_reads_its_fields_from_the_ds_config(tmp_path):
     assert plugin.get_value("train_micro_batch_size_per_gpu") == 8
     with pytest.raises(ConfigError, match="train_micro_batch_size_per_gpu is 8 in the ds_config and 16 elsewhere"):
         plugin.deepspeed_config_process(train_micro_batch_size_per_gpu=16)
+
+
+def test_a_ds_config_has_the_forms_of_the_engines(tmp_path):
+    text = '{"zero_optimization": {"stage": 2} /* gradients, too */, "steps_per_print": 1}'
+    file = tmp_path / "ds_config.json"
+    file.write_text(text, encoding="utf-8")
+    for given in (text, file, base64.urlsafe_b64encode(text.encode()).decode()):
+        assert HfDeepSpeedConfig(given).config == {"zero_optimization": {"stage": 2}, "steps_per_print": 1}
+    for wrong in ("[1]", "{", "zero_optimization"):
+        with pytest.raises(ConfigError, match="expected a dict, or a file with JSON"):
+            HfDeepSpeedConfig(wrong)
 
 
 def test_a_ds_config_becomes_options_of_the_accelerator():

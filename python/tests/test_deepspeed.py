@@ -72,6 +72,28 @@ def test_deepspeed_config_resolves_batch_sizes(monkeypatch):
         deepspeed.DeepSpeedConfig({"train_batch_size": 3})
 
 
+def test_the_world_of_a_configuration_is_that_of_the_connected_process(monkeypatch):
+    deepspeed.init_distributed(verbose=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert deepspeed.DeepSpeedConfig({"train_batch_size": 4}).world_size == 1
+
+
+def test_the_engine_has_the_configuration_as_it_was_given(tmp_path):
+    given = config(
+        steps_per_print=2**40,
+        communication_data_type=None,
+        zero_optimization={"stage": 1, "reduce_bucket_size": 5e8},
+        scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_type": "log"}},
+    )
+    path = tmp_path / "ds_config.json"
+    path.write_text("// The whole file.\n" + json.dumps(given, indent=2).replace("\n}", ",\n}"))
+    for form in (given, path, json.dumps(given)):
+        engine, *_ = start(_config=form)
+        assert engine.config == given and list(engine.config) == list(given)
+        assert [type(value) for value in engine.config.values()] == [type(value) for value in given.values()]
+        engine.destroy()
+
+
 # --- the three calls
 def test_an_update_is_that_of_torch():
     engine, *_ = start()

@@ -18,6 +18,7 @@ import torch
 import lockstep
 from lockstep import _binary, launchers
 from lockstep._core import ConfigError, Error
+from lockstep._environment import wants_cpu
 from lockstep.state import AcceleratorState, PartialState
 
 BINARY = next((path for path in _binary._candidates() if _binary._is_program(path)), os.environ.get("LOCKSTEP_BINARY"))
@@ -62,6 +63,16 @@ def test_a_job_of_one_process_runs_in_the_notebooks_process():
     )
     assert seen == [("x", os.getpid(), "fp16")]
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ
+
+
+def test_processes_have_no_variables_of_other_launchers(tmp_path, monkeypatch):
+    for name in ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "ROLE_RANK", "LOCKSTEP_FLIGHT"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    launchers.debug_launcher(
+        lambda: write(tmp_path, " ".join(sorted(name for name, value in os.environ.items() if value in ("5", "7"))))
+    )
+    assert read(tmp_path) == ["SLURM_JOB_ID"] * 2
 
 
 def test_threads_of_this_process_do_not_block_a_fork(tmp_path):
@@ -195,6 +206,16 @@ def test_initialized_cuda_is_refused(monkeypatch):
 def test_an_argument_without_effect_is_refused(arguments, text):
     with pytest.raises(ConfigError, match=text):
         launchers.notebook_launcher(print, **arguments)
+
+
+def test_variables_of_lockstep_are_booleans_and_those_of_accelerate_its_words(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "y")
+    assert wants_cpu(None)
+    monkeypatch.setenv("LOCKSTEP_USE_CPU", "off")
+    assert not wants_cpu(None) and wants_cpu(True)
+    monkeypatch.setenv("LOCKSTEP_USE_CPU", "maybe")
+    with pytest.raises(ConfigError, match="invalid value 'maybe' for LOCKSTEP_USE_CPU"):
+        wants_cpu(None)
 
 
 def run_module(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +25,7 @@ class GivenConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the file's content, before defaults and derived values."""
-        text = Path(self.path).read_text(encoding="utf-8") if self.path else _plain(self.text)
-        return json.loads(without_comments(text))
+        return _core.ds_config_content(self.path, self.text)
 
     def values(self, ranks: int) -> dict[str, Any]:
         """Returns every value by its path, with defaults and batch sizes for `ranks`. Throws ConfigError."""
@@ -70,7 +66,7 @@ def given_config(config: Any, args: Any = None, config_params: Any = None) -> Gi
             f"[initialize] config is a {type(config).__name__}; expected a dict, a path, or base64 text of a JSON file"
         )
     text = os.fspath(config)
-    if not os.path.exists(text) and isinstance(config, str) and (text.lstrip().startswith("{") or _is_base64(text)):
+    if not os.path.exists(text) and isinstance(config, str) and _core.is_ds_config_text(text):
         return GivenConfig(text=text)
     return GivenConfig(path=text)
 
@@ -82,46 +78,3 @@ def _dumped(config: Mapping[str, Any]) -> str:
         raise ConfigError(
             f"[initialize] config is not JSON: {error}; expected numbers, text, lists and dicts"
         ) from None
-
-
-def _is_base64(text: str) -> bool:
-    return _plain(text) != text
-
-
-def _plain(text: str) -> str:
-    """Returns the JSON of base64 text; other text unchanged."""
-    try:
-        decoded = base64.urlsafe_b64decode(text.strip()).decode()
-    except (binascii.Error, ValueError):
-        return text
-    return decoded if decoded.lstrip().startswith("{") else text
-
-
-def without_comments(text: str) -> str:
-    """Returns JSON without comments (#, //, /* */) and without commas after last entries."""
-    kept: list[str] = []
-    i = 0
-    while i < len(text):
-        if text[i] == '"':
-            end = i + 1
-            while end < len(text) and text[end] != '"':
-                end += 2 if text[end] == "\\" else 1
-            kept.append(text[i : end + 1])
-            i = end + 1
-        elif text[i] == "#" or text.startswith("//", i):
-            end = text.find("\n", i)
-            i = len(text) if end < 0 else end
-        elif text.startswith("/*", i):
-            end = text.find("*/", i + 2)
-            i = len(text) if end < 0 else end + 2
-        elif text[i] in "]}":
-            while kept and kept[-1].isspace():
-                kept.pop()
-            if kept and kept[-1] == ",":
-                kept.pop()
-            kept.append(text[i])
-            i += 1
-        else:
-            kept.append(text[i])
-            i += 1
-    return "".join(kept)

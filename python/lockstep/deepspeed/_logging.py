@@ -16,7 +16,8 @@ logger = logging.getLogger("lockstep.deepspeed")
 _seen: set[str] = set()
 
 
-def _rank() -> int:
+def current_rank() -> int:
+    """Returns the rank of this process; before it is connected, that of its launcher's RANK."""
     if PartialState._shared_state:
         return PartialState().process_index
     return int(os.environ.get("RANK", "0"))
@@ -25,8 +26,8 @@ def _rank() -> int:
 def log_dist(message: Any, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
     """Logs a message on the given ranks; None or -1: on all."""
     chosen = None if ranks is None else set(ranks)
-    if not chosen or -1 in chosen or _rank() in chosen:
-        logger.log(level, "[Rank %s] %s", _rank(), message)
+    if not chosen or -1 in chosen or current_rank() in chosen:
+        logger.log(level, "[Rank %s] %s", current_rank(), message)
 
 
 def log_dist_once(message: Any, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:

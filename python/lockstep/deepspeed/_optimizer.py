@@ -17,23 +17,6 @@ from ._loss_scaler import LossScalerBase, loss_scaler_of
 if TYPE_CHECKING:
     from .engine import DeepSpeedEngine
 
-# Rules of the C++ library by their names in a ds_config.json, for parameter groups that a program gives.
-_RULES = {
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "lamb": "LAMB",
-    "lion": "Lion",
-    "adagrad": "Adagrad",
-    "sgd": "SGD",
-    "rmsprop": "RMSprop",
-    "adadelta": "Adadelta",
-    "adamax": "Adamax",
-    "nadam": "NAdam",
-    "radam": "RAdam",
-    "asgd": "ASGD",
-    "rprop": "Rprop",
-}
-
 
 class FileOptimizer(torch.optim.Optimizer):
     """The parameter groups of an optimizer that the file describes. The C++ library updates the parameters.
@@ -64,15 +47,13 @@ def file_optimizer(rule: str, groups: list[dict[str, Any]]) -> FileOptimizer:
 
 def grouped_file_optimizer(config: dict[str, Any], groups: list[dict[str, Any]]) -> FileOptimizer:
     """Returns the file's optimizer for parameter groups of the program, whose options replace the file's."""
-    name = str(config["optimizer.type"]).lower()
-    rule = _RULES.get(name)
+    name = str(config["optimizer.type"])
+    rule = _core.optimizer_of_type(name)
     if rule is None:
         raise _core.ConfigError(
             f"[initialize] model_parameters has parameter groups, which the file's optimizer {name!r} does not take; "
             "pass a list of parameters, or create the optimizer in the program"
         )
-    if name == "adam" and config.get("optimizer.params.adam_w_mode", True):
-        rule = "AdamW"
     known = _core.optimizer_options(rule) or []
     options = {
         option: config[f"optimizer.params.{option}"]

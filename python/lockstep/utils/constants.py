@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import operator
 
+from .._core import fsdp_words
+
 __all__ = [
     "FSDP_AUTO_WRAP_POLICY",
     "FSDP_BACKWARD_PREFETCH",
@@ -49,10 +51,10 @@ SAFE_WEIGHTS_PATTERN_NAME = "model{suffix}.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 FSDP_MODEL_NAME = "pytorch_model_fsdp"
 
-FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
-FSDP_AUTO_WRAP_POLICY = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"]
-FSDP_BACKWARD_PREFETCH = ["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
-FSDP_STATE_DICT_TYPE = ["FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"]
+FSDP_SHARDING_STRATEGY = fsdp_words("sharding_strategy")
+FSDP_AUTO_WRAP_POLICY = fsdp_words("auto_wrap_policy")
+FSDP_BACKWARD_PREFETCH = fsdp_words("backward_prefetch")
+FSDP_STATE_DICT_TYPE = fsdp_words("state_dict_type")
 TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
 
 MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"

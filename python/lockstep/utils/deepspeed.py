@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import base64
 import copy
-import json
 import os
 from typing import Any
 
-from .._core import ConfigError
+from .._core import ConfigError, ds_config_content
 
 __all__ = ["DummyOptim", "DummyScheduler", "HfDeepSpeedConfig", "get_active_deepspeed_plugin"]
 
@@ -72,18 +70,13 @@ class HfDeepSpeedConfig:
 def _read_config(given: Any) -> dict[str, Any]:
     if isinstance(given, dict):
         return copy.deepcopy(given)
-    if os.path.exists(given):
-        with open(given, encoding="utf-8") as file:
-            text = file.read()
-    else:
-        text = given
-    for decode in (str, lambda encoded: base64.urlsafe_b64decode(encoded).decode()):
-        try:
-            config = json.loads(decode(text))
-        except ValueError:  # json, base64 and Unicode errors.
-            continue
-        if isinstance(config, dict):
-            return config
+    text = os.fspath(given)
+    try:
+        config = ds_config_content(text, "") if os.path.exists(text) else ds_config_content("", text)
+    except ConfigError:
+        config = None
+    if isinstance(config, dict):
+        return config
     raise ConfigError(f"[DeepSpeedPlugin] the ds_config is {given!r}; expected a dict, or a file with JSON")
 
 

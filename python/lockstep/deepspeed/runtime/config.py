@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from ... import _core
+from .. import comm
 from .._config import given_config
 
 __all__ = ["DeepSpeedConfig", "DeepSpeedConfigError"]
@@ -91,7 +92,7 @@ class DeepSpeedConfig:
                 "model with ZeRO stage 3"
             )
         self._given_config = given_config(config)
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.world_size = comm.get_world_size() if comm.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
         self.values: dict[str, Any] = self._given_config.values(self.world_size)
 
     def __getattr__(self, name: str) -> Any:

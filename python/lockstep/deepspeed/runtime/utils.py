@@ -12,6 +12,7 @@ import torch
 
 from ... import _core
 from ...utils import set_seed
+from .._logging import current_rank
 from ..accelerator import get_accelerator
 from ..utils.logging import log_dist
 
@@ -52,7 +53,7 @@ def memory_status(msg: str, print_rank: int = -1, reset_max: bool = False) -> No
 
 def get_ma_status() -> int:
     """Returns the bytes of tensors on the device, on rank 0; 0 on the others."""
-    return get_accelerator().memory_allocated() if int(os.environ.get("RANK", "0")) == 0 else 0
+    return get_accelerator().memory_allocated() if current_rank() == 0 else 0
 
 
 def empty_cache() -> None:
