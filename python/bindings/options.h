@@ -14,7 +14,4 @@ AcceleratorOptions accelerator_options(const py::dict& values);
 /// accelerator_options() reads them. Of ZeRO and the scaler only what differs from the default.
 py::dict dict_of_plugin_options(const AcceleratorOptions& options);
 
-/// Returns the dtype with this name: "fp32", "fp16" or "bf16". Throws ConfigError for another.
-at::ScalarType dtype_of(const std::string& name);
-
 }  // namespace lockstep::python
