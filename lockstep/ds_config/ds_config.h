@@ -3,15 +3,17 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/float_dtype.h"
 #include "lockstep/config/document/document.h"
 #include "lockstep/ds_config/choices.h"
 #include "lockstep/ds_config/origin.h"
 #include "lockstep/ds_config/parameters.h"
+#include "lockstep/zero_options/zero_plugin.h"
 
 /// DeepSpeed's ds_config.json, read strictly. Unknown keys, values of another type, and unsupported
 /// options are errors with their position in the file, all reported at once. key_table.h describes
@@ -45,7 +47,7 @@ struct Bf16Section {
 
 struct AutocastSection {
   Resolved<bool> enabled{false};
-  Resolved<std::optional<Dtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
+  Resolved<std::optional<FloatDtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
   /// Module classes with this communication dtype for gradients and, in stage 3, parameters. Not
   /// set: none.
   Resolved<std::optional<std::vector<std::string>>> lower_precision_safe_modules;
@@ -53,49 +55,23 @@ struct AutocastSection {
 
 /// The dtypes of tensors. Not set: as in the model.
 struct DataTypesSection {
-  Resolved<std::optional<Dtype>> param_dtype;       ///< The compute dtype, or kFloat32.
-  Resolved<std::optional<Dtype>> grad_accum_dtype;  ///< kFloat32, or the parameters'.
-  Resolved<std::optional<Dtype>> buffer_dtype;
+  Resolved<std::optional<FloatDtype>> param_dtype;       ///< The compute dtype, or kFloat32.
+  Resolved<std::optional<FloatDtype>> grad_accum_dtype;  ///< kFloat32, or the parameters'.
+  Resolved<std::optional<FloatDtype>> buffer_dtype;
   /// Patterns of buffer names; * is any text.
   Resolved<std::vector<std::string>> keep_in_fp32_modules;
 };
 
-struct OffloadOptimizerSection {
-  Resolved<OffloadDevice> device{OffloadDevice::kNone};
-  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
-  Resolved<bool> pin_memory{true};
-  Resolved<double> ratio{1};          ///< Part of the state that is offloaded, above 0.
-  Resolved<int64_t> buffer_count{4};  ///< With kNvme; each for one field of a bucket's state.
-  // With kNvme: whether files are read and written during updates; not set: yes.
-  Resolved<std::optional<bool>> pipeline_read;
-  Resolved<std::optional<bool>> pipeline_write;
-  Resolved<bool> super_offload{false};  ///< With kCpu.
-};
-
-struct OffloadParamSection {
-  Resolved<OffloadDevice> device{OffloadDevice::kNone};
-  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
-  Resolved<bool> pin_memory{true};
-  Resolved<int64_t> max_in_cpu{1'000'000'000};  ///< Elements that stay in memory with kNvme.
-};
-
 struct ZeroSection {
-  Resolved<int64_t> stage{0};
-  /// Elements of the largest gradient bucket; not set: Lockstep's 25 MiB.
-  Resolved<std::optional<int64_t>> reduce_bucket_size;
-  /// Stage 3: unsharded elements at a time; not set: Lockstep's default.
-  Resolved<std::optional<int64_t>> max_live_parameters;
-  Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones are not sharded.
-  /// The limit of elements that are not sharded.
-  Resolved<int64_t> model_persistence_threshold{std::numeric_limits<int64_t>::max()};
+  /// The values of the keys that Lockstep's ZeRO has, too (zero_options/zero_rows.h), with
+  /// DeepSpeed's defaults.
+  ZeroPlugin plugin{
+      .stage = 0,
+      .stage3_param_persistence_threshold = 100'000,
+      .offload_optimizer = {.buffer_count = 4}};
+  /// The origins of these values, by the paths of their keys.
+  std::map<std::string, Origin> origins;
   Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: no prefetching.
-  OffloadOptimizerSection offload_optimizer;
-  OffloadParamSection offload_param;
-  Resolved<int64_t> hpz_partition_size{1};
-  Resolved<bool> quantized_weights{false};
-  Resolved<bool> quantized_gradients{false};
-  Resolved<bool> load_from_fp32_weights{true};  ///< False: from the rounded masters.
-  Resolved<bool> quantized_nontrainable_weights{false};
   Resolved<bool> ignore_unused_parameters{true};
   Resolved<bool> compute_grad_norm{true};  ///< Also without clipping.
 };
@@ -158,7 +134,7 @@ struct DsConfig {
   std::optional<SchedulerSection> scheduler;
 
   /// The compute dtype: that of fp16, bf16 or torch_autocast, else kFloat32.
-  Resolved<Dtype> precision{Dtype::kFloat32};
+  Resolved<FloatDtype> precision{FloatDtype::kFloat32};
   Fp16Section fp16;
   Bf16Section bf16;
   AutocastSection torch_autocast;
@@ -168,7 +144,7 @@ struct DsConfig {
   /// was 0.
   Resolved<double> gradient_clipping{1.0};
   Resolved<AllreduceOp> gradient_allreduce_op{AllreduceOp::kMean};
-  Resolved<std::optional<Dtype>> communication_data_type;  ///< Not set: that of the gradients.
+  Resolved<std::optional<FloatDtype>> communication_data_type;  ///< Not set: that of the gradients.
 
   ZeroSection zero;
 

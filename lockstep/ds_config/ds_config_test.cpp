@@ -35,8 +35,8 @@ TEST(DsConfig, TheSeedsFileHasDeepSpeedsMeaning) {
   EXPECT_EQ(config.batch.train_micro_batch_size_per_gpu.value, 8);
   EXPECT_EQ(config.batch.gradient_accumulation_steps.value, 1);
   EXPECT_EQ(config.gradient_clipping.value, 1.0);
-  EXPECT_EQ(config.zero.stage.value, 1);
-  EXPECT_EQ(config.precision.value, Dtype::kFloat16);
+  EXPECT_EQ(config.zero.plugin.stage, 1);
+  EXPECT_EQ(config.precision.value, FloatDtype::kFloat16);
   EXPECT_EQ(config.optimizer->name.value, "adamw");
   EXPECT_EQ(config.optimizer->parameters.number("lr"), 0.00015);
 }
@@ -47,9 +47,10 @@ TEST(DsConfig, EachValueHasItsOrigin) {
     "fp16": {"enabled": true, "loss_scale_window": "auto"})")
                               .config;
   EXPECT_EQ(described(config.gradient_clipping.origin), "ds.json:2:22");
-  EXPECT_EQ(described(config.zero.stage.origin), "ds.json:3:36");
+  EXPECT_EQ(described(config.zero.origins.at("zero_optimization.stage")), "ds.json:3:36");
   EXPECT_EQ(
-      described(config.zero.max_live_parameters.origin), "ds.json:3:62, as max_live_parameters");
+      described(config.zero.origins.at("zero_optimization.stage3_max_live_parameters")),
+      "ds.json:3:62, as max_live_parameters");
   EXPECT_EQ(described(config.gradient_allreduce_op.origin), "default");
   EXPECT_EQ(described(config.fp16.loss_scale_window.origin), "default: \"auto\" at ds.json:4:52");
   EXPECT_EQ(config.fp16.loss_scale_window.value, 1000);
@@ -103,7 +104,7 @@ TEST(DsConfig, KeysWithDotsAreUnknownAndSetNothing) {
       lines_of(both.errors),
       "[ds.json:2:36] unknown key 'zero_optimization.stage'; got a name with dots, expected nested "
       "sections; write \"zero_optimization\": {\"stage\": 3}\n");
-  EXPECT_EQ(both.config.zero.stage.value, 1);
+  EXPECT_EQ(both.config.zero.plugin.stage, 1);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("fp16.enabled": true)", R"(write "fp16": {"enabled": true})"},
       {R"("zero_optimization.offload_param.device": "cpu")",
@@ -173,7 +174,7 @@ TEST(DsConfig, IntegersMayHaveExponents) {
     "stage3_model_persistence_threshold": 9223372036854775807, "sub_group_size": 1.0e9},
     "steps_per_print": 2e3)")
                               .config;
-  EXPECT_EQ(config.zero.reduce_bucket_size.value, 500'000'000);
+  EXPECT_EQ(config.zero.plugin.reduce_bucket_size, 500'000'000);
   EXPECT_EQ(config.steps_per_print.value, 2000);
 }
 
@@ -301,20 +302,21 @@ TEST(DsConfig, ARefusedAutoHasARemedy) {
 }
 
 TEST(DsConfig, PrecisionIsResolvedAndTwoAreRefused) {
-  EXPECT_EQ(reading_with("").config.precision.value, Dtype::kFloat32);
+  EXPECT_EQ(reading_with("").config.precision.value, FloatDtype::kFloat32);
   EXPECT_EQ(
-      reading_with(R"("bfloat16": {"enabled": true})").config.precision.value, Dtype::kBfloat16);
+      reading_with(R"("bfloat16": {"enabled": true})").config.precision.value,
+      FloatDtype::kBfloat16);
   EXPECT_EQ(
       reading_with(R"("torch_autocast": {"enabled": true, "dtype": "bfloat16"})")
           .config.precision.value,
-      Dtype::kBfloat16);
+      FloatDtype::kBfloat16);
   EXPECT_THAT(
       errors_of(R"("fp16": {"enabled": true}, "bf16": {"enabled": true})"),
       HasSubstr("two precisions; got fp16.enabled and bf16.enabled"));
   const auto both = reading_with(
       R"("bf16": {"enabled": true}, "torch_autocast": {"enabled": true, "dtype": "bfloat16"})");
   EXPECT_EQ(lines_of(both.errors), "");
-  EXPECT_EQ(both.config.precision.value, Dtype::kBfloat16);
+  EXPECT_EQ(both.config.precision.value, FloatDtype::kBfloat16);
   EXPECT_THAT(
       errors_of(
           R"("bf16": {"enabled": true}, "torch_autocast": {"enabled": true, "dtype": "float16"})"),
@@ -323,8 +325,8 @@ TEST(DsConfig, PrecisionIsResolvedAndTwoAreRefused) {
     return reading_with(R"("torch_autocast": {"enabled": true, "dtype": ")" + word + "\"}");
   };
   EXPECT_EQ(lines_of(autocast_of("torch.bfloat16").errors), "");
-  EXPECT_EQ(autocast_of("torch.bfloat16").config.precision.value, Dtype::kBfloat16);
-  EXPECT_EQ(autocast_of("torch.float16").config.precision.value, Dtype::kFloat16);
+  EXPECT_EQ(autocast_of("torch.bfloat16").config.precision.value, FloatDtype::kBfloat16);
+  EXPECT_EQ(autocast_of("torch.float16").config.precision.value, FloatDtype::kFloat16);
   EXPECT_THAT(lines_of(autocast_of("torch.float32").errors), HasSubstr("expected one of"));
   EXPECT_THAT(
       errors_of(R"("torch_autocast": {"enabled": true})"),

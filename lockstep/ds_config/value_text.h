@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -32,6 +33,9 @@ inline nlohmann::json json_of(const std::vector<double>& value) {
 }
 inline nlohmann::json json_of(const std::vector<std::string>& value) {
   return value;
+}
+inline nlohmann::json json_of(const std::filesystem::path& value) {
+  return value.empty() ? nlohmann::json(nullptr) : nlohmann::json(value.string());
 }
 template <typename E, std::enable_if_t<std::is_enum_v<E>, int> = 0>
 nlohmann::json json_of(E value) {

@@ -11,9 +11,9 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/offload/options.h"
 #include "lockstep/optim/flat/parameter_state.h"
 #include "lockstep/optim/flat/update_rule.h"
+#include "lockstep/zero_options/offload.h"
 
 namespace lockstep::optim {
 

@@ -72,4 +72,20 @@ c10::ScalarType autocast_dtype(Precision precision) {
   return precision == Precision::kFP16 ? c10::kHalf : c10::kBFloat16;
 }
 
+c10::ScalarType scalar_type_of(FloatDtype dtype) {
+  switch (dtype) {
+    case FloatDtype::kFloat16:
+      return c10::kHalf;
+    case FloatDtype::kBfloat16:
+      return c10::kBFloat16;
+    case FloatDtype::kFloat32:
+      break;
+  }
+  return c10::kFloat;
+}
+
+std::optional<c10::ScalarType> scalar_type_of(const std::optional<FloatDtype>& dtype) {
+  return dtype ? std::optional(scalar_type_of(*dtype)) : std::nullopt;
+}
+
 }  // namespace lockstep

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <c10/core/ScalarType.h>
+
+#include "lockstep/base/float_dtype.h"
 
 namespace lockstep {
 
@@ -23,5 +26,8 @@ Precision parse_precision(const std::string& name);
 
 /// Returns the dtype that autocast casts to: fp16 or bf16. Throws ConfigError for kNo.
 c10::ScalarType autocast_dtype(Precision precision);
+
+c10::ScalarType scalar_type_of(FloatDtype dtype);
+std::optional<c10::ScalarType> scalar_type_of(const std::optional<FloatDtype>& dtype);
 
 }  // namespace lockstep

@@ -8,10 +8,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/flat/bucket_plan.h"
-#include "lockstep/offload/options.h"
 #include "lockstep/zero/bucket/sharded_bucket.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/quantize/plus_plus.h"
+#include "lockstep/zero_options/offload.h"
 
 namespace lockstep::zero {
 

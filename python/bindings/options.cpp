@@ -13,11 +13,11 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/base/enum_words.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/words.h"
-#include "lockstep/fsdp/option_table.h"
+#include "lockstep/zero_options/fsdp_table.h"
+#include "lockstep/zero_options/zero_rows.h"
 
 namespace lockstep::python {
 namespace {
@@ -32,6 +32,15 @@ std::map<std::string, E> values_of() {
     values.emplace(kWordsOf<E>[i], static_cast<E>(i));
   }
   return values;
+}
+
+/// Throws ConfigError for a name that is neither "fp32" nor a 16-bit precision.
+FloatDtype dtype_of(const std::string& name) {
+  if (name == "fp32") {
+    return FloatDtype::kFloat32;
+  }
+  const at::ScalarType dtype = autocast_dtype(parse_precision(name));
+  return dtype == at::kHalf ? FloatDtype::kFloat16 : FloatDtype::kBfloat16;
 }
 
 /// Copies a dict whose values may be dicts: {"a": {"b": 1}} becomes {"a.b": 1}.
@@ -61,7 +70,7 @@ class DictReader {
     }
   }
   void read(const char* name, std::filesystem::path& target) { read_path(name, target); }
-  void read(const char* name, std::optional<at::ScalarType>& target) {
+  void read(const char* name, std::optional<FloatDtype>& target) {
     read_with(name, [&](py::handle value) { target = dtype_of(value.cast<std::string>()); });
   }
   template <typename T>
@@ -275,11 +284,8 @@ py::object object_of(const Value& value) {
 py::object object_of(const std::filesystem::path& value) {
   return py::str(value.string());
 }
-py::object object_of(const std::optional<at::ScalarType>& value) {
-  if (!value) {
-    return py::none();
-  }
-  return py::str(*value == at::kFloat ? "fp32" : *value == at::kHalf ? "fp16" : "bf16");
+py::object object_of(const std::optional<FloatDtype>& value) {
+  return value ? object_of(*value) : py::none();
 }
 
 py::dict dict_of(const ZeroPlugin& zero) {
@@ -303,13 +309,6 @@ py::dict difference(const py::dict& values, const py::dict& others) {
 }
 
 }  // namespace
-
-at::ScalarType dtype_of(const std::string& name) {
-  if (name == "fp32") {
-    return at::kFloat;
-  }
-  return autocast_dtype(parse_precision(name));
-}
 
 std::vector<std::string> fsdp_words(const std::string& member) {
   std::vector<std::string> words;

@@ -17,7 +17,4 @@ py::dict dict_of_plugin_options(const AcceleratorOptions& options);
 /// Returns the words of an option, a member of FsdpPlugin, in torch's order. Empty for others.
 std::vector<std::string> fsdp_words(const std::string& member);
 
-/// Returns the dtype with this name: "fp32", "fp16" or "bf16". Throws ConfigError for another.
-at::ScalarType dtype_of(const std::string& name);
-
 }  // namespace lockstep::python

@@ -5,8 +5,8 @@
 #include <optional>
 #include <set>
 
-#include "lockstep/base/memory/offload_device.h"
 #include "lockstep/sync/join.h"
+#include "lockstep/zero_options/offload.h"
 
 namespace lockstep {
 

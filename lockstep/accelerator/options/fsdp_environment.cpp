@@ -11,7 +11,7 @@
 #include "lockstep/base/text/split.h"
 #include "lockstep/base/text/suggest.h"
 #include "lockstep/base/text/words.h"
-#include "lockstep/fsdp/option_table.h"
+#include "lockstep/zero_options/fsdp_table.h"
 
 namespace lockstep {
 namespace {

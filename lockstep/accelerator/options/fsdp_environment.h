@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/accelerator/options/zero_plugins.h"
 #include "lockstep/base/env.h"
+#include "lockstep/zero_options/fsdp_plugin.h"
 
 namespace lockstep {
 

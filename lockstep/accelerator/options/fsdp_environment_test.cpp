@@ -11,10 +11,10 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/accelerator/options/option_text.h"
-#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/split.h"
-#include "lockstep/fsdp/option_table.h"
+#include "lockstep/zero_options/fsdp_table.h"
+#include "lockstep/zero_options/zero_rows.h"
 
 namespace lockstep {
 namespace {

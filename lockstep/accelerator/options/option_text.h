@@ -13,6 +13,8 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/base/enum_words.h"
+#include "lockstep/base/float_dtype.h"
+#include "lockstep/precision/precision.h"
 
 namespace lockstep {
 
@@ -23,6 +25,10 @@ inline std::string option_text(const char* value) {
 
 inline std::string option_text(at::ScalarType value) {
   return c10::toString(value);
+}
+
+inline std::string option_text(FloatDtype value) {
+  return option_text(scalar_type_of(value));
 }
 
 inline std::string option_text(const std::vector<std::string>& values) {

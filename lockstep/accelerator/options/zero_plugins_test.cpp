@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/options/zero_plugins.h"
 
 #include <cstdlib>
 #include <filesystem>

@@ -13,7 +13,7 @@
 #include "lockstep/accelerator/prepare/shard.h"
 #include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
-#include "lockstep/accelerator/zero_setup/lower_precision.h"
+#include "lockstep/accelerator/zero_setup/dtypes.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/flat/bucket_plan.h"

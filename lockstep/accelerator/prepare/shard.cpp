@@ -8,12 +8,12 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/zero_setup/low_precision_policy.h"
-#include "lockstep/accelerator/zero_setup/lower_precision.h"
+#include "lockstep/accelerator/zero_setup/dtypes.h"
 #include "lockstep/accelerator/zero_setup/resolve_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/keep_memory.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/precision/precision.h"
 #include "lockstep/zero/bucket/low_precision_policy.h"
 
 namespace lockstep {
@@ -66,7 +66,7 @@ zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const RunContext& cont
       .quantized_weights = plugin.zero_quantized_weights,
       .quantized_frozen = plugin.zero_quantized_nontrainable_weights,
       .quantized_gradients = plugin.zero_quantized_gradients,
-      .hpz_partition_size = std::max(1, plugin.zero_hpz_partition_size)};
+      .hpz_partition_size = std::max(1, static_cast<int>(plugin.zero_hpz_partition_size))};
   if (options.hpz_partition_size > 1) {
     options.host_size = options.hpz_partition_size;
   } else if (options.quantized_gradients) {
@@ -118,7 +118,7 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
   const NamedTensors parameters = model.parameters();
   const LowerPrecisionModules& modules = context.options.lower_precision_safe_modules;
   const std::optional<at::ScalarType> wire =
-      reduced_comm_dtype(plugin.communication_data_type, modules);
+      reduced_comm_dtype(scalar_type_of(plugin.communication_data_type), modules);
   const int64_t cap_bytes = bucket_cap(plugin, parameters);
   return {
       .cap_bytes = cap_bytes,

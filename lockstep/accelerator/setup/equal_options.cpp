@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/accelerator/options/option_text.h"
-#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/sync/rank_facts.h"
+#include "lockstep/zero_options/zero_rows.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/zero_setup/low_precision_policy.h"
-
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,6 +8,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/dtypes.h"
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
@@ -31,37 +30,37 @@ TEST(LowPrecisionPolicy, SumsAreInFp32IfNothingIsAveragedBefore) {
   EXPECT_TRUE(low_precision_policy(plugin).fp32_masters);
   EXPECT_FALSE(low_precision_policy(plugin).fp32_gradients);
   EXPECT_FALSE(low_precision_policy(plugin).rounded_sums);
-  plugin.grad_accum_dtype = at::kFloat;
+  plugin.grad_accum_dtype = FloatDtype::kFloat32;
   EXPECT_TRUE(low_precision_policy(plugin).fp32_gradients);
   EXPECT_FALSE(low_precision_policy(plugin).fp32_comm);
-  plugin.communication_data_type = at::kFloat;
+  plugin.communication_data_type = FloatDtype::kFloat32;
   EXPECT_TRUE(low_precision_policy(plugin).fp32_comm);
-  plugin = {.stage = 2, .grad_accum_dtype = at::kFloat};
+  plugin = {.stage = 2, .grad_accum_dtype = FloatDtype::kFloat32};
   EXPECT_FALSE(low_precision_policy(plugin).fp32_gradients) << "averages add up in fp32 anyway";
-  plugin.grad_accum_dtype = at::kBFloat16;
+  plugin.grad_accum_dtype = FloatDtype::kBfloat16;
   EXPECT_TRUE(low_precision_policy(plugin).rounded_sums);
 }
 
 TEST(LowPrecisionPolicy, SumsThatCannotBeAreRefused) {
-  ZeroPlugin plugin{.stage = 2, .grad_accum_dtype = at::kBFloat16};
+  ZeroPlugin plugin{.stage = 2, .grad_accum_dtype = FloatDtype::kBfloat16};
   EXPECT_NO_THROW(check_sums(plugin, narrow_and_frozen()));
-  plugin.grad_accum_dtype = at::kHalf;
+  plugin.grad_accum_dtype = FloatDtype::kFloat16;
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
       ThrowsMessage<ConfigError>(
           HasSubstr("gradients of weight (BFloat16) cannot be accumulated in")));
-  plugin = {.stage = 2, .fp32_masters = false, .grad_accum_dtype = at::kFloat};
+  plugin = {.stage = 2, .fp32_masters = false, .grad_accum_dtype = FloatDtype::kFloat32};
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
       ThrowsMessage<ConfigError>(
           HasSubstr("gradients without masters have the parameters' dtype")));
-  plugin = {.stage = 2, .communication_data_type = at::kFloat};
+  plugin = {.stage = 2, .communication_data_type = FloatDtype::kFloat32};
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
       ThrowsMessage<ConfigError>(HasSubstr("got Float in stage 2; expected at::kHalf or at::k")));
-  plugin.communication_data_type = at::kBFloat16;
+  plugin.communication_data_type = FloatDtype::kBfloat16;
   EXPECT_NO_THROW(check_sums(plugin, narrow_and_frozen()));
-  plugin.communication_data_type = at::kHalf;
+  plugin.communication_data_type = FloatDtype::kFloat16;
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
       ThrowsMessage<ConfigError>(HasSubstr("own dtype for 16-bit parameters; got Half for weight "
@@ -104,7 +103,9 @@ at::Tensor trained_in_uneven_groups(const ZeroPlugin& plugin) {
 TEST(LowPrecisionPolicy, AccumulatedGradientsAreScaledForAShortGroup) {
   const at::Tensor averages = trained_in_uneven_groups({.stage = 2});
   const at::Tensor held = trained_in_uneven_groups(
-      {.stage = 1, .grad_accum_dtype = at::kFloat, .communication_data_type = at::kFloat});
+      {.stage = 1,
+       .grad_accum_dtype = FloatDtype::kFloat32,
+       .communication_data_type = FloatDtype::kFloat32});
   EXPECT_EQ(held.scalar_type(), at::kFloat);
   EXPECT_TRUE(at::equal(held, averages));
 }

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/zero_setup/lower_precision.h"
-
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +13,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_setup/dtypes.h"
 #include "lockstep/base/error.h"
 #include "lockstep/optim/rules/sgd.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lockstep/accelerator/options/option_text.h"
-#include "lockstep/accelerator/options/zero_rows.h"
+#include "lockstep/zero_options/zero_rows.h"
 
 namespace lockstep {
 

@@ -435,8 +435,9 @@ TEST(ZeroGolden, EveryMemberOfZeroPlugin) {
        "communicates; got stage 2, expected 3; try stage 3, or leave them out"},
       {ZeroPlugin{.fp32_masters = false}, "fp32_masters=false"},
       {ZeroPlugin{.fp32_optimizer_states = false}, "fp32_optimizer_states=false"},
-      {ZeroPlugin{.grad_accum_dtype = at::kFloat}, "grad_accum_dtype=Float"},
-      {ZeroPlugin{.communication_data_type = at::kBFloat16}, "communication_data_type=BFloat16"},
+      {ZeroPlugin{.grad_accum_dtype = FloatDtype::kFloat32}, "grad_accum_dtype=Float"},
+      {ZeroPlugin{.communication_data_type = FloatDtype::kBfloat16},
+       "communication_data_type=BFloat16"},
       {ZeroPlugin{.load_from_fp32_weights = false}, "load_from_fp32_weights=false"},
   };
   for (size_t i = 0; i < cases.size(); ++i) {

@@ -110,9 +110,9 @@ TEST(ZeroMastersSums, OfStage1AreFp32OnRequest) {
     for (const int world : {1, 2, 4}) {
       for (const bool travels : {false, true}) {
         AcceleratorOptions options = stage(1, 4);
-        options.zero->grad_accum_dtype = at::kFloat;
+        options.zero->grad_accum_dtype = FloatDtype::kFloat32;
         if (travels) {
-          options.zero->communication_data_type = at::kFloat;
+          options.zero->communication_data_type = FloatDtype::kFloat32;
         }
         const at::Tensor expected = reference_run(
             {.dtype = dtype,

@@ -15,7 +15,7 @@
 #include "lockstep/base/text/words.h"
 #include "lockstep/config/document/scalars.h"
 #include "lockstep/config/import/import_section.h"
-#include "lockstep/fsdp/option_table.h"
+#include "lockstep/zero_options/fsdp_table.h"
 
 namespace lockstep::config {
 namespace {

@@ -268,13 +268,13 @@ void KeyReader::set(const Node& node, std::vector<std::string>& value) {
   }
 }
 
-void KeyReader::set(const Node& node, Dtype& value) {
+void KeyReader::set(const Node& node, FloatDtype& value) {
   std::string word = lower(node.text);
   constexpr std::string_view kTorch = "torch.";
   word.erase(0, word.starts_with(kTorch) ? kTorch.size() : 0);
-  value = word == "float16"    ? Dtype::kFloat16
-          : word == "bfloat16" ? Dtype::kBfloat16
-                               : value_of<Dtype>(node.text);
+  value = word == "float16"    ? FloatDtype::kFloat16
+          : word == "bfloat16" ? FloatDtype::kBfloat16
+                               : value_of<FloatDtype>(node.text);
 }
 
 void KeyReader::set(const Node& node, OffloadDevice& value) {

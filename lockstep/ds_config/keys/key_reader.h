@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -44,8 +45,9 @@ class KeyReader {
   const KeyValue* find(const std::string& path) const;
 
   /// Sets `field` to the file's value of `path`; leaves it unchanged without one.
-  template <typename T>
-  void take(const std::string& path, Resolved<T>& field) const {
+  /// `field`: a Resolved, or a FieldRef.
+  template <typename Field>
+  void take(const std::string& path, Field&& field) const {
     const KeyValue* const found = find(path);
     if (found == nullptr) {
       return;
@@ -78,9 +80,10 @@ class KeyReader {
   static void set(const config::Node& node, int64_t& value) { value = *integer_of(node); }
   static void set(const config::Node& node, double& value) { value = *number_of(node); }
   static void set(const config::Node& node, std::string& value) { value = node.text; }
+  static void set(const config::Node& node, std::filesystem::path& value) { value = node.text; }
   /// Reads a list; one text becomes a list of one.
   static void set(const config::Node& node, std::vector<std::string>& value);
-  static void set(const config::Node& node, Dtype& value);
+  static void set(const config::Node& node, FloatDtype& value);
   static void set(const config::Node& node, OffloadDevice& value);
   static void set(const config::Node& node, TagValidation& value);
   static void set(const config::Node& node, AllreduceOp& value);

@@ -73,22 +73,14 @@ inline KeySpec other_name(std::string path, KeyKind kind, std::string successor)
   return spec;
 }
 
-/// Returns the member of `object` at `Path`.
-template <auto First, auto... Path, typename Object>
-auto& member_of(Object& object) {
-  if constexpr (sizeof...(Path) == 0) {
-    return object.*First;
-  } else {
-    return member_of<Path...>(object.*First);
-  }
-}
-
-/// Stores the value of a key in the member of DsConfig at `Path`:
+/// Stores the value of a key in the member of DsConfig at `Path`, a Resolved:
 /// `stored<&DsConfig::fp16, &Fp16Section::enabled>(works("fp16.enabled", ...))`.
 template <auto... Path>
 KeySpec stored(KeySpec spec) {
-  spec.field = +[](DsConfig& config) -> decltype(member_of<Path...>(config)) {
-    return member_of<Path...>(config);
+  using Value = decltype((DsConfig().*....*Path).value);
+  spec.field = +[](DsConfig& config, const std::string& /*path*/) {
+    auto& resolved = (config.*....*Path);
+    return FieldRef<Value>{resolved.value, resolved.origin};
   };
   return spec;
 }

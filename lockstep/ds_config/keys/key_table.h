@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <string>
@@ -40,14 +41,22 @@ enum class AutoRule {
   kDefault   ///< As if the key were missing.
 };
 
+/// The value of a key in a DsConfig, and the value's origin.
+template <typename T>
+struct FieldRef {
+  T& value;
+  Origin& origin;
+};
+
 template <typename... T>
-using AnyFieldOf = std::variant<std::monostate, Resolved<T>& (*)(DsConfig&)...>;
-/// Gives the member of a DsConfig that holds the value of a key.
+using AnyFieldOf = std::variant<std::monostate, FieldRef<T> (*)(DsConfig&, const std::string&)...>;
+/// Gives the members of a DsConfig for the key at a path.
 using FieldOf = AnyFieldOf<
     bool,
     int64_t,
     double,
     std::string,
+    std::filesystem::path,
     std::vector<std::string>,
     AllreduceOp,
     OffloadDevice,
@@ -55,7 +64,7 @@ using FieldOf = AnyFieldOf<
     std::optional<bool>,
     std::optional<int64_t>,
     std::optional<std::string>,
-    std::optional<Dtype>,
+    std::optional<FloatDtype>,
     std::optional<std::vector<std::string>>>;
 
 /// Describes one key of ds_config.json: parsing, checking, `lockstep ds-config check` and `keys`,
@@ -89,7 +98,7 @@ void visit_fields(DsConfig& config, const Visit& visit) {
     std::visit(
         [&](auto field) {
           if constexpr (!std::is_same_v<decltype(field), std::monostate>) {
-            visit(spec.path, field(config));
+            visit(spec.path, field(config, spec.path));
           }
         },
         spec.field);
@@ -97,9 +106,8 @@ void visit_fields(DsConfig& config, const Visit& visit) {
 }
 template <typename Visit>
 void visit_fields(const DsConfig& config, const Visit& visit) {
-  visit_fields(const_cast<DsConfig&>(config), [&](const std::string& path, const auto& field) {
-    visit(path, field);
-  });
+  DsConfig copy = config;  // Fields are references to members that may change.
+  visit_fields(copy, visit);
 }
 
 /// Returns null for an unknown path.

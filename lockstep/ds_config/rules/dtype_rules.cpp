@@ -16,20 +16,20 @@ namespace {
 constexpr const char* kParamDtype = "data_types.param_dtype";
 
 /// Returns the dtype that fp16 or bf16 gives parameters; torch_autocast does not change them.
-std::optional<Dtype> low_precision_dtype(const DsConfig& config) {
-  return config.fp16.enabled.value   ? std::optional(Dtype::kFloat16)
-         : config.bf16.enabled.value ? std::optional(Dtype::kBfloat16)
+std::optional<FloatDtype> low_precision_dtype(const DsConfig& config) {
+  return config.fp16.enabled.value   ? std::optional(FloatDtype::kFloat16)
+         : config.bf16.enabled.value ? std::optional(FloatDtype::kBfloat16)
                                      : std::nullopt;
 }
 
-bool is_16_bit(const Resolved<std::optional<Dtype>>& dtype) {
-  return dtype.value && *dtype.value != Dtype::kFloat32;
+bool is_16_bit(const Resolved<std::optional<FloatDtype>>& dtype) {
+  return dtype.value && *dtype.value != FloatDtype::kFloat32;
 }
 
 /// Checks that a 16-bit dtype is that of fp16.enabled or bf16.enabled, as DeepSpeed does.
 void check_mode(KeyReader& reader, const DsConfig& config) {
   const auto& param = config.data_types.param_dtype;
-  const std::optional<Dtype> mode = low_precision_dtype(config);
+  const std::optional<FloatDtype> mode = low_precision_dtype(config);
   if (is_16_bit(param) && param.value != mode) {
     const std::string word = word_of(*param.value);
     refuse_key(
@@ -52,7 +52,7 @@ void check_mode(KeyReader& reader, const DsConfig& config) {
 
 /// Notes that parameters stay float32, unless the file gives their dtype: DeepSpeed casts them.
 void note_float32_parameters(KeyReader& reader, const DsConfig& config) {
-  const std::optional<Dtype> mode = low_precision_dtype(config);
+  const std::optional<FloatDtype> mode = low_precision_dtype(config);
   if (!mode || config.data_types.param_dtype.value) {
     return;
   }
@@ -109,7 +109,7 @@ void apply_16_bit_masters(KeyReader& reader, DsConfig& config) {
   if (!is_fp16 && !config.bf16.master_weights_and_grads.value) {
     return;
   }
-  const Dtype dtype = is_fp16 ? Dtype::kFloat16 : Dtype::kBfloat16;
+  const FloatDtype dtype = is_fp16 ? FloatDtype::kFloat16 : FloatDtype::kBfloat16;
   const std::string section = word_of(dtype);
   const std::string path = fmt::format("{0}.{0}_master_weights_and_grads", section);
   auto& param = config.data_types.param_dtype;
@@ -123,10 +123,10 @@ void apply_16_bit_masters(KeyReader& reader, DsConfig& config) {
   } else if (!param.value) {
     param = {dtype, {Origin::Kind::kDerived, path}};
   }
-  if (config.zero.stage.value == 0) {
+  if (config.zero.plugin.stage == 0) {
     refuse_key(reader, path, "needs ZeRO; got stage 0, expected 1, 2 or 3");
   }
-  const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
+  const bool offloads = config.zero.plugin.offload_optimizer.device != OffloadDevice::kNone;
   const bool has_16_bit_state = !is_fp16 && config.bf16.optimizer_states.value;
   if (!offloads && !has_16_bit_state) {
     refuse_key(
@@ -166,7 +166,7 @@ void check_16_bit_state(KeyReader& reader, const DsConfig& config) {
 
 void check_gradients(KeyReader& reader, const DsConfig& config) {
   const auto& sum = config.data_types.grad_accum_dtype;
-  const Dtype param = config.data_types.param_dtype.value.value_or(Dtype::kFloat32);
+  const FloatDtype param = config.data_types.param_dtype.value.value_or(FloatDtype::kFloat32);
   const bool own_masters =
       config.fp16.master_weights_and_grads.value || config.bf16.master_weights_and_grads.value;
   if (is_16_bit(sum) && *sum.value != param) {
@@ -178,7 +178,7 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
             word_of(param),
             word_of(*sum.value)));
   }
-  if (sum.value == Dtype::kFloat32 && own_masters) {
+  if (sum.value == FloatDtype::kFloat32 && own_masters) {
     refuse_key(
         reader,
         "data_types.grad_accum_dtype",
@@ -186,10 +186,10 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
             "fp32 conflicts with {0}.{0}_master_weights_and_grads; delete one of them",
             word_of(param)));
   }
-  const bool has_fp32_sums = sum.value == Dtype::kFloat32 && config.zero.stage.value < 2;
+  const bool has_fp32_sums = sum.value == FloatDtype::kFloat32 && config.zero.plugin.stage < 2;
   const auto& wire = config.communication_data_type;
-  if (param != Dtype::kFloat32 && wire.value && *wire.value != param &&
-      !(has_fp32_sums && *wire.value == Dtype::kFloat32)) {
+  if (param != FloatDtype::kFloat32 && wire.value && *wire.value != param &&
+      !(has_fp32_sums && *wire.value == FloatDtype::kFloat32)) {
     refuse_key(
         reader,
         "communication_data_type",
@@ -202,7 +202,7 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
 }
 
 void check_wire(KeyReader& reader, const DsConfig& config) {
-  if (is_16_bit(config.communication_data_type) && config.zero.quantized_gradients.value) {
+  if (is_16_bit(config.communication_data_type) && config.zero.plugin.zero_quantized_gradients) {
     refuse_key(
         reader,
         "communication_data_type",
@@ -234,8 +234,8 @@ void check_safe_modules(KeyReader& reader, const DsConfig& config) {
             path));
   }
   for (const auto& [key, is_on] :
-       {std::pair("zero_quantized_weights", config.zero.quantized_weights.value),
-        std::pair("zero_quantized_gradients", config.zero.quantized_gradients.value)}) {
+       {std::pair("zero_quantized_weights", config.zero.plugin.zero_quantized_weights),
+        std::pair("zero_quantized_gradients", config.zero.plugin.zero_quantized_gradients)}) {
     if (is_on) {
       refuse_key(
           reader,

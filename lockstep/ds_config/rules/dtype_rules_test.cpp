@@ -45,9 +45,9 @@ TEST(DtypeRules, A16BitParamDtypeIsTheComputeDtype) {
               "grad_accum_dtype": "fp32", "keep_in_fp32_modules": ["router.*bias", "inv_freq"]})"));
   EXPECT_EQ(lines_of(reading.errors), "");
   const DataTypesSection& types = reading.config.data_types;
-  EXPECT_EQ(types.param_dtype.value, Dtype::kBfloat16);
-  EXPECT_EQ(types.buffer_dtype.value, Dtype::kFloat16);
-  EXPECT_EQ(types.grad_accum_dtype.value, Dtype::kFloat32);
+  EXPECT_EQ(types.param_dtype.value, FloatDtype::kBfloat16);
+  EXPECT_EQ(types.buffer_dtype.value, FloatDtype::kFloat16);
+  EXPECT_EQ(types.grad_accum_dtype.value, FloatDtype::kFloat32);
   EXPECT_THAT(types.keep_in_fp32_modules.value, testing::ElementsAre("router.*bias", "inv_freq"));
   EXPECT_EQ(errors_of(bf16(R"("data_types": {"param_dtype": "fp32"})")), "");
   EXPECT_EQ(errors_of(R"("data_types": {"param_dtype": null, "grad_accum_dtype": "fp32"})"), "");
@@ -143,7 +143,7 @@ TEST(DtypeRules, SixteenBitMastersImply16BitParameters) {
       reading_with(adam() + R"("zero_optimization": {"stage": 1}, "bf16": {"enabled": true,
         "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true})");
   EXPECT_EQ(lines_of(reading.errors), "");
-  EXPECT_EQ(reading.config.data_types.param_dtype.value, Dtype::kBfloat16);
+  EXPECT_EQ(reading.config.data_types.param_dtype.value, FloatDtype::kBfloat16);
   EXPECT_EQ(
       described(reading.config.data_types.param_dtype.origin),
       "derived: bf16.bf16_master_weights_and_grads");

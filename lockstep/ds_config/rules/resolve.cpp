@@ -73,7 +73,8 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
     return reading;
   }
   reader.check(root, "");
-  visit_fields(config, [&](const std::string& path, auto& field) { reader.take(path, field); });
+  visit_fields(
+      config, [&](const std::string& path, const auto& field) { reader.take(path, field); });
   read_typed_sections(reader, config);
   apply_schedule_rules(reader, config);
   apply_precision_rules(reader, config);

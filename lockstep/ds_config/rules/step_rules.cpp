@@ -55,14 +55,14 @@ void apply_precision_rules(KeyReader& reader, DsConfig& config) {
   struct PrecisionKey {
     std::string path;
     bool is_on;
-    Dtype dtype;
+    FloatDtype dtype;
   };
   const std::vector<PrecisionKey> keys = {
-      {"fp16.enabled", config.fp16.enabled.value, Dtype::kFloat16},
-      {"bf16.enabled", config.bf16.enabled.value, Dtype::kBfloat16},
+      {"fp16.enabled", config.fp16.enabled.value, FloatDtype::kFloat16},
+      {"bf16.enabled", config.bf16.enabled.value, FloatDtype::kBfloat16},
       {"torch_autocast.enabled",
        autocast.enabled.value,
-       autocast.dtype.value.value_or(Dtype::kBfloat16)}};
+       autocast.dtype.value.value_or(FloatDtype::kBfloat16)}};
   const PrecisionKey* first = nullptr;
   for (const PrecisionKey& key : keys) {
     if (!key.is_on) {

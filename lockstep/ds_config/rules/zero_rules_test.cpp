@@ -20,26 +20,26 @@ std::string zero(const std::string& keys) {
 TEST(ZeroSection, ATruthIsTheOldWayToWriteAStage) {
   const Reading on = reading_with("\"zero_optimization\": true, \"allgather_size\": 5e8");
   EXPECT_EQ(lines_of(on.errors), "");
-  EXPECT_EQ(on.config.zero.stage.value, 1);
-  EXPECT_EQ(described(on.config.zero.stage.origin), "ds.json:2:22");
+  EXPECT_EQ(on.config.zero.plugin.stage, 1);
+  EXPECT_EQ(described(on.config.zero.origins.at("zero_optimization.stage")), "ds.json:2:22");
   EXPECT_THAT(
       lines_of(on.notes),
       HasSubstr("zero_optimization: true is the old form of stage 1; write {\"stage\": 1}"));
   const Reading off = reading_with("\"zero_optimization\": false");
-  EXPECT_EQ(off.config.zero.stage.value, 0);
+  EXPECT_EQ(off.config.zero.plugin.stage, 0);
   EXPECT_THAT(lines_of(off.notes), HasSubstr("write {\"stage\": 0}"));
   // What DeepSpeed itself makes of it: tests/golden/make_ds_config.py.
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/ds_config.json");
   const nlohmann::json golden = nlohmann::json::parse(file).at("zero_bool");
-  EXPECT_EQ(on.config.zero.stage.value, golden.at("true"));
-  EXPECT_EQ(off.config.zero.stage.value, golden.at("false"));
+  EXPECT_EQ(on.config.zero.plugin.stage, golden.at("true"));
+  EXPECT_EQ(off.config.zero.plugin.stage, golden.at("false"));
 }
 
 TEST(ZeroSection, AStageInQuotesIsThatStage) {
   const Reading reading = reading_with(R"("zero_optimization": {"stage": "2"})");
   EXPECT_EQ(lines_of(reading.errors), "");
-  EXPECT_EQ(reading.config.zero.stage.value, 2);
-  EXPECT_EQ(described(reading.config.zero.stage.origin), "ds.json:2:32");
+  EXPECT_EQ(reading.config.zero.plugin.stage, 2);
+  EXPECT_EQ(described(reading.config.zero.origins.at("zero_optimization.stage")), "ds.json:2:32");
   EXPECT_THAT(
       lines_of(reading.notes),
       HasSubstr("[ds.json:2:32] zero_optimization.stage is \"2\" in quotes and counts as 2"));
@@ -51,8 +51,10 @@ TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
   EXPECT_EQ(lines_of(reading.errors), "");
   const ZeroSection& section = reading.config.zero;
   EXPECT_EQ(section.prefetch_bucket_size.value, 0);
-  EXPECT_EQ(section.max_live_parameters.value, 10);
-  EXPECT_EQ(described(section.max_live_parameters.origin), "ds.json:3:28, as max_live_parameters");
+  EXPECT_EQ(section.plugin.stage3_max_live_parameters, 10);
+  EXPECT_EQ(
+      described(section.origins.at("zero_optimization.stage3_max_live_parameters")),
+      "ds.json:3:28, as max_live_parameters");
   EXPECT_THAT(
       lines_of(reading.notes),
       HasSubstr("zero_optimization.max_live_parameters is another name of "
@@ -83,14 +85,14 @@ TEST(ZeroSection, OffloadingSaysWhereToAndHow) {
     "offload_param": {"device": "cpu", "max_in_cpu": 1e6})"));
   EXPECT_EQ(lines_of(reading.errors), "");
   const ZeroSection& section = reading.config.zero;
-  EXPECT_EQ(section.offload_optimizer.device.value, OffloadDevice::kNvme);
-  EXPECT_EQ(section.offload_optimizer.nvme_path.value, "/x");
-  EXPECT_EQ(section.offload_optimizer.buffer_count.value, 8);
-  EXPECT_EQ(section.offload_optimizer.pipeline_read.value, false);
-  EXPECT_EQ(section.offload_optimizer.pipeline_write.value, std::nullopt);
-  EXPECT_FALSE(section.offload_optimizer.pin_memory.value);
-  EXPECT_EQ(section.offload_param.device.value, OffloadDevice::kCpu);
-  EXPECT_EQ(section.offload_param.max_in_cpu.value, 1'000'000);
+  EXPECT_EQ(section.plugin.offload_optimizer.device, OffloadDevice::kNvme);
+  EXPECT_EQ(section.plugin.offload_optimizer.nvme_path, "/x");
+  EXPECT_EQ(section.plugin.offload_optimizer.buffer_count, 8);
+  EXPECT_EQ(section.plugin.offload_optimizer.pipeline_read, false);
+  EXPECT_EQ(section.plugin.offload_optimizer.pipeline_write, std::nullopt);
+  EXPECT_FALSE(section.plugin.offload_optimizer.pin_memory);
+  EXPECT_EQ(section.plugin.offload_param.device, OffloadDevice::kCpu);
+  EXPECT_EQ(section.plugin.offload_param.max_in_cpu, 1'000'000);
   for (const std::string name : {"offload_optimizer", "offload_param"}) {
     EXPECT_THAT(
         errors_of(zero("\"" + name + "\": {\"device\": \"gpu\"}")),
@@ -132,7 +134,7 @@ TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
     const std::string file = adam + zero(R"("stage": 3, )" + param);
     EXPECT_EQ(errors_of(file), "") << param;
     EXPECT_THAT(notes_of(file), HasSubstr("the optimizer's state is on the cpu, too")) << param;
-    EXPECT_EQ(reading_with(file).config.zero.offload_optimizer.device.value, OffloadDevice::kCpu);
+    EXPECT_EQ(reading_with(file).config.zero.plugin.offload_optimizer.device, OffloadDevice::kCpu);
   }
   EXPECT_THAT(
       errors_of(adam + zero(R"("stage": 3, "offload_param": {"device": "cpu"},
@@ -169,9 +171,10 @@ TEST(ZeroSection, TheOldTruthsOfOffloadingAreTheNewSections) {
     "cpu_offload_param": true, "cpu_offload_use_pin_memory": true)"));
   EXPECT_EQ(lines_of(both.errors), "");
   const ZeroSection& section = both.config.zero;
-  EXPECT_EQ(section.offload_optimizer.device.value, OffloadDevice::kCpu);
-  EXPECT_EQ(section.offload_param.device.value, OffloadDevice::kCpu);
-  EXPECT_EQ(described(section.offload_param.device.origin), "ds.json:3:26");
+  EXPECT_EQ(section.plugin.offload_optimizer.device, OffloadDevice::kCpu);
+  EXPECT_EQ(section.plugin.offload_param.device, OffloadDevice::kCpu);
+  EXPECT_EQ(
+      described(section.origins.at("zero_optimization.offload_param.device")), "ds.json:3:26");
   for (const auto& [name, now] :
        {std::pair("cpu_offload", "offload_optimizer"),
         std::pair("cpu_offload_param", "offload_param")}) {
@@ -222,14 +225,15 @@ TEST(ZeroSection, LimitsOfStage3HaveTwoNames) {
   const ZeroSection section = reading_with(zero(R"("stage": 3, "stage3_max_live_parameters": 1e6,
     "param_persistence_threshold": 10, "stage3_prefetch_bucket_size": 0)"))
                                   .config.zero;
-  EXPECT_EQ(section.max_live_parameters.value, 1'000'000);
-  EXPECT_EQ(section.param_persistence_threshold.value, 10);
+  EXPECT_EQ(section.plugin.stage3_max_live_parameters, 1'000'000);
+  EXPECT_EQ(section.plugin.stage3_param_persistence_threshold, 10);
   EXPECT_EQ(section.prefetch_bucket_size.value, 0);
-  EXPECT_FALSE(reading_with("").config.zero.max_live_parameters.value.has_value());
+  EXPECT_FALSE(reading_with("").config.zero.plugin.stage3_max_live_parameters.has_value());
   for (const std::string key :
        {"model_persistence_threshold", "stage3_model_persistence_threshold"}) {
     EXPECT_EQ(
-        reading_with(zero("\"" + key + "\": 1e9")).config.zero.model_persistence_threshold.value,
+        reading_with(zero("\"" + key + "\": 1e9"))
+            .config.zero.plugin.stage3_model_persistence_threshold,
         1'000'000'000);
   }
   EXPECT_THAT(

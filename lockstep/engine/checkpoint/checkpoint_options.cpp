@@ -21,16 +21,15 @@ checkpoint::SaveModelOptions save_16bit_options(
             "expected a dtype of 16 bits, at::kHalf or at::kBFloat16; got {}",
             c10::toString(*dtype)));
   }
-  const ds_config::Dtype compute_dtype = config.precision.value;
-  if (!dtype && compute_dtype == ds_config::Dtype::kFloat32) {
+  const FloatDtype compute_dtype = config.precision.value;
+  if (!dtype && compute_dtype == FloatDtype::kFloat32) {
     throw ConfigError(
         "save_16bit_model",
         "the model computes in float32, so the 16-bit dtype is unknown; pass at::kHalf or "
         "at::kBFloat16, or save float32 with accelerator().save_model");
   }
   return {
-      .dtype =
-          dtype.value_or(compute_dtype == ds_config::Dtype::kFloat16 ? at::kHalf : at::kBFloat16),
+      .dtype = dtype.value_or(compute_dtype == FloatDtype::kFloat16 ? at::kHalf : at::kBFloat16),
       .file_name = file_name};
 }
 

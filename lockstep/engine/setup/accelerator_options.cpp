@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/ds_config/value_text.h"
-#include "lockstep/engine/setup/cast_model.h"
+#include "lockstep/precision/precision.h"
 
 namespace lockstep {
 namespace {
@@ -21,16 +21,16 @@ void set_precision(
     const std::shared_ptr<DynamicLossScale>& loss_scale,
     AcceleratorOptions& options) {
   switch (config.precision.value) {
-    case ds_config::Dtype::kFloat32:
+    case FloatDtype::kFloat32:
       options.mixed_precision = Precision::kNo;
       break;
-    case ds_config::Dtype::kBfloat16:
+    case FloatDtype::kBfloat16:
       options.mixed_precision = Precision::kBF16;
       if (config.bf16.enabled.value && config.bf16.check_grad_overflow.value) {
         options.non_finite = NonFinitePolicy::kSkip;
       }
       break;
-    case ds_config::Dtype::kFloat16:
+    case FloatDtype::kFloat16:
       options.mixed_precision = Precision::kFP16;
       if (loss_scale) {
         options.grad_scaler.init_scale = loss_scale->scale();
@@ -46,28 +46,12 @@ void set_precision(
   }
 }
 
-/// Sets the options that both kinds of offloading have.
-template <typename Section, typename Options>
-void set_offload(const Section& section, Options& options) {
-  options.device = section.device.value;
-  if (options.device == OffloadDevice::kNvme) {
-    options.nvme_path = section.nvme_path.value.value_or("");
+/// Drops the folder of a file that names one beside another device, which is only noted.
+template <typename Offload>
+void drop_unused_folder(Offload& offload) {
+  if (offload.device != OffloadDevice::kNvme) {
+    offload.nvme_path.clear();
   }
-  options.pin_memory = section.pin_memory.value;
-}
-
-void set_offloads(const ds_config::ZeroSection& zero, ZeroPlugin& plugin) {
-  OffloadOptimizer& optimizer = plugin.offload_optimizer;
-  set_offload(zero.offload_optimizer, optimizer);
-  optimizer.ratio = zero.offload_optimizer.ratio.value;
-  optimizer.super_offload = zero.offload_optimizer.super_offload.value;
-  optimizer.buffer_count = zero.offload_optimizer.buffer_count.value;
-  optimizer.pipeline_read =
-      zero.offload_optimizer.pipeline_read.value.value_or(optimizer.pipeline_read);
-  optimizer.pipeline_write =
-      zero.offload_optimizer.pipeline_write.value.value_or(optimizer.pipeline_write);
-  set_offload(zero.offload_param, plugin.offload_param);
-  plugin.offload_param.max_in_cpu = zero.offload_param.max_in_cpu.value;
 }
 
 void set_16_bit_training(
@@ -81,21 +65,20 @@ void set_16_bit_training(
   plugin.fp32_optimizer_states = !bf16.optimizer_states.value && !optimizer_refuses_fp32;
   if (const auto& sums = config.data_types.grad_accum_dtype;
       sums.value && model.has_16_bit_parameters) {
-    plugin.grad_accum_dtype = scalar_type_of(*sums.value);
-    if (config.communication_data_type.value == ds_config::Dtype::kFloat32 &&
-        sums.value == ds_config::Dtype::kFloat32) {
-      plugin.communication_data_type = at::kFloat;
+    plugin.grad_accum_dtype = sums.value;
+    if (config.communication_data_type.value == FloatDtype::kFloat32 &&
+        sums.value == FloatDtype::kFloat32) {
+      plugin.communication_data_type = FloatDtype::kFloat32;
     }
   }
-  plugin.load_from_fp32_weights = config.zero.load_from_fp32_weights.value;
 }
 
 void set_communication_dtype(
     const ds_config::DsConfig& config, const TrainedModel& model, AcceleratorOptions& options) {
   const auto& dtype = config.communication_data_type;
   // With data_types.param_dtype, ds_config has checked that the two agree.
-  const bool casts_parameters = config.data_types.param_dtype.value.value_or(
-                                    ds_config::Dtype::kFloat32) != ds_config::Dtype::kFloat32;
+  const bool casts_parameters =
+      config.data_types.param_dtype.value.value_or(FloatDtype::kFloat32) != FloatDtype::kFloat32;
   if (!dtype.value || casts_parameters) {
     return;
   }
@@ -108,14 +91,14 @@ void set_communication_dtype(
             word_of(*dtype.value),
             dtype.origin.text));
   }
-  if (*dtype.value == ds_config::Dtype::kFloat32) {
+  if (*dtype.value == FloatDtype::kFloat32) {
     return;
   }
   if (options.zero) {
-    options.zero->communication_data_type = scalar_type_of(*dtype.value);
+    options.zero->communication_data_type = dtype.value;
   } else {
     options.data_parallel.comm_hook.type =
-        *dtype.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
+        *dtype.value == FloatDtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
   }
 }
 
@@ -123,26 +106,21 @@ void set_communication_dtype(
 
 void set_zero_options(
     const ds_config::DsConfig& config, const TrainedModel& model, AcceleratorOptions& options) {
-  const ds_config::ZeroSection& zero = config.zero;
+  ZeroPlugin plugin = config.zero.plugin;
   const bool shards_masters = model.shards_masters_in_stage_0(config);
-  if (zero.stage.value == 0 && !shards_masters) {
+  if (plugin.stage == 0 && !shards_masters) {
     // Without it LOCKSTEP_ZERO_STAGE would apply.
     options.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0};
     return;
   }
-  ZeroPlugin plugin{.stage = shards_masters ? 1 : static_cast<int>(zero.stage.value)};
+  if (shards_masters) {
+    plugin.stage = 1;
+  }
+  plugin.stage3_prefetch = config.zero.prefetch_bucket_size.value > 0;
+  drop_unused_folder(plugin.offload_optimizer);
+  drop_unused_folder(plugin.offload_param);
   set_16_bit_training(config, model, plugin);
   options.grad_scaler.allow_fp16 = config.fp16.master_weights_and_grads.value;
-  plugin.reduce_bucket_size = zero.reduce_bucket_size.value;
-  plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
-  plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
-  plugin.stage3_model_persistence_threshold = zero.model_persistence_threshold.value;
-  plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
-  plugin.zero_quantized_weights = zero.quantized_weights.value;
-  plugin.zero_quantized_gradients = zero.quantized_gradients.value;
-  plugin.zero_quantized_nontrainable_weights = zero.quantized_nontrainable_weights.value;
-  plugin.zero_hpz_partition_size = static_cast<int>(zero.hpz_partition_size.value);
-  set_offloads(zero, plugin);
   options.zero = plugin;
 }
 
@@ -182,7 +160,7 @@ void check_no_option_of_ds_config(const AcceleratorOptions& given) {
 
 std::shared_ptr<DynamicLossScale> make_dynamic_loss_scale(const ds_config::DsConfig& config) {
   const ds_config::Fp16Section& fp16 = config.fp16;
-  if (config.precision.value != ds_config::Dtype::kFloat16 ||
+  if (config.precision.value != FloatDtype::kFloat16 ||
       (fp16.enabled.value && fp16.loss_scale.value > 0)) {
     return nullptr;
   }
@@ -199,7 +177,7 @@ std::shared_ptr<DynamicLossScale> make_dynamic_loss_scale(const ds_config::DsCon
       .hysteresis = fp16.hysteresis.value,
       .consecutive_hysteresis = fp16.consecutive_hysteresis.value,
       .min_loss_scale = static_cast<double>(fp16.min_loss_scale.value),
-      .plain = config.zero.stage.value == 0});
+      .plain = config.zero.plugin.stage == 0});
 }
 
 AcceleratorOptions accelerator_options(

@@ -19,7 +19,7 @@ struct TrainedModel {
   /// Returns whether float32 masters are sharded in stage 0, too. Full ones would take the memory
   /// of two more models on each rank.
   bool shards_masters_in_stage_0(const ds_config::DsConfig& config) const {
-    return has_16_bit_parameters && has_optimizer && config.zero.stage.value == 0;
+    return has_16_bit_parameters && has_optimizer && config.zero.plugin.stage == 0;
   }
 };
 

@@ -6,14 +6,11 @@
 
 #include <c10/core/GradMode.h>
 
+#include "lockstep/precision/precision.h"
 #include "lockstep/zero/bucket/low_precision_policy.h"
 
 namespace lockstep {
 namespace {
-
-std::optional<at::ScalarType> type_if_set(const std::optional<ds_config::Dtype>& dtype) {
-  return dtype ? std::optional(scalar_type_of(*dtype)) : std::nullopt;
-}
 
 void cast_tensor(const at::Tensor& tensor, at::ScalarType dtype) {
   if (!tensor.is_floating_point() || tensor.scalar_type() == dtype) {
@@ -25,22 +22,10 @@ void cast_tensor(const at::Tensor& tensor, at::ScalarType dtype) {
 
 }  // namespace
 
-at::ScalarType scalar_type_of(ds_config::Dtype dtype) {
-  switch (dtype) {
-    case ds_config::Dtype::kFloat16:
-      return at::kHalf;
-    case ds_config::Dtype::kBfloat16:
-      return at::kBFloat16;
-    case ds_config::Dtype::kFloat32:
-      break;
-  }
-  return at::kFloat;
-}
-
 ModelDtypes model_dtypes(const ds_config::DataTypesSection& section) {
   return {
-      .parameters = type_if_set(section.param_dtype.value),
-      .buffers = type_if_set(section.buffer_dtype.value),
+      .parameters = scalar_type_of(section.param_dtype.value),
+      .buffers = scalar_type_of(section.buffer_dtype.value),
       .fp32_buffers = section.keep_in_fp32_modules.value};
 }
 

@@ -20,7 +20,6 @@ struct ModelDtypes {
   std::vector<std::string> fp32_buffers = {};
 };
 ModelDtypes model_dtypes(const ds_config::DataTypesSection& section);
-at::ScalarType scalar_type_of(ds_config::Dtype dtype);
 
 /// Casts a model in place, as DeepSpeed's engine does: each tensor gets new memory and remains the
 /// same tensor; a gradient of another dtype is dropped. Parameters are cast to `parameters`,

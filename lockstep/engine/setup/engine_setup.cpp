@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/zero_setup/lower_precision.h"
+#include "lockstep/accelerator/zero_setup/dtypes.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/ds_config/keys/described_values.h"

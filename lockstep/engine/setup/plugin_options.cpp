@@ -72,13 +72,13 @@ bool is_default_of_boolean(const ds_config::KeySpec& spec, const config::Node& n
   ds_config::DsConfig unset;
   return std::visit(
       [&](auto field) {
-        if constexpr (std::is_same_v<
-                          decltype(field),
-                          ds_config::Resolved<bool>& (*)(ds_config::DsConfig&)>) {
-          return ds_config::truth_of(node) == field(unset).value;
-        } else {
-          return false;
+        if constexpr (!std::is_same_v<decltype(field), std::monostate>) {
+          const auto value = field(unset, spec.path).value;
+          if constexpr (std::is_same_v<decltype(value), const bool>) {
+            return ds_config::truth_of(node) == value;
+          }
         }
+        return false;
       },
       spec.field);
 }

@@ -13,12 +13,12 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/options/option_text.h"
-#include "lockstep/accelerator/options/zero_rows.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_errors.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/ds_config/keys/key_table.h"
 #include "lockstep/engine/setup/accelerator_options.h"
+#include "lockstep/zero_options/zero_rows.h"
 
 namespace lockstep {
 namespace {

@@ -23,7 +23,7 @@ struct EngineContext {
   EngineContext(ds_config::DsConfig resolved, int ranks)
       : config(std::move(resolved)), counter(config, ranks) {}
 
-  int64_t stage() const { return config.zero.stage.value; }
+  int64_t stage() const { return config.zero.plugin.stage; }
   bool has_optimizer() const { return optimizer != Optimizer(); }
   bool has_scheduler() const { return scheduler != Scheduler(); }
   /// Returns the factor of gradients; 1 without fp16.

@@ -242,7 +242,7 @@ void EngineBackward::check_unscaled_backward() {
     refuse(fmt::format(
         "so gradients are not divided by the {} micro-steps of an update", micro_steps));
   }
-  if (context_.config.precision.value == ds_config::Dtype::kFloat16) {
+  if (context_.config.precision.value == FloatDtype::kFloat16) {
     refuse("so gradients do not carry the loss scale of fp16");
   }
   if (context_.config.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum) {

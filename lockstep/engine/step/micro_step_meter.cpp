@@ -208,7 +208,7 @@ void MicroStepMeter::report_update() {
   if (reporter_.needs_loss() && loss_sum_.defined()) {
     facts.loss = loss_sum_.item<double>();
   }
-  if (context_.config.precision.value == ds_config::Dtype::kFloat16) {
+  if (context_.config.precision.value == FloatDtype::kFloat16) {
     facts.loss_scale = context_.loss_scale();
   }
   if (context_.config.activation_checkpointing.profile.value) {

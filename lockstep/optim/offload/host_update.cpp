@@ -55,8 +55,8 @@ HostUpdate::HostUpdate(const OffloadOptimizer& options, int64_t fields, bool val
   if (options.device == OffloadDevice::kNvme || values_in_files) {
     swapper_.emplace(offload::TensorSwapperOptions{
         .slots = slots_of(options, fields, values_in_files),
-        .read_ahead = options.pipeline_read,
-        .write_behind = options.pipeline_write});
+        .read_ahead = options.pipeline_read.value_or(true),
+        .write_behind = options.pipeline_write.value_or(true)});
   }
 }
 

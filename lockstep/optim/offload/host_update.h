@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "lockstep/offload/host_staging.h"
-#include "lockstep/offload/options.h"
 #include "lockstep/offload/tensor_swapper.h"
 #include "lockstep/optim/flat/rule_calls.h"
+#include "lockstep/zero_options/offload.h"
 
 namespace lockstep::optim {
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/offload/options.h"
 #include "lockstep/optim/flat/flat_parameter_groups.h"
 #include "lockstep/optim/offload/host_update.h"
 #include "lockstep/optim/update/speculative_updates.h"
 #include "lockstep/optim/update/update_strategy.h"
+#include "lockstep/zero_options/offload.h"
 
 namespace lockstep::optim {
 

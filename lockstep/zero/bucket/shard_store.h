@@ -9,8 +9,8 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/offload/file_tensor.h"
-#include "lockstep/offload/options.h"
 #include "lockstep/zero/bucket/low_precision_policy.h"
+#include "lockstep/zero_options/offload.h"
 
 namespace lockstep::zero {
 

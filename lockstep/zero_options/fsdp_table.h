@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/fsdp/words.h"
+#include "lockstep/zero_options/fsdp_plugin.h"
 
 namespace lockstep::fsdp {
 

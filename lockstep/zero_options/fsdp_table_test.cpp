@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/fsdp/option_table.h"
+#include "lockstep/zero_options/fsdp_table.h"
 
 #include <set>
 #include <string>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/options/zero_plugins.h"
+#include "lockstep/zero_options/fsdp_plugin.h"
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/options/options.h"
 #include "lockstep/base/error.h"
-#include "lockstep/fsdp/option_table.h"
+#include "lockstep/zero_options/check_zero_options.h"
+#include "lockstep/zero_options/fsdp_table.h"
 
 namespace lockstep {
 namespace {
@@ -64,16 +64,6 @@ void set_units(const FsdpPlugin& plugin, ZeroPlugin& zero) {
 
 }  // namespace
 
-void refuse_local_state_dict(StateDictType type, const char* where) {
-  if (type == StateDictType::kLocalStateDict) {
-    throw ConfigError(
-        where,
-        "state_dict_type LOCAL_STATE_DICT is not supported: only the same number of processes "
-        "could load its flat memory; use SHARDED_STATE_DICT, which writes each process's shards by "
-        "name");
-  }
-}
-
 std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
   refuse_local_state_dict(state_dict_type, "fsdp_plugin");
   const ShardingStrategy strategy = strategy_of(*this);
@@ -97,30 +87,6 @@ std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
   }
   zero.stage3_prefetch = backward_prefetch == BackwardPrefetch::kPre;
   set_units(*this, zero);
-  return zero;
-}
-
-std::optional<ZeroPlugin> DeepSpeedPlugin::zero() const {
-  if (zero_stage < 0 || zero_stage > 3) {
-    throw ConfigError(
-        "deepspeed_plugin", fmt::format("zero_stage is {}; expected 0, 1, 2 or 3", zero_stage));
-  }
-  const bool offloads = offload_optimizer_device != OffloadDevice::kNone ||
-                        offload_param_device != OffloadDevice::kNone;
-  if (zero_stage == 0 && offloads) {
-    throw ConfigError(
-        "deepspeed_plugin",
-        "stage 0 keeps everything on the device; got an offload device, expected none; offload "
-        "the optimizer's state from stage 1 on, parameters in stage 3");
-  }
-  if (zero_stage == 0) {
-    return std::nullopt;
-  }
-  ZeroPlugin zero{.stage = zero_stage};
-  zero.offload_optimizer.device = offload_optimizer_device;
-  zero.offload_optimizer.nvme_path = offload_optimizer_nvme_path;
-  zero.offload_param.device = offload_param_device;
-  zero.offload_param.nvme_path = offload_param_nvme_path;
   return zero;
 }
 

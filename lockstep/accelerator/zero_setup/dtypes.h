@@ -9,7 +9,9 @@
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/flat/bucket_plan.h"
+#include "lockstep/zero/bucket/low_precision_policy.h"
 
+/// The dtypes in which parameters and gradients are stored, accumulated and sent.
 namespace lockstep {
 
 /// Returns whether `name` names the C++ class `type` ("torch::nn::LinearImpl"): that name,
@@ -41,5 +43,11 @@ std::optional<at::ScalarType> reduced_comm_dtype(
     const std::optional<at::ScalarType>& communication_data_type,
     const LowerPrecisionModules& lower);
 flat::CommDtypes all_in_comm_dtype(const NamedTensors& parameters, at::ScalarType dtype);
+
+/// Translates a plugin's settings for fp16 and bf16 parameters into a ZeRO policy.
+zero::LowPrecisionPolicy low_precision_policy(const ZeroPlugin& plugin);
+
+/// Throws ConfigError if gradients of `parameters` cannot be accumulated in the requested dtype.
+void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters);
 
 }  // namespace lockstep

@@ -2,17 +2,39 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "lockstep/fsdp/words.h"
-#include "lockstep/offload/options.h"
+#include "lockstep/zero_options/zero_plugin.h"
 
 namespace lockstep {
 
-struct ZeroPlugin;
+/// torch's names of sharding strategies.
+enum class ShardingStrategy {
+  kFullShard,    ///< FULL_SHARD: parameters, gradients and optimizer state; ZeRO's stage 3.
+  kShardGradOp,  ///< SHARD_GRAD_OP: gradients and optimizer state; stage 2.
+  kNoShard,      ///< NO_SHARD: data parallel.
+  /// HYBRID_SHARD: as kFullShard, and the processes of each host keep a secondary shard of the
+  /// parameters, so that only the first all-gather after an update leaves the host. Gradients and
+  /// optimizer state are sharded over all processes, while torch has a copy on each host.
+  kHybridShard,
+  /// _HYBRID_SHARD_ZERO2: parameters are replicated; stage 2 over all processes.
+  kHybridShardZero2
+};
+
+/// The time at which the next parameters are prefetched.
+enum class BackwardPrefetch {
+  kPre,  ///< BACKWARD_PRE: before the current ones are used.
+  kNone  ///< NO_PREFETCH
+};
+
+/// The rule that groups parameters into sharded units.
+enum class AutoWrapPolicy {
+  kNone,        ///< NO_WRAP: buckets of a sixteenth of the model.
+  kSize,        ///< SIZE_BASED_WRAP, of min_num_params.
+  kTransformer  ///< TRANSFORMER_BASED_WRAP, by transformer_layer_cls_to_wrap.
+};
 
 /// Sharding options in the words of torch's FSDP and Accelerate's FullyShardedDataParallelPlugin.
 /// They are translated to ZeroPlugin.
@@ -40,25 +62,5 @@ struct FsdpPlugin {
   /// a host; 0: hosts differ.
   std::optional<ZeroPlugin> zero(int local_size) const;
 };
-
-/// The sharding options of Accelerate's DeepSpeedPlugin. For a ds_config.json use `initialize`,
-/// DeepSpeed's engine.
-struct DeepSpeedPlugin {
-  /// 0: data parallel.
-  int zero_stage = 2;
-  /// Overrides AcceleratorOptions::gradient_accumulation_steps.
-  std::optional<int64_t> gradient_accumulation_steps = std::nullopt;
-  /// See ZeroPlugin::offload_optimizer and offload_param.
-  OffloadDevice offload_optimizer_device = OffloadDevice::kNone;
-  OffloadDevice offload_param_device = OffloadDevice::kNone;
-  std::filesystem::path offload_optimizer_nvme_path = {};
-  std::filesystem::path offload_param_nvme_path = {};
-
-  /// Throws ConfigError for an unknown stage. None: data parallel.
-  std::optional<ZeroPlugin> zero() const;
-};
-
-/// Throws ConfigError, in the name of `where`, for kLocalStateDict.
-void refuse_local_state_dict(StateDictType type, const char* where);
 
 }  // namespace lockstep

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <string_view>
 
-#include "lockstep/base/memory/offload_device.h"
+#include "lockstep/base/enum_words.h"
 
 namespace lockstep {
+
+/// Selects the memory for offloaded tensors.
+enum class OffloadDevice {
+  kNone,  ///< On the device.
+  kCpu,   ///< In the host's memory.
+  kNvme   ///< In files, best on a fast disk that nothing else uses.
+};
+
+template <>
+inline constexpr std::array<std::string_view, 3> kWordsOf<OffloadDevice> = {"none", "cpu", "nvme"};
 
 /// Offloads the optimizer's state and its update to the host, unless kNone. The names are
 /// DeepSpeed's.
@@ -25,10 +38,10 @@ struct OffloadOptimizer {
   /// overlap with reading the next bucket or writing the previous one, three times as many with
   /// both.
   int64_t buffer_count = 6;
-  /// kNvme: reads the next buckets during an update.
-  bool pipeline_read = true;
-  /// kNvme: writes the last buckets during an update.
-  bool pipeline_write = true;
+  /// kNvme: reads the next buckets during an update. None: true.
+  std::optional<bool> pipeline_read = std::nullopt;
+  /// kNvme: writes the last buckets during an update. None: true.
+  std::optional<bool> pipeline_write = std::nullopt;
   /// kCpu: the host updates a bucket as soon as its gradient is complete, while backward continues.
   /// It updates copies, so state and parameters take twice the host memory. If an input has changed
   /// when the optimizer steps (clipping, another learning rate, a write to parameters), the bucket
