@@ -39,6 +39,10 @@
 
 namespace lockstep {
 
+namespace accelerator {
+class Internals;
+}  // namespace accelerator
+
 /// Runs a single-process training loop on many processes. The main object of a training program.
 ///
 /// The constructor finds this process's rank (from torchrun's, MPI's or SLURM's variables, or a
@@ -424,12 +428,12 @@ class Accelerator {
   void request_preemption();
 
  private:
-  friend class AcceleratorInternals;
+  friend class accelerator::Internals;
   struct State;
 
-  Preparer& preparer();
+  accelerator::Preparer& preparer();
   void end_prepare();
-  Collectives& collectives();
+  accelerator::Collectives& collectives();
   GradientScope begin_micro_step(const std::vector<const void*>& models);
   GradientScope begin_no_sync(const std::vector<const void*>& models);
   void trigger_sync(const std::vector<const void*>& models);

@@ -37,18 +37,19 @@ namespace lockstep {
 
 /// The objects that an Accelerator delegates to, in order of their dependencies.
 struct Accelerator::State {
-  explicit State(RunContext run_context)
+  explicit State(accelerator::RunContext run_context)
       : context(std::move(run_context)),
-        step(std::make_shared<TrainingStep>(
+        step(std::make_shared<accelerator::TrainingStep>(
             context.options, context.precision == Precision::kFP16, context.group)),
-        active(std::make_shared<ActiveLoaders>(context.group, context.options.rng_types, step)),
+        active(std::make_shared<accelerator::ActiveLoaders>(
+            context.group, context.options.rng_types, step)),
         objects(context),
         zero_init(context.group, context.device),
         preparer(objects, step, active, zero_init),
         offloader(objects, *step),
-        finite(std::make_shared<FiniteGuard>(
+        finite(std::make_shared<accelerator::FiniteGuard>(
             context.options.non_finite, step->scaler() != nullptr, context.group)),
-        losses(std::make_shared<LossWatch>(
+        losses(std::make_shared<accelerator::LossWatch>(
             context.options.non_finite == NonFinitePolicy::kIgnore, context.group)),
         model_check(objects, *step, local_sgds),
         missing_gradients(objects),
@@ -61,7 +62,7 @@ struct Accelerator::State {
         uneven_inputs(objects, *step, *active, gradients, local_sgds),
         collectives(context.group, context.debug, *active),
         trackers(context),
-        epochs(std::make_shared<EpochCounter>([this] { return work(); })),
+        epochs(std::make_shared<accelerator::EpochCounter>([this] { return work(); })),
         checkpointer(
             objects,
             *step,
@@ -83,7 +84,7 @@ struct Accelerator::State {
     step->add_observer(losses);
     step->add_observer(*active);
     step->add_observer(precision);
-    step->add_observer(std::make_shared<FlightStep>());
+    step->add_observer(std::make_shared<accelerator::FlightStep>());
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
     ++living;
@@ -96,7 +97,7 @@ struct Accelerator::State {
   int64_t step_or_updates(std::optional<int64_t> given) const;
 
   /// Returns the work of the program so far, for EpochCounter.
-  EpochCounter::Work work() const;
+  accelerator::EpochCounter::Work work() const;
 
   void end_training();
 
@@ -109,30 +110,30 @@ struct Accelerator::State {
     }
   }
 
-  RunContext context;
-  std::shared_ptr<TrainingStep> step;
-  std::shared_ptr<ActiveLoaders> active;
-  LocalSgdScopes local_sgds;
-  PreparedObjects objects;
-  ZeroInit zero_init;
-  Preparer preparer;
-  StateOffloader offloader;
-  std::shared_ptr<FiniteGuard> finite;
-  std::shared_ptr<LossWatch> losses;
-  UnpreparedModelCheck model_check;
-  MissingGradientCheck missing_gradients;
-  UnpreparedUpdateCheck update_check;
-  ReplicaCheck replicas;
-  MixedPrecision precision;
-  Gradients gradients;
-  GradientAccumulation accumulation;
-  BackwardRunner backward;
-  UnevenInputs uneven_inputs;
-  Collectives collectives;
-  Trackers trackers;
-  std::shared_ptr<EpochCounter> epochs;
-  Checkpointer checkpointer;
-  ActiveStepRecorder step_recorder;
+  accelerator::RunContext context;
+  std::shared_ptr<accelerator::TrainingStep> step;
+  std::shared_ptr<accelerator::ActiveLoaders> active;
+  accelerator::LocalSgdScopes local_sgds;
+  accelerator::PreparedObjects objects;
+  accelerator::ZeroInit zero_init;
+  accelerator::Preparer preparer;
+  accelerator::StateOffloader offloader;
+  std::shared_ptr<accelerator::FiniteGuard> finite;
+  std::shared_ptr<accelerator::LossWatch> losses;
+  accelerator::UnpreparedModelCheck model_check;
+  accelerator::MissingGradientCheck missing_gradients;
+  accelerator::UnpreparedUpdateCheck update_check;
+  accelerator::ReplicaCheck replicas;
+  accelerator::MixedPrecision precision;
+  accelerator::Gradients gradients;
+  accelerator::GradientAccumulation accumulation;
+  accelerator::BackwardRunner backward;
+  accelerator::UnevenInputs uneven_inputs;
+  accelerator::Collectives collectives;
+  accelerator::Trackers trackers;
+  std::shared_ptr<accelerator::EpochCounter> epochs;
+  accelerator::Checkpointer checkpointer;
+  accelerator::ActiveStepRecorder step_recorder;
   bool triggered = false;
 
   /// The Accelerators of this process: with the last one it leaves the job.

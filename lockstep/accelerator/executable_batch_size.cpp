@@ -47,7 +47,7 @@ BatchSizeAttempt::BatchSizeAttempt(Accelerator* accelerator) : accelerator_(acce
   if (!has_peers()) {
     return;
   }
-  const RunContext& context = AcceleratorInternals::context(*accelerator_);
+  const accelerator::RunContext& context = accelerator::Internals::context(*accelerator_);
   if (!context.transport) {
     throw ConfigError(
         "find_executable_batch_size",
@@ -76,7 +76,7 @@ BatchSizeAttempt::End BatchSizeAttempt::agree(End here) {
   if (!has_peers()) {
     return here;
   }
-  comm::RenewableTransport& transport = *AcceleratorInternals::context(*accelerator_).transport;
+  comm::RenewableTransport& transport = *accelerator::Internals::context(*accelerator_).transport;
   if (here != End::kDone) {
     transport.abandon();
   }

@@ -19,21 +19,26 @@
 namespace lockstep {
 
 class Accelerator;
+class LocalSgd;
+struct JoinUnevenInputs;
+struct LocalSgdScopeOptions;
+
+}  // namespace lockstep
+
+namespace lockstep::accelerator {
+
 class ActiveLoaders;
 class BackwardRunner;
 class CheckpointPart;
 class FiniteGuard;
-class LocalSgd;
 class LocalSgdScopes;
 class TrainingStep;
-struct JoinUnevenInputs;
-struct LocalSgdScopeOptions;
 struct PreparedObjects;
 struct RunContext;
 
 /// Gives the engine, LocalSgd, find_executable_batch_size and the Python bindings access to parts
 /// of an Accelerator. Not for programs: it changes without notice.
-class AcceleratorInternals {
+class Internals {
  public:
   static const RunContext& context(Accelerator& accelerator);
   static PreparedObjects& objects(Accelerator& accelerator);
@@ -73,4 +78,4 @@ class AcceleratorInternals {
       Accelerator& accelerator, const void* model, const LocalSgdScopeOptions& options);
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

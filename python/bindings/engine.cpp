@@ -73,7 +73,7 @@ class PythonEngine : public EngineCore {
   }
   /// Frees the parameters that stage 3 has unsharded. Collective.
   void empty_partition_cache() {
-    zero::Sharding* const sharding = AcceleratorInternals::objects(accelerator()).sharding.get();
+    zero::Sharding* const sharding = accelerator::Internals::objects(accelerator()).sharding.get();
     if (sharding != nullptr && sharding->coordinator() != nullptr) {
       sharding->coordinator()->release_all();
     }
@@ -203,8 +203,8 @@ Initialized initialize(
     const std::vector<at::Tensor>& model_parameters,
     const WorldSpec& world,
     const Group& group,
-    const std::vector<std::shared_ptr<ZeroInit>>& zero_inits) {
-  const GivenModel given = given_model(model);
+    const std::vector<std::shared_ptr<accelerator::ZeroInit>>& zero_inits) {
+  const accelerator::GivenModel given = given_model(model);
   const py::gil_scoped_release no_gil;
   InitializeOptions options;
   options.config = config_path;
@@ -214,7 +214,7 @@ Initialized initialize(
   options.connected = Connected{world, group};
   EngineSetup setup(std::move(options), given.parameters(), given.buffers(), given.classes());
   Initialized result;
-  GivenObjects objects;
+  accelerator::GivenObjects objects;
   objects.models.push_back(given);
   if (auto plain = setup.optimizer_for(given.parameters())) {
     result.inner = plain;
@@ -224,7 +224,7 @@ Initialized initialize(
     objects.optimizers.push_back(given_optimizer_of(plain));
   }
   std::vector<Optimizer> prepared =
-      AcceleratorInternals::prepare(setup.accelerator(), std::move(objects));
+      accelerator::Internals::prepare(setup.accelerator(), std::move(objects));
   if (!prepared.empty()) {
     result.optimizer = prepared.front();
   }
@@ -345,7 +345,7 @@ void bind_engine_checkpoints(py::class_<PythonEngine, std::shared_ptr<PythonEngi
              bool exclude_frozen_parameters) {
             const NamedTensors tensors = tensors_of_python(module, !exclude_frozen_parameters);
             const py::gil_scoped_release no_gil;
-            AcceleratorInternals::save_model_tensors(
+            accelerator::Internals::save_model_tensors(
                 self.accelerator(),
                 tensors,
                 folder,

@@ -35,7 +35,7 @@ class GatheredScope {
       : parameters_(std::move(parameters)), group_(group), accelerator_(accelerator) {
     zero::Sharding* const sharding =
         accelerator == nullptr ? nullptr
-                               : AcceleratorInternals::objects(*accelerator).sharding.get();
+                               : accelerator::Internals::objects(*accelerator).sharding.get();
     exact_.emplace(sharding == nullptr ? nullptr : sharding->coordinator());
     gathered_.emplace(parameters_, writes);
   }
@@ -54,7 +54,8 @@ class GatheredScope {
     gathered_.reset();
     exact_.reset();
     if (modifier_rank && accelerator_ != nullptr) {
-      AcceleratorInternals::step(*accelerator_).notify(&TrainingStepObserver::equal_changes_made);
+      accelerator::Internals::step(*accelerator_)
+          .notify(&accelerator::TrainingStepObserver::equal_changes_made);
     }
   }
 
@@ -70,15 +71,15 @@ class GatheredScope {
 
 void transfer_zero_init(
     Accelerator& accelerator,
-    const std::vector<std::shared_ptr<ZeroInit>>& zero_inits,
-    const GivenModel& model) {
+    const std::vector<std::shared_ptr<accelerator::ZeroInit>>& zero_inits,
+    const accelerator::GivenModel& model) {
   if (zero_inits.empty()) {
     return;
   }
   std::vector<at::Tensor> tensors = tensors_of(model.parameters());
   const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  zero::Sharding* const sharding = AcceleratorInternals::objects(accelerator).sharding.get();
+  zero::Sharding* const sharding = accelerator::Internals::objects(accelerator).sharding.get();
   for (const auto& zero_init : zero_inits) {
     zero_init->unshard(tensors);
     if (sharding != nullptr) {
@@ -89,15 +90,15 @@ void transfer_zero_init(
 
 void bind_gathered(py::module_& module) {
   py::class_<ZeroInitScope>(module, "ZeroInitScope").def("end", &ZeroInitScope::end);
-  py::class_<ZeroInit, std::shared_ptr<ZeroInit>>(module, "ZeroInit")
+  py::class_<accelerator::ZeroInit, std::shared_ptr<accelerator::ZeroInit>>(module, "ZeroInit")
       .def(py::init([](const Group& group, const at::Device& device) {
-        return std::make_shared<ZeroInit>(group, device);
+        return std::make_shared<accelerator::ZeroInit>(group, device);
       }))
-      .def("begin", [](ZeroInit& self) { return ZeroInitScope(self.begin()); })
+      .def("begin", [](accelerator::ZeroInit& self) { return ZeroInitScope(self.begin()); })
       // Ends the block: shards `tensors`, too, and drops shards that nothing refers to.
       .def(
           "finish",
-          [](ZeroInit& self, const std::vector<at::Tensor>& tensors) {
+          [](accelerator::ZeroInit& self, const std::vector<at::Tensor>& tensors) {
             NamedTensors named;
             for (const at::Tensor& tensor : tensors) {
               named.push_back({"", tensor});
@@ -105,7 +106,7 @@ void bind_gathered(py::module_& module) {
             self.finish(named, nullptr);
           },
           NoGil())
-      .def("unshard", &ZeroInit::unshard, NoGil());
+      .def("unshard", &accelerator::ZeroInit::unshard, NoGil());
   py::class_<GatheredScope>(module, "GatheredScope")
       .def(
           py::init([](std::vector<at::Tensor> parameters,

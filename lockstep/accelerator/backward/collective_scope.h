@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::accelerator {
 
 /// A scope whose end communicates: call finish().
 ///
@@ -42,4 +42,4 @@ class [[nodiscard]] CollectiveScope {
   std::function<void()> finish_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::accelerator {
 
 Preemption::Preemption(const RunContext& context) : context_(context), group_(context.group) {
   if (is_enabled()) {
@@ -72,4 +72,4 @@ void Preemption::clear() {
   StopRequests::clear();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

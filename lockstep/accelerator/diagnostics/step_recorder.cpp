@@ -21,7 +21,7 @@
 #include "lockstep/precision/precision.h"
 #include "lockstep/watch/flight_memory.h"
 
-namespace lockstep {
+namespace lockstep::accelerator {
 namespace {
 
 using tracking::add_times;
@@ -271,4 +271,4 @@ ActiveStepRecorder::~ActiveStepRecorder() {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

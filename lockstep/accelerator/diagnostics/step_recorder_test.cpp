@@ -17,7 +17,7 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/optim/rules/sgd.h"
 
-namespace lockstep {
+namespace lockstep::accelerator {
 namespace {
 
 using namespace std::chrono_literals;
@@ -216,4 +216,4 @@ TEST(StepRecorder, WithoutAFolderIsRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

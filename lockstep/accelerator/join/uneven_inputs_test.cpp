@@ -14,7 +14,7 @@
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 
-namespace lockstep {
+namespace lockstep::accelerator {
 namespace {
 
 using torch::nn::Linear;
@@ -105,4 +105,4 @@ TEST(JoinUnevenInputs, AllBeginANewAccumulationGroupAfterwards) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

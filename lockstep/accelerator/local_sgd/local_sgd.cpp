@@ -47,7 +47,10 @@ NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTen
 }
 
 /// Throws ConfigError for a mode of training in which processes cannot train separately.
-void check_mode(const TrainingStep& step, const PreparedObjects& objects, bool enabled) {
+void check_mode(
+    const accelerator::TrainingStep& step,
+    const accelerator::PreparedObjects& objects,
+    bool enabled) {
   if (step.is_joining()) {
     throw ConfigError(
         "local_sgd",
@@ -71,7 +74,9 @@ void check_mode(const TrainingStep& step, const PreparedObjects& objects, bool e
 /// Returns the further tensors to average; an empty function for none. Throws ConfigError for an
 /// optimizer of the program's own class.
 std::function<NamedTensors()> also_averaged(
-    const PreparedObjects& objects, const PreparedModel& model, LocalOptimizerState state) {
+    const accelerator::PreparedObjects& objects,
+    const accelerator::PreparedModel& model,
+    LocalOptimizerState state) {
   if (state == LocalOptimizerState::kKeep) {
     return nullptr;
   }
@@ -91,11 +96,11 @@ std::function<NamedTensors()> also_averaged(
 }  // namespace
 
 LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
-    : step_(AcceleratorInternals::step(accelerator)),
-      objects_(AcceleratorInternals::objects(accelerator)),
-      scopes_(AcceleratorInternals::local_sgds(accelerator)),
+    : step_(accelerator::Internals::step(accelerator)),
+      objects_(accelerator::Internals::objects(accelerator)),
+      scopes_(accelerator::Internals::local_sgds(accelerator)),
       exceptions_at_start_(std::uncaught_exceptions()) {
-  const PreparedModel* const prepared = objects_.find_model(model);
+  const accelerator::PreparedModel* const prepared = objects_.find_model(model);
   if (prepared == nullptr) {
     throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
   }
@@ -145,8 +150,8 @@ void LocalSgd::finish() {
     unregister();
     core_.reset();
     // With different momenta the models of data parallel would diverge.
-    make_optimizers_equal(objects_, "local_sgd");
-    step_.notify(&TrainingStepObserver::equal_changes_made);
+    accelerator::make_optimizers_equal(objects_, "local_sgd");
+    step_.notify(&accelerator::TrainingStepObserver::equal_changes_made);
   }
 }
 
@@ -158,7 +163,7 @@ void LocalSgd::unregister() {
   scopes_.remove(core_);
 }
 
-std::unique_ptr<LocalSgd> AcceleratorInternals::local_sgd(
+std::unique_ptr<LocalSgd> accelerator::Internals::local_sgd(
     Accelerator& accelerator, const void* model, const LocalSgdScopeOptions& options) {
   return std::unique_ptr<LocalSgd>(new LocalSgd(accelerator, model, options));
 }

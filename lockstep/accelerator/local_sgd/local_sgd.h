@@ -9,9 +9,12 @@
 
 namespace lockstep {
 
+namespace accelerator {
 class LocalSgdScopes;
 class TrainingStep;
 struct PreparedObjects;
+class Internals;
+}  // namespace accelerator
 
 /// The treatment of the optimizer's momenta when parameters are averaged.
 enum class LocalOptimizerState {
@@ -74,13 +77,13 @@ class LocalSgd {
   int64_t steps() const;
 
  private:
-  friend class AcceleratorInternals;
+  friend class accelerator::Internals;
   LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options);
   void unregister();
 
-  TrainingStep& step_;
-  PreparedObjects& objects_;
-  LocalSgdScopes& scopes_;
+  accelerator::TrainingStep& step_;
+  accelerator::PreparedObjects& objects_;
+  accelerator::LocalSgdScopes& scopes_;
   std::shared_ptr<LocalSgdCore> core_;  ///< Null if disabled.
   int exceptions_at_start_;
 };

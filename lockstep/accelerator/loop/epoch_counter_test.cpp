@@ -10,7 +10,7 @@
 
 #include "lockstep/base/log.h"
 
-namespace lockstep {
+namespace lockstep::accelerator {
 namespace {
 
 /// A program that trains in `train`, and its counter.
@@ -123,4 +123,4 @@ TEST(EpochCounter, AFinishedRangeIsEmptyAfterAResumeAndSaysSo) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

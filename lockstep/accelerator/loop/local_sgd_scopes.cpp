@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::accelerator {
 
 bool LocalSgdScopes::has(const void* model) const {
   return std::any_of(
@@ -66,4 +66,4 @@ void LocalSgdScopes::abandon() {
   forget_restored();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

@@ -17,7 +17,9 @@
 
 namespace lockstep {
 
+namespace accelerator {
 class TrainingStep;
+}  // namespace accelerator
 
 using AnySchedule = std::variant<schedule::Schedule, schedule::ReduceOnPlateauOptions>;
 
@@ -41,7 +43,10 @@ struct SchedulerPolicy {
 class [[nodiscard]] Scheduler {
  public:
   Scheduler() = default;  ///< Empty; only for later assignment.
-  Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<const TrainingStep> step);
+  Scheduler(
+      AnySchedule schedule,
+      SchedulerPolicy policy,
+      std::shared_ptr<const accelerator::TrainingStep> step);
 
   /// Takes control of the optimizers' rates, once. Throws ConfigError without an optimizer, or for
   /// a schedule with values for another number of parameter groups.

@@ -14,7 +14,10 @@ class Optimizer;
 
 namespace lockstep {
 
+namespace accelerator {
 class TrainingStep;
+}  // namespace accelerator
+
 namespace zero {
 class Sharding;
 }
@@ -28,7 +31,9 @@ class Sharding;
 class [[nodiscard]] Optimizer {
  public:
   Optimizer() = default;  ///< Empty; only for later assignment.
-  Optimizer(std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<TrainingStep> step);
+  Optimizer(
+      std::shared_ptr<torch::optim::Optimizer> inner,
+      std::shared_ptr<accelerator::TrainingStep> step);
 
   /// Performs one update with the wrapped optimizer. Collective with fp16, a NonFinitePolicy, ZeRO
   /// or shared_parameters; in any case all processes must call it equally often.

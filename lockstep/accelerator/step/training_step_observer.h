@@ -13,6 +13,10 @@ namespace lockstep {
 
 class Optimizer;
 
+}  // namespace lockstep
+
+namespace lockstep::accelerator {
+
 /// A loss whose backward begins.
 struct GivenLoss {
   const at::Tensor& loss;                      ///< One number, not divided or scaled yet.
@@ -95,4 +99,4 @@ class TrainingStepObserver {
   virtual void loader_pass_ended(const void* /*loader*/, bool /*outermost*/, bool /*trained*/) {}
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

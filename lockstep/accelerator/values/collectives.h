@@ -14,7 +14,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/data/sample/nested.h"
 
-namespace lockstep {
+namespace lockstep::accelerator {
 
 class ActiveLoaders;
 
@@ -79,4 +79,4 @@ class Collectives {
   const ActiveLoaders& active_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

@@ -14,7 +14,7 @@
 #include "lockstep/flat/parameters.h"
 #include "lockstep/precision/precision.h"
 
-namespace lockstep {
+namespace lockstep::accelerator {
 namespace {
 
 std::string namespace_of(const std::string& type) {
@@ -215,4 +215,4 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::accelerator

@@ -37,7 +37,7 @@ EngineCheckpointer::EngineCheckpointer(
       backward_(backward),
       update_(update),
       latest_(*context.accelerator, context.saves_on_each_host) {
-  AcceleratorInternals::add_checkpoint_part(*context.accelerator, std::make_shared<Part>(*this));
+  accelerator::Internals::add_checkpoint_part(*context.accelerator, std::make_shared<Part>(*this));
 }
 
 // --- saving
@@ -54,8 +54,8 @@ fs::path EngineCheckpointer::save(
   const std::string name = tag_of_rank_0(
       tag ? tag->text() : fmt::format("global_step{}", context_.counter.counts().global_steps));
   check_tag(name);
-  client_state_ =
-      without_non_finite(options.client_state.is_null() ? options.client_sd : options.client_state);
+  client_state_ = accelerator::without_non_finite(
+      options.client_state.is_null() ? options.client_sd : options.client_state);
   if (latest_.is_on_each_host()) {
     client_state_ = accelerator.broadcast_object(client_state_);  // Each host saves a copy.
   }
@@ -109,13 +109,13 @@ nlohmann::json EngineCheckpointer::engine_state() const {
 
 // --- the part of the checkpoint
 
-void EngineCheckpointer::Part::collect(StateToSave& state) const {
+void EngineCheckpointer::Part::collect(accelerator::StateToSave& state) const {
   if (engine_.latest_.is_writer()) {
     state.contents.add_json(kEngineFile, engine_.engine_state());
   }
 }
 
-void EngineCheckpointer::Part::check(StateToLoad& state) const {
+void EngineCheckpointer::Part::check(accelerator::StateToLoad& state) const {
   if (!state.reader.has(kEngineFile)) {
     throw CheckpointError(
         state.reader.path().string(),
@@ -169,7 +169,7 @@ LoadedCheckpoint EngineCheckpointer::load(
   }
   update_.reset_grad_norm();
   meter_.reset_loss();
-  return {folder, with_non_finite(loaded_state_.at("client_state"))};
+  return {folder, accelerator::with_non_finite(loaded_state_.at("client_state"))};
 }
 
 void EngineCheckpointer::load_accelerator_state(
