@@ -22,7 +22,7 @@ namespace lockstep::test_masters {
 constexpr double kLr = 0.01;
 constexpr int kSteps = 4;
 
-inline AcceleratorOptions stage(int number, int64_t micro_steps = 1) {
+inline AcceleratorOptions stage(int64_t number, int64_t micro_steps = 1) {
   AcceleratorOptions options{.gradient_accumulation_steps = micro_steps};
   if (number > 0) {
     options.zero = ZeroPlugin{.stage = number, .bucket_cap_bytes = 1000};
