@@ -47,11 +47,11 @@ void run_in_turn(Group group, bool first, const std::function<void()>& body) {
 }  // namespace
 
 Accelerator::Accelerator(AcceleratorOptions options)
-    : state_(std::make_unique<State>(accelerator::connect_run(std::move(options)))) {}
+    : state_(std::make_unique<State>(internal::connect_run(std::move(options)))) {}
 
 Accelerator::Accelerator(AcceleratorOptions options, WorldSpec world, Group group)
     : state_(std::make_unique<State>(
-          accelerator::run_in_group(std::move(options), std::move(world), std::move(group)))) {}
+          internal::run_in_group(std::move(options), std::move(world), std::move(group)))) {}
 
 Accelerator::Accelerator(Accelerator&& other) noexcept = default;
 Accelerator& Accelerator::operator=(Accelerator&& other) noexcept = default;
@@ -120,14 +120,14 @@ Group& Accelerator::group() {
 
 // --- prepare
 
-accelerator::Preparer& Accelerator::preparer() {
+internal::Preparer& Accelerator::preparer() {
   return state_->preparer;
 }
 
 void Accelerator::end_prepare() {
   state_->start_recording();
   state_->backward.watch_prepared();
-  state_->step->notify(&accelerator::TrainingStepObserver::objects_prepared);
+  state_->step->notify(&internal::TrainingStepObserver::objects_prepared);
 }
 
 void Accelerator::forget_prepared() {
@@ -210,7 +210,7 @@ void Accelerator::unscale_gradients(const Optimizer& optimizer) {
 at::Tensor Accelerator::clip_grad_norm_(
     const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   const comm::CallScope call("clip_grad_norm_");
-  const accelerator::LoopPartScope scope(*state_->step, tracking::LoopPart::kOptimizer);
+  const internal::LoopPartScope scope(*state_->step, tracking::LoopPart::kOptimizer);
   return state_->gradients.clip_norm(parameters, max_norm, norm_type);
 }
 
@@ -306,7 +306,7 @@ bool Accelerator::check_trigger() {
 
 // --- values across processes
 
-accelerator::Collectives& Accelerator::collectives() {
+internal::Collectives& Accelerator::collectives() {
   return state_->collectives;
 }
 
@@ -332,8 +332,8 @@ EpochRange Accelerator::epochs(int64_t count) {
   return state_->epochs->range(count);
 }
 
-accelerator::EpochCounter::Work Accelerator::State::work() const {
-  accelerator::EpochCounter::Work work{
+internal::EpochCounter::Work Accelerator::State::work() const {
+  internal::EpochCounter::Work work{
       .backward_passes = step->backward_passes(), .updates = step->updates()};
   for (const auto& loader : objects.loaders) {
     work.positions.push_back(active->position_to_save(*loader));
@@ -342,10 +342,10 @@ accelerator::EpochCounter::Work Accelerator::State::work() const {
 }
 
 std::function<ProgressValues()> Accelerator::live_progress() const {
-  return [losses = std::weak_ptr<const accelerator::LossWatch>(state_->losses),
+  return [losses = std::weak_ptr<const internal::LossWatch>(state_->losses),
           device = state_->context.device] {
-    const std::shared_ptr<const accelerator::LossWatch> held = losses.lock();
-    return held ? accelerator::progress_values(*held, device) : ProgressValues();
+    const std::shared_ptr<const internal::LossWatch> held = losses.lock();
+    return held ? internal::progress_values(*held, device) : ProgressValues();
   };
 }
 
@@ -438,7 +438,7 @@ void Accelerator::join_uneven_inputs(const std::function<void()>& body) {
 
 void Accelerator::join_uneven_inputs(
     const JoinUnevenInputs& options, const std::function<void()>& body) {
-  accelerator::CollectiveScope scope = state_->uneven_inputs.begin(options);
+  CollectiveScope scope = state_->uneven_inputs.begin(options);
   body();
   scope.finish();
 }
@@ -451,7 +451,7 @@ std::shared_ptr<void> Accelerator::begin_zero_init() {
 }
 
 void Accelerator::finish_zero_init(const NamedTensors& tensors) {
-  const accelerator::PreparedObjects& objects = state_->objects;
+  const internal::PreparedObjects& objects = state_->objects;
   state_->zero_init.finish(tensors, objects.shards_parameters() ? objects.sharding.get() : nullptr);
 }
 
@@ -459,9 +459,9 @@ void Accelerator::with_gathered_parameters(
     const std::vector<at::Tensor>& parameters,
     const std::function<void()>& body,
     std::optional<int> modifier_rank) {
-  accelerator::with_gathered_parameters(state_->objects, parameters, body, modifier_rank);
+  internal::with_gathered_parameters(state_->objects, parameters, body, modifier_rank);
   if (modifier_rank) {
-    state_->step->notify(&accelerator::TrainingStepObserver::equal_changes_made);
+    state_->step->notify(&internal::TrainingStepObserver::equal_changes_made);
   }
 }
 
@@ -494,7 +494,7 @@ void Accelerator::save_model_tensors(
   const comm::CallScope call("save_model");
   checkpoint::SaveModelOptions rest = options;
   rest.exclude_frozen_parameters = false;  // `tensors` has none.
-  const accelerator::LoopPartScope scope(*state_->step, tracking::LoopPart::kCheckpoint);
+  const internal::LoopPartScope scope(*state_->step, tracking::LoopPart::kCheckpoint);
   state_->checkpointer.saver().save_model(tensors, folder, rest);
 }
 

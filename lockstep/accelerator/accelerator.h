@@ -39,9 +39,9 @@
 
 namespace lockstep {
 
-namespace accelerator {
-class Internals;
-}  // namespace accelerator
+namespace internal {
+class AcceleratorInternals;
+}  // namespace internal
 
 /// Runs a single-process training loop on many processes. The main object of a training program.
 ///
@@ -428,12 +428,12 @@ class Accelerator {
   void request_preemption();
 
  private:
-  friend class accelerator::Internals;
+  friend class internal::AcceleratorInternals;
   struct State;
 
-  accelerator::Preparer& preparer();
+  internal::Preparer& preparer();
   void end_prepare();
-  accelerator::Collectives& collectives();
+  internal::Collectives& collectives();
   GradientScope begin_micro_step(const std::vector<const void*>& models);
   GradientScope begin_no_sync(const std::vector<const void*>& models);
   void trigger_sync(const std::vector<const void*>& models);

@@ -37,19 +37,19 @@ namespace lockstep {
 
 /// The objects that an Accelerator delegates to, in order of their dependencies.
 struct Accelerator::State {
-  explicit State(accelerator::RunContext run_context)
+  explicit State(internal::RunContext run_context)
       : context(std::move(run_context)),
-        step(std::make_shared<accelerator::TrainingStep>(
+        step(std::make_shared<internal::TrainingStep>(
             context.options, context.precision == Precision::kFP16, context.group)),
-        active(std::make_shared<accelerator::ActiveLoaders>(
+        active(std::make_shared<internal::ActiveLoaders>(
             context.group, context.options.rng_types, step)),
         objects(context),
         zero_init(context.group, context.device),
         preparer(objects, step, active, zero_init),
         offloader(objects, *step),
-        finite(std::make_shared<accelerator::FiniteGuard>(
+        finite(std::make_shared<internal::FiniteGuard>(
             context.options.non_finite, step->scaler() != nullptr, context.group)),
-        losses(std::make_shared<accelerator::LossWatch>(
+        losses(std::make_shared<internal::LossWatch>(
             context.options.non_finite == NonFinitePolicy::kIgnore, context.group)),
         model_check(objects, *step, local_sgds),
         missing_gradients(objects),
@@ -62,7 +62,7 @@ struct Accelerator::State {
         uneven_inputs(objects, *step, *active, gradients, local_sgds),
         collectives(context.group, context.debug, *active),
         trackers(context),
-        epochs(std::make_shared<accelerator::EpochCounter>([this] { return work(); })),
+        epochs(std::make_shared<internal::EpochCounter>([this] { return work(); })),
         checkpointer(
             objects,
             *step,
@@ -84,7 +84,7 @@ struct Accelerator::State {
     step->add_observer(losses);
     step->add_observer(*active);
     step->add_observer(precision);
-    step->add_observer(std::make_shared<accelerator::FlightStep>());
+    step->add_observer(std::make_shared<internal::FlightStep>());
     active->set_between_batches([this] { checkpointer.between_batches(); });
     active->set_before_pass([this] { checkpointer.resume_if_requested(/*in_epochs=*/false); });
     ++living;
@@ -97,7 +97,7 @@ struct Accelerator::State {
   int64_t step_or_updates(std::optional<int64_t> given) const;
 
   /// Returns the work of the program so far, for EpochCounter.
-  accelerator::EpochCounter::Work work() const;
+  internal::EpochCounter::Work work() const;
 
   void end_training();
 
@@ -110,30 +110,30 @@ struct Accelerator::State {
     }
   }
 
-  accelerator::RunContext context;
-  std::shared_ptr<accelerator::TrainingStep> step;
-  std::shared_ptr<accelerator::ActiveLoaders> active;
-  accelerator::LocalSgdScopes local_sgds;
-  accelerator::PreparedObjects objects;
-  accelerator::ZeroInit zero_init;
-  accelerator::Preparer preparer;
-  accelerator::StateOffloader offloader;
-  std::shared_ptr<accelerator::FiniteGuard> finite;
-  std::shared_ptr<accelerator::LossWatch> losses;
-  accelerator::UnpreparedModelCheck model_check;
-  accelerator::MissingGradientCheck missing_gradients;
-  accelerator::UnpreparedUpdateCheck update_check;
-  accelerator::ReplicaCheck replicas;
-  accelerator::MixedPrecision precision;
-  accelerator::Gradients gradients;
-  accelerator::GradientAccumulation accumulation;
-  accelerator::BackwardRunner backward;
-  accelerator::UnevenInputs uneven_inputs;
-  accelerator::Collectives collectives;
-  accelerator::Trackers trackers;
-  std::shared_ptr<accelerator::EpochCounter> epochs;
-  accelerator::Checkpointer checkpointer;
-  accelerator::ActiveStepRecorder step_recorder;
+  internal::RunContext context;
+  std::shared_ptr<internal::TrainingStep> step;
+  std::shared_ptr<internal::ActiveLoaders> active;
+  internal::LocalSgdScopes local_sgds;
+  internal::PreparedObjects objects;
+  internal::ZeroInit zero_init;
+  internal::Preparer preparer;
+  internal::StateOffloader offloader;
+  std::shared_ptr<internal::FiniteGuard> finite;
+  std::shared_ptr<internal::LossWatch> losses;
+  internal::UnpreparedModelCheck model_check;
+  internal::MissingGradientCheck missing_gradients;
+  internal::UnpreparedUpdateCheck update_check;
+  internal::ReplicaCheck replicas;
+  internal::MixedPrecision precision;
+  internal::Gradients gradients;
+  internal::GradientAccumulation accumulation;
+  internal::BackwardRunner backward;
+  internal::UnevenInputs uneven_inputs;
+  internal::Collectives collectives;
+  internal::Trackers trackers;
+  std::shared_ptr<internal::EpochCounter> epochs;
+  internal::Checkpointer checkpointer;
+  internal::ActiveStepRecorder step_recorder;
   bool triggered = false;
 
   /// The Accelerators of this process: with the last one it leaves the job.

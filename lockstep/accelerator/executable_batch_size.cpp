@@ -47,7 +47,7 @@ BatchSizeAttempt::BatchSizeAttempt(Accelerator* accelerator) : accelerator_(acce
   if (!has_peers()) {
     return;
   }
-  const accelerator::RunContext& context = accelerator::Internals::context(*accelerator_);
+  const internal::RunContext& context = internal::AcceleratorInternals::context(*accelerator_);
   if (!context.transport) {
     throw ConfigError(
         "find_executable_batch_size",
@@ -76,7 +76,8 @@ BatchSizeAttempt::End BatchSizeAttempt::agree(End here) {
   if (!has_peers()) {
     return here;
   }
-  comm::RenewableTransport& transport = *accelerator::Internals::context(*accelerator_).transport;
+  comm::RenewableTransport& transport =
+      *internal::AcceleratorInternals::context(*accelerator_).transport;
   if (here != End::kDone) {
     transport.abandon();
   }

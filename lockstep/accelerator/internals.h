@@ -25,7 +25,7 @@ struct LocalSgdScopeOptions;
 
 }  // namespace lockstep
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 class ActiveLoaders;
 class BackwardRunner;
@@ -38,7 +38,7 @@ struct RunContext;
 
 /// Gives the engine, LocalSgd, find_executable_batch_size and the Python bindings access to parts
 /// of an Accelerator. Not for programs: it changes without notice.
-class Internals {
+class AcceleratorInternals {
  public:
   static const RunContext& context(Accelerator& accelerator);
   static PreparedObjects& objects(Accelerator& accelerator);
@@ -78,4 +78,4 @@ class Internals {
       Accelerator& accelerator, const void* model, const LocalSgdScopeOptions& options);
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/tracking/registry/registry.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Stands for a tracker on processes that do not log: does nothing.
@@ -235,4 +235,4 @@ void Trackers::finish() {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/tracking/values/histogram.h"
 #include "lockstep/tracking/values/images.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Converts tensors to what trackers store. `images` have the shape [N, C, H, W], [C, H, W] or
 /// [H, W] with 1, 3 or 4 channels; bytes, or floating-point numbers from 0 to 1. Numbers outside
@@ -58,4 +58,4 @@ class Trackers {
   bool open_ = false;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

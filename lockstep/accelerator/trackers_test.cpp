@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -77,4 +77,4 @@ TEST(TrackedHistograms, RefuseEmptyAndComplexTensors) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@ namespace lockstep {
 /// Returns whether `own` is true on any rank. Collective. Cost: one all-reduce of a number.
 bool any_rank(Group ranks, bool own);
 
-/// The first rank that failed, and its error.
+/// Names the first rank that failed, and its error.
 struct FirstFailure {
   int rank = 0;
   std::string why;

@@ -63,13 +63,14 @@ struct DataTypesSection {
 };
 
 struct ZeroSection {
-  /// The values of the keys that Lockstep's ZeRO has, too (zero_options/zero_rows.h), with
-  /// DeepSpeed's defaults.
+  /// The values of the keys that Lockstep's ZeRO has, too (rows of zero_options/zero_rows.h with a
+  /// ds_key), with DeepSpeed's defaults. Its other members are those of a ZeroPlugin; the engine
+  /// sets them (set_zero_options).
   ZeroPlugin plugin{
       .stage = 0,
       .stage3_param_persistence_threshold = 100'000,
       .offload_optimizer = {.buffer_count = 4}};
-  /// The origins of these values, by the paths of their keys.
+  /// The origins of these values, by the paths of their keys. None: the default.
   std::map<std::string, Origin> origins;
   Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: no prefetching.
   Resolved<bool> ignore_unused_parameters{true};

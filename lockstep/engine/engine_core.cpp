@@ -57,7 +57,7 @@ struct EngineCore::Parts {
     }
   }
 
-  accelerator::FullValues full_values() const {
+  internal::FullValues full_values() const {
     if (!context->has_optimizer()) {
       throw ConfigError(
           "engine", "the engine has no optimizer, so no parameter is trained; pass one");
@@ -157,14 +157,13 @@ GradientScope EngineCore::no_sync() {
 }
 
 void EngineCore::coalesce_grad_reduction(const std::function<void()>& body) {
-  accelerator::CollectiveScope scope = begin_coalescing();
+  CollectiveScope scope = begin_coalescing();
   body();
   scope.finish();
 }
 
-accelerator::CollectiveScope EngineCore::begin_coalescing() {
-  const auto scope =
-      std::make_shared<accelerator::CollectiveScope>(live()->backward->begin_coalescing());
+CollectiveScope EngineCore::begin_coalescing() {
+  const auto scope = std::make_shared<CollectiveScope>(live()->backward->begin_coalescing());
   return {scope, [scope, parts = parts_] {
             // Throws ConfigError if the block has destroyed the engine.
             const std::shared_ptr<Parts> alive = live(parts);

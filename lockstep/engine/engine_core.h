@@ -77,7 +77,7 @@ class EngineCore {
   /// Throws ConfigError in stage 0, within no_sync(), and with managed_gradient_accumulation false.
   void coalesce_grad_reduction(const std::function<void()>& body);
   /// Begins such a block; the scope's finish() ends it.
-  accelerator::CollectiveScope begin_coalescing();
+  CollectiveScope begin_coalescing();
 
   // --- configuration and counts
   Accelerator& accelerator() const;

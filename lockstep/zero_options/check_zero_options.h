@@ -22,7 +22,7 @@ bool is_turned_on(const Value& value) {
   return value != Value();
 }
 
-/// Numbers are the sizes of groups of processes: a group of one process is none.
+/// The only number among them is the size of a group of processes: a group of one is none.
 inline bool is_turned_on(int64_t processes) {
   return processes > 1;
 }

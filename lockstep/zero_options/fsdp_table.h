@@ -26,13 +26,14 @@ struct Word {
 /// One row of the table: an option of FSDP by its names in Accelerate, and its effect in Lockstep.
 ///
 /// The readers of Accelerate's file (config/import) and of the variables of `accelerate launch`
-/// (accelerator/options) use it: an option without a row is unknown to both.
+/// (accelerator/options) use it: an option without a row is unknown to both. Python's lists of
+/// words come from it, too.
 struct Option {
   const char* key;       ///< Of the file's fsdp_config.
   const char* variable;  ///< Of the environment.
   Type type = Type::kText;
   std::span<const Word> words = {};  ///< Of kWord, in torch's order.
-  size_t numbers = 0;                ///< So many of the words have torch's number, from 1, too.
+  size_t numbers = 0;                ///< The first words that have torch's number, from 1, too.
   std::string_view member = {};      ///< Of FsdpPlugin; empty: the plugin has no such option.
   /// The options of ZeRO that the member sets, by their names in visit_zero_options, with blanks
   /// between them.

@@ -20,7 +20,7 @@ struct ZeroRange {
   int64_t min;
   int64_t max;
   /// The error for other numbers of a program. {got} is the number, {all} "name=number, ..." of all
-  /// options with this range. Null: the code that uses the option refuses them.
+  /// options with this range. Null: only the reader of ds_config.json checks the range.
   const char* error = nullptr;
 };
 
@@ -88,8 +88,8 @@ struct ZeroRow {
 /// the checks of single values. A value is a bool, a number, a text or path, a list of texts, a
 /// FloatDtype, another enum that has words (base/enum_words.h), or an optional of these.
 ///
-/// Counts of buffers and elements in memory may differ among ranks, since no message depends on
-/// them.
+/// Folders, pinned memory, buffer_count and max_in_cpu may differ among ranks, since no message
+/// depends on them. The order of the rows is that of messages that list options.
 template <typename Visit>
 void visit_zero_rows(const Visit& visit) {
   using Plugin = ZeroPlugin;

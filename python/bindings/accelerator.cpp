@@ -31,7 +31,7 @@
 namespace lockstep::python {
 namespace {
 
-using Internals = accelerator::Internals;
+using Internals = internal::AcceleratorInternals;
 
 /// A scope that Python ends with `end()`.
 class Scope {
@@ -68,7 +68,7 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
              const std::vector<py::object>& models,
              const std::vector<std::shared_ptr<PythonLoader>>& loaders,
              const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers) {
-            accelerator::GivenObjects objects;
+            internal::GivenObjects objects;
             for (const py::object& model : models) {
               objects.models.push_back(given_model(model));
             }
@@ -471,9 +471,9 @@ void bind_local_sgd(py::module_& module) {
 
 void bind_accelerator(py::module_& module) {
   py::class_<Scope>(module, "Scope").def("end", &Scope::end);
-  py::class_<accelerator::CollectiveScope>(module, "CollectiveScope")
-      .def("finish", &accelerator::CollectiveScope::finish, NoGil())
-      .def("abandon", &accelerator::CollectiveScope::abandon, NoGil());
+  py::class_<CollectiveScope>(module, "CollectiveScope")
+      .def("finish", &CollectiveScope::finish, NoGil())
+      .def("abandon", &CollectiveScope::abandon, NoGil());
   bind_byte_collectives(module);
   bind_saved_states(module);
   module.def("fsdp_words", &fsdp_words);

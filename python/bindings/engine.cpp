@@ -73,7 +73,8 @@ class PythonEngine : public EngineCore {
   }
   /// Frees the parameters that stage 3 has unsharded. Collective.
   void empty_partition_cache() {
-    zero::Sharding* const sharding = accelerator::Internals::objects(accelerator()).sharding.get();
+    zero::Sharding* const sharding =
+        internal::AcceleratorInternals::objects(accelerator()).sharding.get();
     if (sharding != nullptr && sharding->coordinator() != nullptr) {
       sharding->coordinator()->release_all();
     }
@@ -203,8 +204,8 @@ Initialized initialize(
     const std::vector<at::Tensor>& model_parameters,
     const WorldSpec& world,
     const Group& group,
-    const std::vector<std::shared_ptr<accelerator::ZeroInit>>& zero_inits) {
-  const accelerator::GivenModel given = given_model(model);
+    const std::vector<std::shared_ptr<internal::ZeroInit>>& zero_inits) {
+  const internal::GivenModel given = given_model(model);
   const py::gil_scoped_release no_gil;
   InitializeOptions options;
   options.config = config_path;
@@ -214,7 +215,7 @@ Initialized initialize(
   options.connected = Connected{world, group};
   EngineSetup setup(std::move(options), given.parameters(), given.buffers(), given.classes());
   Initialized result;
-  accelerator::GivenObjects objects;
+  internal::GivenObjects objects;
   objects.models.push_back(given);
   if (auto plain = setup.optimizer_for(given.parameters())) {
     result.inner = plain;
@@ -224,7 +225,7 @@ Initialized initialize(
     objects.optimizers.push_back(given_optimizer_of(plain));
   }
   std::vector<Optimizer> prepared =
-      accelerator::Internals::prepare(setup.accelerator(), std::move(objects));
+      internal::AcceleratorInternals::prepare(setup.accelerator(), std::move(objects));
   if (!prepared.empty()) {
     result.optimizer = prepared.front();
   }
@@ -345,7 +346,7 @@ void bind_engine_checkpoints(py::class_<PythonEngine, std::shared_ptr<PythonEngi
              bool exclude_frozen_parameters) {
             const NamedTensors tensors = tensors_of_python(module, !exclude_frozen_parameters);
             const py::gil_scoped_release no_gil;
-            accelerator::Internals::save_model_tensors(
+            internal::AcceleratorInternals::save_model_tensors(
                 self.accelerator(),
                 tensors,
                 folder,

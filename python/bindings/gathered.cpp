@@ -34,8 +34,9 @@ class GatheredScope {
       std::vector<at::Tensor> parameters, bool writes, const Group& group, Accelerator* accelerator)
       : parameters_(std::move(parameters)), group_(group), accelerator_(accelerator) {
     zero::Sharding* const sharding =
-        accelerator == nullptr ? nullptr
-                               : accelerator::Internals::objects(*accelerator).sharding.get();
+        accelerator == nullptr
+            ? nullptr
+            : internal::AcceleratorInternals::objects(*accelerator).sharding.get();
     exact_.emplace(sharding == nullptr ? nullptr : sharding->coordinator());
     gathered_.emplace(parameters_, writes);
   }
@@ -54,8 +55,8 @@ class GatheredScope {
     gathered_.reset();
     exact_.reset();
     if (modifier_rank && accelerator_ != nullptr) {
-      accelerator::Internals::step(*accelerator_)
-          .notify(&accelerator::TrainingStepObserver::equal_changes_made);
+      internal::AcceleratorInternals::step(*accelerator_)
+          .notify(&internal::TrainingStepObserver::equal_changes_made);
     }
   }
 
@@ -71,15 +72,16 @@ class GatheredScope {
 
 void transfer_zero_init(
     Accelerator& accelerator,
-    const std::vector<std::shared_ptr<accelerator::ZeroInit>>& zero_inits,
-    const accelerator::GivenModel& model) {
+    const std::vector<std::shared_ptr<internal::ZeroInit>>& zero_inits,
+    const internal::GivenModel& model) {
   if (zero_inits.empty()) {
     return;
   }
   std::vector<at::Tensor> tensors = tensors_of(model.parameters());
   const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  zero::Sharding* const sharding = accelerator::Internals::objects(accelerator).sharding.get();
+  zero::Sharding* const sharding =
+      internal::AcceleratorInternals::objects(accelerator).sharding.get();
   for (const auto& zero_init : zero_inits) {
     zero_init->unshard(tensors);
     if (sharding != nullptr) {
@@ -90,15 +92,15 @@ void transfer_zero_init(
 
 void bind_gathered(py::module_& module) {
   py::class_<ZeroInitScope>(module, "ZeroInitScope").def("end", &ZeroInitScope::end);
-  py::class_<accelerator::ZeroInit, std::shared_ptr<accelerator::ZeroInit>>(module, "ZeroInit")
+  py::class_<internal::ZeroInit, std::shared_ptr<internal::ZeroInit>>(module, "ZeroInit")
       .def(py::init([](const Group& group, const at::Device& device) {
-        return std::make_shared<accelerator::ZeroInit>(group, device);
+        return std::make_shared<internal::ZeroInit>(group, device);
       }))
-      .def("begin", [](accelerator::ZeroInit& self) { return ZeroInitScope(self.begin()); })
+      .def("begin", [](internal::ZeroInit& self) { return ZeroInitScope(self.begin()); })
       // Ends the block: shards `tensors`, too, and drops shards that nothing refers to.
       .def(
           "finish",
-          [](accelerator::ZeroInit& self, const std::vector<at::Tensor>& tensors) {
+          [](internal::ZeroInit& self, const std::vector<at::Tensor>& tensors) {
             NamedTensors named;
             for (const at::Tensor& tensor : tensors) {
               named.push_back({"", tensor});
@@ -106,7 +108,7 @@ void bind_gathered(py::module_& module) {
             self.finish(named, nullptr);
           },
           NoGil())
-      .def("unshard", &accelerator::ZeroInit::unshard, NoGil());
+      .def("unshard", &internal::ZeroInit::unshard, NoGil());
   py::class_<GatheredScope>(module, "GatheredScope")
       .def(
           py::init([](std::vector<at::Tensor> parameters,

@@ -16,8 +16,8 @@ namespace lockstep::python {
 /// Collective.
 void transfer_zero_init(
     Accelerator& accelerator,
-    const std::vector<std::shared_ptr<accelerator::ZeroInit>>& zero_inits,
-    const accelerator::GivenModel& model);
+    const std::vector<std::shared_ptr<internal::ZeroInit>>& zero_inits,
+    const internal::GivenModel& model);
 
 /// Binds ZeroInit and GatheredScope.
 void bind_gathered(py::module_& module);

@@ -43,8 +43,8 @@ std::string class_of_python(const py::object& module) {
   return (is_torchs ? "torch::nn::" : "") + py::str(type.attr("__name__")).cast<std::string>();
 }
 
-accelerator::NamedClasses classes_of_python(const py::object& module) {
-  accelerator::NamedClasses all;
+internal::NamedClasses classes_of_python(const py::object& module) {
+  internal::NamedClasses all;
   for (const py::handle item : module.attr("named_modules")()) {
     const auto [path, part] = item.cast<std::pair<std::string, py::object>>();
     all.emplace_back(path, class_of_python(part));
@@ -58,7 +58,7 @@ const void* id_of(const py::handle& module) {
   return module.ptr();
 }
 
-accelerator::GivenModel given_model(const py::object& module) {
+internal::GivenModel given_model(const py::object& module) {
   // Weak, since a module may refer to the Accelerator that owns the C++ one: see _weak.py.
   const Held<> reference{py::weakref(module)};
   const auto with_gil = [&reference](auto function) {

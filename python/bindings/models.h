@@ -9,7 +9,7 @@ namespace lockstep::python {
 
 /// Returns an nn.Module as prepare() takes it. Its buffers are the persistent ones. The module must
 /// be alive when its tensors are read.
-accelerator::GivenModel given_model(const py::object& module);
+internal::GivenModel given_model(const py::object& module);
 
 /// Returns the identity of a module in an Accelerator.
 const void* id_of(const py::handle& module);

@@ -48,13 +48,13 @@ void bind_base(py::module_& module) {
       .def(
           "log_images",
           [](Tracker& self, const std::map<std::string, at::Tensor>& images, int64_t step) {
-            self.log_images(accelerator::image_batches(images), step);
+            self.log_images(internal::image_batches(images), step);
           },
           NoGil())
       .def(
           "log_histograms",
           [](Tracker& self, const std::map<std::string, at::Tensor>& values, int64_t step) {
-            self.log_histograms(accelerator::histograms(values), step);
+            self.log_histograms(internal::histograms(values), step);
           },
           NoGil())
       .def("log_text", &Tracker::log_text, NoGil())

@@ -18,7 +18,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/flat/parameters.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 void require_one_number(const at::Tensor& loss) {
@@ -310,4 +310,4 @@ void BackwardRunner::remove_hooks() {
   watch_.models = 0;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/accelerator/options/call_options.h"
 #include "lockstep/sync/backward_hooks.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 class Gradients;
 class LocalSgdScopes;
@@ -88,4 +88,4 @@ class BackwardRunner {
   std::shared_ptr<const void> alive_ = std::make_shared<int>(0);
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-namespace lockstep::accelerator {
+namespace lockstep {
 
 /// A scope whose end communicates: call finish().
 ///
@@ -42,4 +42,4 @@ class [[nodiscard]] CollectiveScope {
   std::function<void()> finish_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep

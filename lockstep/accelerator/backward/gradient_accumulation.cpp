@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 GradientScope GradientAccumulation::begin_micro_step(const std::vector<const void*>& models) {
   const GradientSyncs syncs = syncs_of(models);
@@ -77,4 +77,4 @@ void GradientAccumulation::release(const GradientSyncs& held) {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

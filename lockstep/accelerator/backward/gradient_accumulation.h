@@ -10,7 +10,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Decides which backward passes average gradients: micro-steps, accumulation groups, no_sync.
 /// `models` are the addresses of modules; none means all prepared ones. Throws ConfigError for a
@@ -45,4 +45,4 @@ class GradientAccumulation {
   std::map<const GradientSync*, int> no_sync_counts_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/optim/clip.h"
 #include "lockstep/zero/gradient_placeholders.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 void Gradients::scale(double factor) {
   if (factor == 1) {
@@ -152,4 +152,4 @@ std::vector<std::string> Gradients::parameters_without_gradient() const {
   return without;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Changes the gradients of prepared models between backward and update: scales, clips, drops them.
 class Gradients {
@@ -42,4 +42,4 @@ class Gradients {
   GradientNorms norms_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

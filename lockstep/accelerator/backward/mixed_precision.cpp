@@ -5,7 +5,7 @@
 
 #include "lockstep/base/log.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 Autocast MixedPrecision::autocast(const std::optional<AutocastOptions>& options) {
   const AutocastOptions chosen = options.value_or(context_.options.autocast);
@@ -28,4 +28,4 @@ void MixedPrecision::loss_given(const GivenLoss& /*given*/) {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

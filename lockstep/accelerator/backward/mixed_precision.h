@@ -8,7 +8,7 @@
 #include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/precision/autocast.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Begins autocast scopes, and warns of a program that trains without them.
 class MixedPrecision final : public TrainingStepObserver {
@@ -26,4 +26,4 @@ class MixedPrecision final : public TrainingStepObserver {
   bool warned_ = false;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 #include "lockstep/accelerator/training_state/sharded_state.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 std::string StateToLoad::path(const std::string& file) const {
   return (reader.path() / file).string();
@@ -47,4 +47,4 @@ void StateToLoad::must_match(
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -18,7 +18,7 @@
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/storage/saved_meta.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// A training state that is collected for one save.
 struct StateToSave {
@@ -100,4 +100,4 @@ class CheckpointPart {
 /// The parts of a checkpoint, in order.
 using CheckpointParts = std::vector<std::shared_ptr<CheckpointPart>>;
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -16,7 +16,7 @@
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/comm/call_scope.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 namespace fs = std::filesystem;
 
@@ -215,4 +215,4 @@ void Checkpointer::exit_preempted() {
   ::_exit(kExitPreempted);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -23,7 +23,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Decides when to save, load and resume: on request, after every n updates, when preempted, and
 /// when a job is restarted.
@@ -86,4 +86,4 @@ class Checkpointer {
   int64_t steps_at_save_ = 0;  ///< Updates at the last automatic save, or load.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

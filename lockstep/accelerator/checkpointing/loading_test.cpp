@@ -349,14 +349,14 @@ TEST(NonFiniteJson, ComesBackAsTheSameNumbersAndTextAsText) {
       {"ours", {{"lockstep.non_finite", "inf"}}},
       {"nested", {{"lockstep.non_finite", {{"lockstep.non_finite", kPlusInfinity}}}}},
       {"list", {{"lockstep.non_finite", {1, 2}}}}};
-  const json plain = accelerator::without_non_finite(value);
+  const json plain = internal::without_non_finite(value);
   EXPECT_EQ(plain["best"], json({{"lockstep.non_finite", "inf"}}));
   const json stored = storage::parse_json("x", storage::render_json("x", plain));
-  EXPECT_EQ(accelerator::with_non_finite(stored), value);
-  const json nan = accelerator::with_non_finite(
-      accelerator::without_non_finite(std::numeric_limits<double>::quiet_NaN()));
+  EXPECT_EQ(internal::with_non_finite(stored), value);
+  const json nan = internal::with_non_finite(
+      internal::without_non_finite(std::numeric_limits<double>::quiet_NaN()));
   EXPECT_TRUE(std::isnan(nan.get<double>()));
-  EXPECT_EQ(accelerator::with_non_finite(json{{"best", 0.5}}), json({{"best", 0.5}}));
+  EXPECT_EQ(internal::with_non_finite(json{{"best", 0.5}}), json({{"best", 0.5}}));
 }
 
 struct Best {
@@ -397,14 +397,14 @@ TEST(RegisterForCheckpointing, InfinitiesThatDifferBetweenProcessesAreKeptForEac
 // --- random numbers
 
 TEST(RandomState, OfAMissingDeviceIsSkipped) {
-  NamedTensors saved = accelerator::random_states(at::kCPU);
+  NamedTensors saved = internal::random_states(at::kCPU);
   ASSERT_EQ(saved.size(), 1U);
   saved.insert(saved.begin(), {"cuda", at::zeros({16}, at::kByte)});
   const at::Tensor expected = at::rand({4});
-  accelerator::check_random_state(saved, 0, "file", at::kCPU)();
+  internal::check_random_state(saved, 0, "file", at::kCPU)();
   EXPECT_TRUE(at::equal(at::rand({4}), expected));
   EXPECT_THROW(
-      accelerator::check_random_state({{"cuda", saved[0].tensor}}, 0, "file"), CheckpointError);
+      internal::check_random_state({{"cuda", saved[0].tensor}}, 0, "file"), CheckpointError);
 }
 
 // --- from Accelerate

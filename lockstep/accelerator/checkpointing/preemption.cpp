@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 Preemption::Preemption(const RunContext& context) : context_(context), group_(context.group) {
   if (is_enabled()) {
@@ -72,4 +72,4 @@ void Preemption::clear() {
   StopRequests::clear();
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

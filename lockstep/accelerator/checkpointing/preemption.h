@@ -10,7 +10,7 @@
 #include "lockstep/base/program/stop_request.h"
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Lets the processes agree, between two batches, whether to save and exit because one of them was
 /// asked to. See AcceleratorOptions::save_when_preempted.
@@ -47,4 +47,4 @@ class Preemption {
   int64_t batches_left_ = 1;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

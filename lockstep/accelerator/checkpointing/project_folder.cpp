@@ -22,7 +22,7 @@
 #include "lockstep/storage/file/output_file.h"
 #include "lockstep/storage/write/temp_folder.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -213,4 +213,4 @@ std::optional<fs::path> ProjectFolder::newest_checkpoint(storage::Verify verify)
   return name.empty() ? std::nullopt : std::optional(folder / name);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

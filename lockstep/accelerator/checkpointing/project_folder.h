@@ -12,7 +12,7 @@
 #include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/file/project_lock.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Manages the folder of a run's checkpoints: keeps other jobs out, numbers checkpoints, finds the
 /// newest one, and removes old ones. Not thread-safe, except for `finish_save`'s result.
@@ -52,4 +52,4 @@ class ProjectFolder {
   std::set<std::string> damaged_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

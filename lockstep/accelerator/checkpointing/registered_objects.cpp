@@ -14,7 +14,7 @@
 #include "lockstep/comm/byte_collectives.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace files = storage::state_files;
@@ -147,4 +147,4 @@ void ProgramHooks::check(StateToLoad& state) const {
   state.excluded_models = being_loaded.excluded_models;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/training_state/state_hooks.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Holds the objects that a program adds to its checkpoints.
 class RegisteredObjects final : public CheckpointPart {
@@ -43,4 +43,4 @@ class ProgramHooks final : public CheckpointPart {
   HookList<LoadStatePreHook> load_hooks_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -212,12 +212,12 @@ TEST(ReshardLocalSgd, OptimizerStatesBecomeTheirMean) {
 
 TEST(RandomState, OfANewProcessIsUniqueAndReproducible) {
   torch::manual_seed(7);
-  const NamedTensors saved{{"cpu", accelerator::random_state().clone()}};
+  const NamedTensors saved{{"cpu", internal::random_state().clone()}};
   std::vector<at::Tensor> drawn;
   for (int stream = 0; stream < 4; ++stream) {
-    accelerator::check_random_state(saved, stream, "file")();
+    internal::check_random_state(saved, stream, "file")();
     drawn.push_back(at::rand({4}));
-    accelerator::check_random_state(saved, stream, "file")();
+    internal::check_random_state(saved, stream, "file")();
     EXPECT_TRUE(at::equal(at::rand({4}), drawn.back()));
   }
   torch::manual_seed(7);

@@ -8,7 +8,7 @@
 #include "lockstep/comm/byte_collectives.h"
 #include "lockstep/comm/fail_together.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 // The first character of a report: processes other than the leading ones send an empty text.
@@ -53,4 +53,4 @@ void throw_together(
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

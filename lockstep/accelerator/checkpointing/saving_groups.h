@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The processes that must agree on a checkpoint, and those that write one together: the same
 /// unless each host saves separately.
@@ -39,4 +39,4 @@ void throw_together(
     const std::filesystem::path& folder,
     const char* could_not);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

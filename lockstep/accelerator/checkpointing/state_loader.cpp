@@ -24,7 +24,7 @@
 #include "lockstep/storage/safetensors/safetensors_header.h"
 #include "lockstep/storage/write/temp_folder.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -238,4 +238,4 @@ void StateLoader::expect_same_save(const fs::path& folder, const Checked& checke
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 #include "lockstep/accelerator/options/project_configuration.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Loads checkpoints into the prepared objects: those of Lockstep, and folders of Accelerate.
 class StateLoader {
@@ -56,4 +56,4 @@ class StateLoader {
   const CheckpointParts& parts_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

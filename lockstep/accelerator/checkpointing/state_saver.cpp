@@ -22,7 +22,7 @@
 #include "lockstep/storage/saved_meta.h"
 #include "lockstep/watch/flight_recorder.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -324,4 +324,4 @@ void StateSaver::save_model(
   });
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -19,7 +19,7 @@
 #include "lockstep/checkpoint/weights/save_model.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Writes checkpoints, during the call or on a separate thread.
 class StateSaver {
@@ -77,4 +77,4 @@ class StateSaver {
   checkpoint::BackgroundSave background_;  ///< Last: its thread uses the members above.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

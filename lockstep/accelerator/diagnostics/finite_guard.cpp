@@ -15,7 +15,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/byte_collectives.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 FiniteGuard::FiniteGuard(NonFinitePolicy policy, bool scaled, Group group)
     : policy_(policy), scaled_(scaled), group_(std::move(group)) {}
@@ -157,4 +157,4 @@ void FiniteGuard::objects_forgotten() {
   all_finite_ = true;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

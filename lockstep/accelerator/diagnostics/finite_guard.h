@@ -16,7 +16,7 @@
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/sync/backward_hooks.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Detects NaN and infinities in losses and in gradients before they are averaged, and reports the
 /// step, rank and parameter of the first one.
@@ -67,4 +67,4 @@ class FiniteGuard final : public TrainingStepObserver {
   bool all_finite_ = true;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

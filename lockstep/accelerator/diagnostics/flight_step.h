@@ -4,7 +4,7 @@
 #include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/watch/flight_recorder.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Tells this process's flight recorder the number of each update.
 class FlightStep final : public TrainingStepObserver {
@@ -16,4 +16,4 @@ class FlightStep final : public TrainingStepObserver {
   }
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

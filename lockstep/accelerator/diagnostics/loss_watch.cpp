@@ -14,7 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/byte_collectives.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 const char* const kLossRemedy =
@@ -90,4 +90,4 @@ void LossWatch::warn_at_end() {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/accelerator/step/training_step_observer.h"
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Warns of losses that are NaN or infinite when no NonFinitePolicy handles them.
 ///
@@ -53,4 +53,4 @@ class LossWatch final : public TrainingStepObserver {
   bool is_reported_ = false;  ///< Some process has reported one.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

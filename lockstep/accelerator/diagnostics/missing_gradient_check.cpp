@@ -10,7 +10,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/zero/sharding.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 constexpr int64_t kManySteps = 100;
@@ -81,4 +81,4 @@ void MissingGradientCheck::objects_forgotten() {
   is_expected_ = any_had_gradients_ = false;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step_observer.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Refuses optimizers of other parameters than those with gradients.
 ///
@@ -34,4 +34,4 @@ class MissingGradientCheck final : public TrainingStepObserver {
   std::map<const void*, GradientHistory> histories_;  ///< [address of the wrapped optimizer]
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

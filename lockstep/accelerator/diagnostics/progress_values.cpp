@@ -11,7 +11,7 @@
 
 #include "lockstep/base/memory/resident_bytes.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 std::optional<double> bytes_in_use(c10::Device device) {
@@ -47,4 +47,4 @@ ProgressValues progress_values(const LossWatch& losses, c10::Device device) {
   return values;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

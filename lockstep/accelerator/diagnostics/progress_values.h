@@ -8,7 +8,7 @@
 #include "lockstep/accelerator/diagnostics/loss_watch.h"
 #include "lockstep/base/program/progress.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Returns what a progress bar shows of a loop: the last loss, and the memory in use.
 ///
@@ -17,4 +17,4 @@ namespace lockstep::accelerator {
 /// Thread-safe. Cost: one small file read, or one call of the allocator.
 ProgressValues progress_values(const LossWatch& losses, c10::Device device);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

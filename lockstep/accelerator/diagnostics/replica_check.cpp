@@ -21,7 +21,7 @@
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/optim/state/optimizer_state.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// The updates between two checksums of all parameters. A checksum reads them once; an update reads
@@ -293,4 +293,4 @@ void ReplicaCheck::objects_forgotten() {
   updates_at_checksum_ = 0;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

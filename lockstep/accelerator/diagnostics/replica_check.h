@@ -18,7 +18,7 @@
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/sync/rank_facts.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Finds processes that would train different models, and parameters that no process averages.
 ///
@@ -87,4 +87,4 @@ class ReplicaCheck final : public TrainingStepObserver {
   std::shared_ptr<const void> alive_ = std::make_shared<int>(0);
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -25,7 +25,7 @@
 #include "lockstep/base/test_log.h"
 #include "lockstep/optim/rules/sgd.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -351,4 +351,4 @@ TEST(Closure, ReturnsTheMeanOverRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

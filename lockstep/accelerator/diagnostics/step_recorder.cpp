@@ -21,7 +21,7 @@
 #include "lockstep/precision/precision.h"
 #include "lockstep/watch/flight_memory.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using tracking::add_times;
@@ -271,4 +271,4 @@ ActiveStepRecorder::~ActiveStepRecorder() {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/tracking/steps/loop_timer.h"
 #include "lockstep/tracking/steps/step_records.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Measures the updates of this process, and writes their records for `lockstep report`.
 ///
@@ -122,4 +122,4 @@ class ActiveStepRecorder {
   std::shared_ptr<comm::WaitObserver> outer_;  ///< The observer before.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/optim/rules/sgd.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using namespace std::chrono_literals;
@@ -216,4 +216,4 @@ TEST(StepRecorder, WithoutAFolderIsRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -19,7 +19,7 @@
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/comm/byte_collectives.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Returns the leaves of the graph of `loss` that a backward gives gradients, in the graph's order.
@@ -201,4 +201,4 @@ bool UnpreparedModelCheck::agree(const std::vector<at::Tensor>& parameters) cons
   return any_gradient;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

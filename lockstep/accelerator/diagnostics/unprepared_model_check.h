@@ -11,7 +11,7 @@
 #include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Finds trained tensors of no prepared model in the graphs of losses.
 ///
@@ -72,4 +72,4 @@ class UnpreparedModelCheck final : public TrainingStepObserver {
   std::set<const void*> equal_optimizers_;  ///< That need no further check.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

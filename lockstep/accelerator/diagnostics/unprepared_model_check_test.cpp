@@ -17,7 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -166,4 +166,4 @@ TEST(ModelNotPrepared, ThatIsFrozenMayDifferBetweenProcesses) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

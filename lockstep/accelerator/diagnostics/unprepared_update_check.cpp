@@ -17,7 +17,7 @@
 #include "lockstep/flat/parameters.h"
 #include "lockstep/optim/flat_optimizer.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 constexpr size_t kMostSamples = 8;
@@ -217,4 +217,4 @@ void UnpreparedUpdateCheck::objects_forgotten() {
   watched_models_ = 0;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 #include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Notes single elements of parameters after a backward, and finds those that were changed since.
 ///
@@ -95,4 +95,4 @@ class UnpreparedUpdateCheck final : public TrainingStepObserver {
   size_t watched_models_ = 0;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -16,7 +16,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/sync/join.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Sets even_batches of all loaders, and restores it at its end.
@@ -153,4 +153,4 @@ void UnevenInputs::make_scalers_equal() {
   scaling.set_updates(most->get<int64_t>());
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Runs loops in which processes have different numbers of batches, and makes the processes equal
 /// afterwards; see Accelerator::join_uneven_inputs.
@@ -44,4 +44,4 @@ class UnevenInputs {
   const LocalSgdScopes& local_sgds_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using torch::nn::Linear;
@@ -105,4 +105,4 @@ TEST(JoinUnevenInputs, AllBeginANewAccumulationGroupAfterwards) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

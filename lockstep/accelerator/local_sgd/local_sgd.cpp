@@ -48,9 +48,7 @@ NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTen
 
 /// Throws ConfigError for a mode of training in which processes cannot train separately.
 void check_mode(
-    const accelerator::TrainingStep& step,
-    const accelerator::PreparedObjects& objects,
-    bool enabled) {
+    const internal::TrainingStep& step, const internal::PreparedObjects& objects, bool enabled) {
   if (step.is_joining()) {
     throw ConfigError(
         "local_sgd",
@@ -74,8 +72,8 @@ void check_mode(
 /// Returns the further tensors to average; an empty function for none. Throws ConfigError for an
 /// optimizer of the program's own class.
 std::function<NamedTensors()> also_averaged(
-    const accelerator::PreparedObjects& objects,
-    const accelerator::PreparedModel& model,
+    const internal::PreparedObjects& objects,
+    const internal::PreparedModel& model,
     LocalOptimizerState state) {
   if (state == LocalOptimizerState::kKeep) {
     return nullptr;
@@ -96,11 +94,11 @@ std::function<NamedTensors()> also_averaged(
 }  // namespace
 
 LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
-    : step_(accelerator::Internals::step(accelerator)),
-      objects_(accelerator::Internals::objects(accelerator)),
-      scopes_(accelerator::Internals::local_sgds(accelerator)),
+    : step_(internal::AcceleratorInternals::step(accelerator)),
+      objects_(internal::AcceleratorInternals::objects(accelerator)),
+      scopes_(internal::AcceleratorInternals::local_sgds(accelerator)),
       exceptions_at_start_(std::uncaught_exceptions()) {
-  const accelerator::PreparedModel* const prepared = objects_.find_model(model);
+  const internal::PreparedModel* const prepared = objects_.find_model(model);
   if (prepared == nullptr) {
     throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
   }
@@ -150,8 +148,8 @@ void LocalSgd::finish() {
     unregister();
     core_.reset();
     // With different momenta the models of data parallel would diverge.
-    accelerator::make_optimizers_equal(objects_, "local_sgd");
-    step_.notify(&accelerator::TrainingStepObserver::equal_changes_made);
+    internal::make_optimizers_equal(objects_, "local_sgd");
+    step_.notify(&internal::TrainingStepObserver::equal_changes_made);
   }
 }
 
@@ -163,7 +161,7 @@ void LocalSgd::unregister() {
   scopes_.remove(core_);
 }
 
-std::unique_ptr<LocalSgd> accelerator::Internals::local_sgd(
+std::unique_ptr<LocalSgd> internal::AcceleratorInternals::local_sgd(
     Accelerator& accelerator, const void* model, const LocalSgdScopeOptions& options) {
   return std::unique_ptr<LocalSgd>(new LocalSgd(accelerator, model, options));
 }

@@ -9,12 +9,12 @@
 
 namespace lockstep {
 
-namespace accelerator {
+namespace internal {
 class LocalSgdScopes;
 class TrainingStep;
 struct PreparedObjects;
-class Internals;
-}  // namespace accelerator
+class AcceleratorInternals;
+}  // namespace internal
 
 /// The treatment of the optimizer's momenta when parameters are averaged.
 enum class LocalOptimizerState {
@@ -77,13 +77,13 @@ class LocalSgd {
   int64_t steps() const;
 
  private:
-  friend class accelerator::Internals;
+  friend class internal::AcceleratorInternals;
   LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options);
   void unregister();
 
-  accelerator::TrainingStep& step_;
-  accelerator::PreparedObjects& objects_;
-  accelerator::LocalSgdScopes& scopes_;
+  internal::TrainingStep& step_;
+  internal::PreparedObjects& objects_;
+  internal::LocalSgdScopes& scopes_;
   std::shared_ptr<LocalSgdCore> core_;  ///< Null if disabled.
   int exceptions_at_start_;
 };

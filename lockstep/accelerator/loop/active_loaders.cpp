@@ -6,7 +6,7 @@
 
 #include <c10/core/GradMode.h>
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 ActiveLoaders::ActiveLoaders(
     Group group, std::vector<data::RngType> rng_types, std::shared_ptr<TrainingStep> step)
@@ -160,4 +160,4 @@ bool ActiveLoaders::at_last_global_batch() const {
   });
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

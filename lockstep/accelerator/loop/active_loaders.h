@@ -15,7 +15,7 @@
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/sample/random.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The loops over one loader whose batches a backward has used.
 struct TrainingLoops {
@@ -99,4 +99,4 @@ class ActiveLoaders final : public data::LoaderObserver, public TrainingStepObse
   std::map<const void*, TrainingLoops> loops_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

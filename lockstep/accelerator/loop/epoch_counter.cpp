@@ -8,7 +8,7 @@
 
 #include "lockstep/base/log.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Reports the iterations of one range to the counter. Its destructor ends the range, also after a
 /// break or an exception.
@@ -113,4 +113,4 @@ EpochCounter::Place EpochCounter::place() const {
   return place;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

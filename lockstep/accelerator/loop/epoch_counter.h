@@ -11,7 +11,7 @@
 #include "lockstep/accelerator/loop/epoch_range.h"
 #include "lockstep/data/order/cursor.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Counts the iterations of a program's epochs() ranges, which a resumed program does not repeat.
 ///
@@ -67,4 +67,4 @@ class EpochCounter : public std::enable_shared_from_this<EpochCounter> {
   std::optional<Work> at_begin_;  ///< Of the running or last iteration; empty once it is counted.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/log.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// A program that trains in `train`, and its counter.
@@ -123,4 +123,4 @@ TEST(EpochCounter, AFinishedRangeIsEmptyAfterAResumeAndSaysSo) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

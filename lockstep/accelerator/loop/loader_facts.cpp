@@ -10,7 +10,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/byte_collectives.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 std::string samples_of(const data::LoaderCore& loader) {
@@ -142,4 +142,4 @@ uint64_t read_digest(const LoaderCores& loaders, const ActiveLoaders& active) {
   return digest;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/sync/rank_facts.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 using LoaderCores = std::vector<std::shared_ptr<data::LoaderCore>>;
 
@@ -27,4 +27,4 @@ std::vector<RankFact> read_facts(const LoaderCores& loaders, const ActiveLoaders
 /// Returns a digest of read_facts. Cost: some tens of nanoseconds for each loader.
 uint64_t read_digest(const LoaderCores& loaders, const ActiveLoaders& active);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

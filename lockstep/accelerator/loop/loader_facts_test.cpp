@@ -23,7 +23,7 @@
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/data/order/sampler.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -339,4 +339,4 @@ TEST(LoaderFacts, SeveralRanksWithoutAPreparedLoaderAreWarnedOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 bool LocalSgdScopes::has(const void* model) const {
   return std::any_of(
@@ -66,4 +66,4 @@ void LocalSgdScopes::abandon() {
   forget_restored();
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 
 #include "lockstep/sync/local_sgd/local_sgd.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Tracks the LocalSgd scopes of one Accelerator in order of construction, and the update counts
 /// that a checkpoint restores for scopes that do not exist yet.
@@ -44,4 +44,4 @@ class LocalSgdScopes {
   bool optimizers_differ_ = false;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

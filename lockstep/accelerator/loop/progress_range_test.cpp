@@ -108,14 +108,14 @@ TEST_F(ProgressLines, AShortLoopLogsNothing) {
 }
 
 TEST(ProgressValues, AreTheLastLossAndTheMemoryOfTheProcess) {
-  accelerator::LossWatch losses(/*enabled=*/true);
-  ASSERT_EQ(accelerator::progress_values(losses, at::kCPU).size(), 1U);
-  EXPECT_EQ(accelerator::progress_values(losses, at::kCPU)[0].first, "memory");
+  internal::LossWatch losses(/*enabled=*/true);
+  ASSERT_EQ(internal::progress_values(losses, at::kCPU).size(), 1U);
+  EXPECT_EQ(internal::progress_values(losses, at::kCPU)[0].first, "memory");
   EXPECT_THAT(
-      accelerator::progress_values(losses, at::kCPU)[0].second, ContainsRegex("^[0-9.]+ [MG]B$"));
+      internal::progress_values(losses, at::kCPU)[0].second, ContainsRegex("^[0-9.]+ [MG]B$"));
   losses.loss_given({at::full({}, 0.3125)});
   EXPECT_THAT(
-      accelerator::progress_values(losses, at::kCPU)[0],
+      internal::progress_values(losses, at::kCPU)[0],
       testing::Pair(std::string("loss"), std::string("0.3125")));
 }
 

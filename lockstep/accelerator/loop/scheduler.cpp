@@ -21,7 +21,7 @@ namespace lockstep {
 struct Scheduler::State {
   AnySchedule schedule;
   SchedulerPolicy policy;
-  std::shared_ptr<const accelerator::TrainingStep> step;
+  std::shared_ptr<const internal::TrainingStep> step;
   std::vector<Optimizer> optimizers = {};
   std::vector<std::vector<double>> base_rates = {};  ///< [optimizer][group]
   std::vector<bool> cycles_momentum = {};            ///< [optimizer]
@@ -54,7 +54,7 @@ std::vector<std::vector<double>> base_rates_of(const storage::SavedValues& value
 Scheduler::Scheduler(
     AnySchedule schedule,
     SchedulerPolicy policy,
-    std::shared_ptr<const accelerator::TrainingStep> step)
+    std::shared_ptr<const internal::TrainingStep> step)
     : state_(std::make_shared<State>(State{std::move(schedule), policy, std::move(step)})) {
   const schedule::Schedule* of_steps = state_->of_steps();
   if (of_steps != nullptr) {

@@ -17,9 +17,9 @@
 
 namespace lockstep {
 
-namespace accelerator {
+namespace internal {
 class TrainingStep;
-}  // namespace accelerator
+}  // namespace internal
 
 using AnySchedule = std::variant<schedule::Schedule, schedule::ReduceOnPlateauOptions>;
 
@@ -46,7 +46,7 @@ class [[nodiscard]] Scheduler {
   Scheduler(
       AnySchedule schedule,
       SchedulerPolicy policy,
-      std::shared_ptr<const accelerator::TrainingStep> step);
+      std::shared_ptr<const internal::TrainingStep> step);
 
   /// Takes control of the optimizers' rates, once. Throws ConfigError without an optimizer, or for
   /// a schedule with values for another number of parameter groups.

@@ -11,7 +11,7 @@
 #include "lockstep/optim/flat/capturable.h"
 #include "lockstep/optim/flat_optimizer.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 void add_optimizer_state(const Optimizer& optimizer, std::vector<at::Tensor>& memory) {
@@ -145,4 +145,4 @@ void StateOffloader::forget() {
   step_.set_offloaded(false);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

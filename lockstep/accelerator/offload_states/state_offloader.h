@@ -11,7 +11,7 @@
 #include "lockstep/accelerator/step/training_step.h"
 #include "lockstep/offload/offloaded_storage.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Moves training states from the device to host memory and back; see Accelerator::offload_states.
 class StateOffloader final : public TrainingStepObserver {
@@ -36,4 +36,4 @@ class StateOffloader final : public TrainingStepObserver {
   std::map<OffloadStateType, offload::OffloadedStorage> offloaded_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 #include "lockstep/base/text/words.h"
 #include "lockstep/zero_options/fsdp_table.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 std::optional<std::string> text_of(const Environment& environment, const fsdp::Option& option) {
@@ -182,4 +182,4 @@ FsdpEnvironment read_fsdp_environment(const Environment& environment) {
   return found;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/zero_options/fsdp_plugin.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 /// The settings that `accelerate launch --use_fsdp` passes through the environment.
 struct FsdpEnvironment {
@@ -22,4 +22,4 @@ struct FsdpEnvironment {
 /// word, and for an option that Lockstep refuses.
 FsdpEnvironment read_fsdp_environment(const Environment& environment);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

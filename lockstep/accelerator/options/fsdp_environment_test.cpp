@@ -26,13 +26,13 @@ using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
 
-FsdpEnvironment with_fsdp(std::map<std::string, std::string> variables) {
+internal::FsdpEnvironment with_fsdp(std::map<std::string, std::string> variables) {
   variables.emplace("ACCELERATE_USE_FSDP", "true");
-  return read_fsdp_environment(Environment::of(std::move(variables)));
+  return internal::read_fsdp_environment(Environment::of(std::move(variables)));
 }
 
 TEST(FsdpEnvironment, VariablesOfAcceleratesLauncherAreUsed) {
-  const FsdpEnvironment found = with_fsdp(
+  const internal::FsdpEnvironment found = with_fsdp(
       {{"FSDP_VERSION", "1"},
        {"FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP"},
        {"FSDP_RESHARD_AFTER_FORWARD", "true"},
@@ -54,7 +54,7 @@ TEST(FsdpEnvironment, VariablesOfAcceleratesLauncherAreUsed) {
   EXPECT_THAT(
       found.not_used,
       ElementsAre("FSDP_RESHARD_AFTER_FORWARD: FSDP_VERSION 1 uses FSDP_SHARDING_STRATEGY"));
-  const FsdpEnvironment second = with_fsdp(
+  const internal::FsdpEnvironment second = with_fsdp(
       {{"FSDP_VERSION", "2"},
        {"FSDP_RESHARD_AFTER_FORWARD", "false"},
        {"FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP"},
@@ -80,8 +80,8 @@ TEST(FsdpEnvironment, UnusedVariablesAreNamed) {
           StartsWith("FSDP_ACTIVATION_CHECKPOINTING: the program calls"),
           StartsWith("FSDP_CPU_RAM_EFFICIENT_LOADING: the program builds"),
           StartsWith("FSDP_SYNC_MODULE_STATES: it is always true")));
-  const FsdpEnvironment off =
-      read_fsdp_environment(Environment::of({{"FSDP_SHARDING_STRATEGY", "FULL_SHARD"}}));
+  const internal::FsdpEnvironment off =
+      internal::read_fsdp_environment(Environment::of({{"FSDP_SHARDING_STRATEGY", "FULL_SHARD"}}));
   EXPECT_FALSE(off.plugin);
   EXPECT_THAT(off.not_used, ElementsAre("FSDP_SHARDING_STRATEGY: ACCELERATE_USE_FSDP is not true"));
 }
@@ -126,7 +126,7 @@ std::map<std::string, std::string> zero_texts(const std::map<std::string, std::s
   std::map<std::string, std::string> texts;
   if (const auto zero = with_fsdp(variables).plugin->zero(2)) {
     visit_zero_options(*zero, [&](const char* name, const auto& value, const auto& /*row*/) {
-      texts[name] = option_text(value);
+      texts[name] = internal::option_text(value);
     });
   }
   return texts;

@@ -16,7 +16,7 @@
 #include "lockstep/base/float_dtype.h"
 #include "lockstep/precision/precision.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 /// Returns the value of an option for a message: a word, a number, "[a, b]"; "unset" for none.
 inline std::string option_text(const char* value) {
@@ -54,4 +54,4 @@ std::string option_text(const std::optional<Value>& value) {
   return value ? option_text(*value) : "unset";
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -449,14 +449,14 @@ TEST(DeepSpeedPlugin, TrainsAndAccumulatesAsItSays) {
 TEST(ZeroUnits, AreTheParametersOfModulesOfAClass) {
   auto net = transformer();
   const NamedTensors parameters = parameters_of(*net);
-  const accelerator::NamedClasses classes = classes_of(*net);
-  const auto layers = accelerator::units_of(parameters, classes, {"TransformerEncoderLayer"});
+  const internal::NamedClasses classes = classes_of(*net);
+  const auto layers = internal::units_of(parameters, classes, {"TransformerEncoderLayer"});
   ASSERT_EQ(layers.size(), 2U);
   EXPECT_EQ(layers[0].size(), 12U);
   EXPECT_TRUE(layers[1][0].is_same(net[2]->parameters()[0]));
-  EXPECT_TRUE(accelerator::units_of(parameters, classes, {}).empty());
+  EXPECT_TRUE(internal::units_of(parameters, classes, {}).empty());
   EXPECT_THAT(
-      error_of([&] { accelerator::units_of(parameters, classes, {"Block"}); }),
+      error_of([&] { internal::units_of(parameters, classes, {"Block"}); }),
       HasSubstr("no module of the model is a Block; its modules are"));
 }
 

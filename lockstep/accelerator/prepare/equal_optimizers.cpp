@@ -13,7 +13,7 @@
 #include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/accelerator/values/operations.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Returns the state of `root` on every rank. The other ranks' states may be empty.
@@ -87,4 +87,4 @@ void make_optimizers_equal(PreparedObjects& objects, const char* where) {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

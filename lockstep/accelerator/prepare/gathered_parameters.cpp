@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/zero/coordinator/flat_param_buffer.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 void with_gathered_parameters(
     const PreparedObjects& objects,
@@ -40,4 +40,4 @@ void with_gathered_parameters(
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// See Accelerator::with_gathered_parameters. Throws ConfigError for a `modifier_rank` that does
 /// not exist. Collective.
@@ -19,4 +19,4 @@ void with_gathered_parameters(
     const std::function<void()>& body,
     std::optional<int> modifier_rank);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

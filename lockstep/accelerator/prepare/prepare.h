@@ -108,8 +108,8 @@ NamedTensors tensors_of_built(const Object& object) {
 }
 
 template <typename Module>
-accelerator::NamedClasses classes_of(Module& module) {
-  accelerator::NamedClasses all;
+internal::NamedClasses classes_of(Module& module) {
+  internal::NamedClasses all;
   for (const auto& item : module.named_modules("", /*include_self=*/true)) {
     all.push_back({item.key(), item.value()->name()});
   }

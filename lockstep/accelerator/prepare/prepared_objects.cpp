@@ -8,7 +8,7 @@
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 const PreparedModel* PreparedObjects::find_model(const void* id) const {
   const auto found = std::find_if(
@@ -135,4 +135,4 @@ void PreparedObjects::clear() {
   loaders.clear();
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -20,7 +20,7 @@
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/zero/sharding.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 struct PreparedModel {
   const void* id;  ///< The module's address.
@@ -86,4 +86,4 @@ struct PreparedObjects {
   void clear();
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

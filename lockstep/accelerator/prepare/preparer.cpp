@@ -23,7 +23,7 @@
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/zero/bucket/low_precision_policy.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Throws ConfigError for parameters of two models: a gradient cannot be in the buckets of both.
@@ -191,4 +191,4 @@ void Preparer::clear() {
   unbound_.clear();
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -15,7 +15,7 @@
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 class ActiveLoaders;
 class ZeroInit;
@@ -118,4 +118,4 @@ class Preparer {
   std::vector<Scheduler> unbound_;             ///< Added, and not bound yet.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -16,7 +16,7 @@
 #include "lockstep/precision/precision.h"
 #include "lockstep/zero/bucket/low_precision_policy.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 std::vector<std::vector<at::Tensor>> groups_of(torch::optim::Optimizer& optimizer) {
@@ -248,4 +248,4 @@ void share_parameters(const PreparedObjects& objects, const std::vector<Optimize
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/zero_setup/zero_init.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Shards the prepared model and its optimizer under ZeRO, if they are new: `in_call` are the
 /// optimizers of this prepare(). Takes over the shards of `zero_init`. Throws ConfigError for
@@ -19,4 +19,4 @@ void shard_objects(
 /// no prepared model. Collective.
 void share_parameters(const PreparedObjects& objects, const std::vector<Optimizer>& in_call);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -146,7 +146,7 @@ void Profile::enter(Phase phase) {
 }
 
 void Profile::start() {
-  const accelerator::UsdtLineFilter filter;
+  const internal::UsdtLineFilter filter;
   const impl::ProfilerConfig config = config_of(options_);
   kineto::prepareProfiler(config, activities());
   // Scope "function" alone is what Python's profiler records as well.
@@ -159,7 +159,7 @@ void Profile::start() {
 void Profile::discard() noexcept {
   if (phase_ != Phase::kIdle) {
     try {
-      const accelerator::UsdtLineFilter filter;
+      const internal::UsdtLineFilter filter;
       kineto::disableProfiler();
     } catch (const std::exception&) {
       // The record is discarded anyway.
@@ -170,7 +170,7 @@ void Profile::discard() noexcept {
 
 void Profile::write() {
   const auto result = [] {
-    const accelerator::UsdtLineFilter filter;
+    const internal::UsdtLineFilter filter;
     return kineto::disableProfiler();
   }();
   const std::string name = options_.active == 0

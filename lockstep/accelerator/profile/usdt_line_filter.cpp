@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 constexpr std::string_view kUsdtMark = "USDT:";
@@ -103,4 +103,4 @@ UsdtLineFilter::~UsdtLineFilter() {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

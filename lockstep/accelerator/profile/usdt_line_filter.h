@@ -3,7 +3,7 @@
 
 #include <streambuf>
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// RAII scope: removes Kineto's "USDT:" lines from std::cerr.
 ///
@@ -23,4 +23,4 @@ class UsdtLineFilter {
   std::streambuf* original_ = nullptr;  ///< Null if the lines pass.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

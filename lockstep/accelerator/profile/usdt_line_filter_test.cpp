@@ -12,7 +12,7 @@
 #include "lockstep/accelerator/profile/profile.h"
 #include "lockstep/base/test_folder.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// What reaches std::cerr's own buffer of what is written while a filter exists.
@@ -61,4 +61,4 @@ TEST(UsdtLineFilter, KeepsAProfileFromWritingToStderr) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

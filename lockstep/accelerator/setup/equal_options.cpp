@@ -10,7 +10,7 @@
 #include "lockstep/sync/rank_facts.h"
 #include "lockstep/zero_options/zero_rows.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Collects options as facts.
@@ -118,4 +118,4 @@ void expect_equal_zero(const RunContext& context) {
   expect_equal_facts(group, all.facts(), "accelerator");
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

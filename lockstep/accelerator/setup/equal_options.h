@@ -3,7 +3,7 @@
 
 #include "lockstep/accelerator/setup/run_context.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Throws ConfigError that names the first option of the Accelerator in which ranks differ, of
 /// those that the numbers or the messages of training depend on. Those of schedules are not among
@@ -14,4 +14,4 @@ void expect_equal_options(const RunContext& context, bool needs_host_size);
 /// Does the same for ZeRO's resolved options.
 void expect_equal_zero(const RunContext& context);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

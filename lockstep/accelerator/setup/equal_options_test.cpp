@@ -11,7 +11,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -78,4 +78,4 @@ TEST(EqualOptions, FoldersAndTrackersMayDiffer) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

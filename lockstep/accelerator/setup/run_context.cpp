@@ -20,7 +20,7 @@
 #include "lockstep/base/rank.h"
 #include "lockstep/precision/cpu_bf16.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 std::optional<bool> either_boolean(const Environment& environment, const std::string& name) {
@@ -302,4 +302,4 @@ RunContext run_in_group(AcceleratorOptions options, WorldSpec world, Group group
   return context;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 #include "lockstep/comm/connect/connect.h"
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The facts of a run that are fixed when its Accelerator is constructed. Unset options are filled
 /// in from the environment: `zero`, the accumulation plugin, the project's folders.
@@ -48,4 +48,4 @@ RunContext connect_run(AcceleratorOptions options);
 /// Does the same for an existing group. Throws ConfigError if `world` has another rank or size.
 RunContext run_in_group(AcceleratorOptions options, WorldSpec world, Group group);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

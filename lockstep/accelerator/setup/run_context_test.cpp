@@ -5,7 +5,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 TEST(RngTypes, RefuseAGeneratorThatLoadersDoNotHave) {
@@ -14,4 +14,4 @@ TEST(RngTypes, RefuseAGeneratorThatLoadersDoNotHave) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

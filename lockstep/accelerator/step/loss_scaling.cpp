@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 void LossScaling::update_if_due() {
   if (scaler_ && is_due_) {
@@ -25,4 +25,4 @@ void LossScaling::forget_optimizers() {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

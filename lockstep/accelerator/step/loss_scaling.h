@@ -12,7 +12,7 @@
 
 #include "lockstep/precision/grad_scaler.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Holds fp16's loss scaler, if there is one, and decides when its scale changes.
 ///
@@ -50,4 +50,4 @@ class LossScaling {
   int64_t updates_ = 0;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

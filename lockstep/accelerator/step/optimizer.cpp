@@ -37,7 +37,7 @@ class UpdateScope {
 
 struct Optimizer::State {
   std::shared_ptr<torch::optim::Optimizer> inner;
-  std::shared_ptr<accelerator::TrainingStep> step;
+  std::shared_ptr<internal::TrainingStep> step;
   int64_t steps = 0;
   bool skipped = false;
   /// TrainingStep::backward_passes() at the last step or zero_grad.
@@ -69,7 +69,7 @@ struct Optimizer::State {
 };
 
 Optimizer::Optimizer(
-    std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<accelerator::TrainingStep> step)
+    std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<internal::TrainingStep> step)
     : state_(std::make_shared<State>(State{std::move(inner), std::move(step)})) {
   State& state = *state_;
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(state.inner.get());
@@ -122,11 +122,11 @@ void Optimizer::State::refuse_direct_call(std::string_view call) const {
 void Optimizer::step() {
   const comm::CallScope call("step");
   State& state = *state_;
-  accelerator::TrainingStep& step = *state.step;
+  internal::TrainingStep& step = *state.step;
   if (!step.sync_gradients()) {
     return;
   }
-  const accelerator::LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
+  const internal::LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
   step.begin_update(*this);
   report_complete_gradients();
   state.backward_passes_at_use = step.backward_passes();
@@ -138,18 +138,18 @@ void Optimizer::step() {
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   const comm::CallScope call("step");
   State& state = *state_;
-  accelerator::TrainingStep& step = *state.step;
+  internal::TrainingStep& step = *state.step;
   if (step.scaler() != nullptr) {
     throw ConfigError(
         "optimizer",
         "step(closure) cannot be combined with fp16: the closure's gradients would not be "
         "unscaled; use bf16, or step()");
   }
-  step.notify(&accelerator::TrainingStepObserver::before_closure);
+  step.notify(&internal::TrainingStepObserver::before_closure);
   if (!step.sync_gradients()) {
     return {};
   }
-  const accelerator::LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
+  const internal::LoopPartScope scope(step, tracking::LoopPart::kOptimizer);
   step.begin_update(*this);
   step.gradients_changed();
   state.skipped = false;
@@ -164,7 +164,7 @@ void Optimizer::report_complete_gradients() {
   if (state_->sharding) {
     state_->sharding->apply_drops();
   }
-  state_->step->notify(&accelerator::TrainingStepObserver::gradients_complete, *this);
+  state_->step->notify(&internal::TrainingStepObserver::gradients_complete, *this);
 }
 
 /// Marks the gradients as used, also if the update was skipped.

@@ -14,9 +14,9 @@ class Optimizer;
 
 namespace lockstep {
 
-namespace accelerator {
+namespace internal {
 class TrainingStep;
-}  // namespace accelerator
+}  // namespace internal
 
 namespace zero {
 class Sharding;
@@ -32,8 +32,7 @@ class [[nodiscard]] Optimizer {
  public:
   Optimizer() = default;  ///< Empty; only for later assignment.
   Optimizer(
-      std::shared_ptr<torch::optim::Optimizer> inner,
-      std::shared_ptr<accelerator::TrainingStep> step);
+      std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<internal::TrainingStep> step);
 
   /// Performs one update with the wrapped optimizer. Collective with fp16, a NonFinitePolicy, ZeRO
   /// or shared_parameters; in any case all processes must call it equally often.

@@ -9,7 +9,7 @@
 #include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 std::vector<const void*> addresses(const std::vector<at::Tensor>& tensors) {
@@ -261,4 +261,4 @@ void TrainingStep::forget_objects() {
   scaling_.forget_optimizers();
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 #include "lockstep/accelerator/step/loss_scaling.h"
 #include "lockstep/accelerator/step/training_step_observer.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The position of this process in an accumulation group: the micro-steps of one update.
 struct AccumulationPosition {
@@ -205,4 +205,4 @@ class LoopPartScope {
   TrainingStep& step_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

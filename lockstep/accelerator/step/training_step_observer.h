@@ -15,7 +15,7 @@ class Optimizer;
 
 }  // namespace lockstep
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// A loss whose backward begins.
 struct GivenLoss {
@@ -31,7 +31,7 @@ struct Update {
   bool skipped;
 };
 
-/// Base class of what follows a training loop without taking part in its arithmetic.
+/// Observes a training loop without taking part in its arithmetic.
 ///
 ///     class CountLosses final : public TrainingStepObserver {
 ///      public:
@@ -42,8 +42,10 @@ struct Update {
 ///
 /// A TrainingStep calls its observers in the order in which they were added. The functions run on
 /// the thread of the loop; those about backward and about parts also on autograd's threads. An
-/// exception propagates to the program; a function says what it prevents, else it prevents nothing.
-/// Cost: a virtual call.
+/// exception propagates to the program, and later observers do not get the event; a function says
+/// what else it prevents. All ranks get those that are called collective, so that an observer may
+/// communicate in them. TrainingStep::add_observer says how long an observer must live. Cost: a
+/// virtual call.
 class TrainingStepObserver {
  public:
   virtual ~TrainingStepObserver() = default;
@@ -99,4 +101,4 @@ class TrainingStepObserver {
   virtual void loader_pass_ended(const void* /*loader*/, bool /*outermost*/, bool /*trained*/) {}
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -22,7 +22,7 @@
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/zero/sharding.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 at::Tensor itself(const at::Tensor& owned) {
@@ -234,4 +234,4 @@ void FullValues::set_state(
   write(part, copy_for(parameter, value));
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

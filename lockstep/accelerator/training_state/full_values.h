@@ -11,7 +11,7 @@
 #include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Reads and edits one trained parameter in full: its values in float32, its averaged gradient, or
 /// a field of its optimizer state ("exp_avg", "step"). Call it between `backward` and `step`, or
@@ -75,4 +75,4 @@ class FullValues {
   bool averaged_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -20,7 +20,7 @@
 #include "lockstep/storage/safetensors/safetensors_map.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -326,4 +326,4 @@ ImportedState import_accelerate(const fs::path& folder, const ImportTarget& targ
   return state;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 
 #include "lockstep/comm/tensor/named_tensor.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The prepared objects that a folder is imported for.
 struct ImportTarget {
@@ -61,4 +61,4 @@ bool is_accelerate_folder(const std::filesystem::path& folder);
 /// Accelerate 1.15 and torch 2.13.
 ImportedState import_accelerate(const std::filesystem::path& folder, const ImportTarget& target);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

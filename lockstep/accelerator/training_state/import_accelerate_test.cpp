@@ -32,7 +32,7 @@
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -439,4 +439,4 @@ TEST(ImportAccelerateState, TheCommandConvertsAllOfAFolder) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 
 #include "lockstep/storage/safetensors/json_text.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using nlohmann::json;
@@ -71,4 +71,4 @@ json with_non_finite(const json& value) {
   return decoded(value, 0);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

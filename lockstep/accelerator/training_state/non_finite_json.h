@@ -3,7 +3,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Replaces infinities and NaN, which JSON lacks, by a marked text: {"lockstep.non_finite":
 /// "-inf"}. The mark distinguishes it from text of the user.
@@ -12,4 +12,4 @@ nlohmann::json without_non_finite(const nlohmann::json& value);
 /// Restores the numbers. A value without marks is returned unchanged.
 nlohmann::json with_non_finite(const nlohmann::json& value);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 #include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 constexpr const char* kOwnType = "custom";
@@ -55,4 +55,4 @@ void expect_readable_state(
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

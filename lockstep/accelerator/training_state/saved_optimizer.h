@@ -9,7 +9,7 @@
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/optim/state/optimizer_state.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Saves an optimizer whose class has state_dict() and load_state_dict(): its tensors as
 /// `<stem>.safetensors`, and {"type": "custom", "state": its values} as `<stem>.json`.
@@ -26,4 +26,4 @@ std::function<void()> check_own_optimizer(
 void expect_readable_state(
     torch::optim::Optimizer& optimizer, const std::string& where, const std::string& need);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Returns whether ranks save their slices of a tensor, and not the tensor.
@@ -372,4 +372,4 @@ NamedTensors own_slices(
   return own;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

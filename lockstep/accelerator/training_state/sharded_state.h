@@ -11,7 +11,7 @@
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/zero/sharding.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The disk that a state is saved to.
 struct SaveDisk {
@@ -91,4 +91,4 @@ NamedTensors own_slices(
     const ParameterName& names,
     const std::vector<const char*>& factors);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/fail_together.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 at::Tensor Collectives::gather_samples(const at::Tensor& recorded) {
   // Metrics need no gradients; with one process the result must not keep them either.
@@ -60,4 +60,4 @@ bool Collectives::any(bool own) {
   return any_rank(group_, own);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

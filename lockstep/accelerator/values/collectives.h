@@ -14,7 +14,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/data/sample/nested.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 class ActiveLoaders;
 
@@ -79,4 +79,4 @@ class Collectives {
   const ActiveLoaders& active_;
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/data/sample/collate.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -55,4 +55,4 @@ TEST(GatherObjectForMetrics, LeavesRepeatsOut) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -83,4 +83,4 @@ at::Tensor differentiable_reduce(const Group& group, const at::Tensor& tensor, R
   return Reduce::apply(tensor, group, op);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

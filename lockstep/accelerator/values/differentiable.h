@@ -5,7 +5,7 @@
 
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Works as Group::all_gather, and autograd records it: the gradient of this rank's rows is the sum
 /// of all ranks' gradients of them. Blocks. Collective, and so is its backward.
@@ -17,4 +17,4 @@ at::Tensor differentiable_gather(const Group& group, const at::Tensor& tensor);
 /// Collective, and so is its backward.
 at::Tensor differentiable_reduce(const Group& group, const at::Tensor& tensor, ReduceOp op);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/optim/rules/sgd.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Returns a loss of all processes' outputs.
@@ -108,4 +108,4 @@ TEST(Differentiable, NothingIsRecordedWithoutGradients) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

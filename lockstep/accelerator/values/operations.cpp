@@ -58,7 +58,7 @@ at::Tensor gather(Group& group, const at::Tensor& tensor) {
   if (group.size() == 1) {
     return tensor;
   }
-  return is_recorded(tensor) ? accelerator::differentiable_gather(group, tensor)
+  return is_recorded(tensor) ? internal::differentiable_gather(group, tensor)
                              : group.all_gather(tensor.detach().contiguous()).wait();
 }
 
@@ -101,7 +101,7 @@ at::Tensor reduce(Group& group, const at::Tensor& tensor, ReduceOp op) {
     return tensor;
   }
   if (is_recorded(tensor)) {
-    return accelerator::differentiable_reduce(group, tensor, op);
+    return internal::differentiable_reduce(group, tensor, op);
   }
   return group.all_reduce(tensor.detach().clone(at::MemoryFormat::Contiguous), op).wait();
 }

@@ -14,7 +14,7 @@
 #include "lockstep/flat/parameters.h"
 #include "lockstep/precision/precision.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 std::string namespace_of(const std::string& type) {
@@ -181,9 +181,8 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "invalid communication_data_type; got {} in stage {}; expected at::kHalf or "
-            "at::kBFloat16 for fp32 gradients, or at::kFloat in stage 1 with "
-            "grad_accum_dtype=at::kFloat; otherwise leave it unset",
+            "invalid communication_data_type; got {} in stage {}; expected fp16 or bf16 for fp32 "
+            "gradients, or fp32 in stage 1 with grad_accum_dtype=fp32; otherwise leave it unset",
             c10::toString(*wire),
             plugin.stage));
   }
@@ -206,7 +205,7 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
           "zero",
           fmt::format(
               "gradients of {} ({}) cannot be accumulated in grad_accum_dtype={}; expected "
-              "at::kFloat, or the parameters' dtype; leave it unset, or convert the model before "
+              "fp32, or the parameters' dtype; leave it unset, or convert the model before "
               "prepare()",
               item.name,
               c10::toString(item.tensor.scalar_type()),
@@ -215,4 +214,4 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
   }
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/zero/bucket/low_precision_policy.h"
 
 /// The dtypes in which parameters and gradients are stored, accumulated and sent.
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Returns whether `name` names the C++ class `type` ("torch::nn::LinearImpl"): that name,
 /// "torch::nn::Linear", "Linear", or Python's "torch.nn.Linear" or
@@ -50,4 +50,4 @@ zero::LowPrecisionPolicy low_precision_policy(const ZeroPlugin& plugin);
 /// Throws ConfigError if gradients of `parameters` cannot be accumulated in the requested dtype.
 void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -47,24 +47,24 @@ TEST(LowerPrecision, ClassesAreCalledAsInCppOrPython) {
         "torch::nn::LinearImpl",
         "torch.nn.Linear",
         "torch.nn.modules.linear.Linear"}) {
-    EXPECT_TRUE(accelerator::is_of_class(linear, name)) << name;
+    EXPECT_TRUE(internal::is_of_class(linear, name)) << name;
   }
   for (const char* name : {"linear", "Bilinear", "nn::Linear", "my::LinearImpl", "torch.nn", ""}) {
-    EXPECT_FALSE(accelerator::is_of_class(linear, name)) << name;
+    EXPECT_FALSE(internal::is_of_class(linear, name)) << name;
   }
-  EXPECT_TRUE(accelerator::is_of_class("my::BlockImpl", "my::BlockImpl"));
-  EXPECT_TRUE(accelerator::is_of_class("my::BlockImpl", "transformers.models.bert.Block"));
-  EXPECT_TRUE(accelerator::is_of_class("my::LinearImpl", "Linear"));
-  EXPECT_FALSE(accelerator::is_of_class("my::LinearImpl", "torch.nn.Linear")) << "is torch's own";
-  EXPECT_TRUE(accelerator::is_of_class("Block", "BlockImpl"));
+  EXPECT_TRUE(internal::is_of_class("my::BlockImpl", "my::BlockImpl"));
+  EXPECT_TRUE(internal::is_of_class("my::BlockImpl", "transformers.models.bert.Block"));
+  EXPECT_TRUE(internal::is_of_class("my::LinearImpl", "Linear"));
+  EXPECT_FALSE(internal::is_of_class("my::LinearImpl", "torch.nn.Linear")) << "is torch's own";
+  EXPECT_TRUE(internal::is_of_class("Block", "BlockImpl"));
 }
 
 TEST(LowerPrecision, IsAboutTheParametersThatAModuleHasItself) {
   const Block block;
   const NamedTensors parameters = parameters_of(*block);
-  const accelerator::NamedClasses modules = classes_of(*block);
+  const internal::NamedClasses modules = classes_of(*block);
   const auto narrow = [&](std::vector<std::string> classes) {
-    return accelerator::comm_dtypes({.classes = std::move(classes)}, parameters, modules);
+    return internal::comm_dtypes({.classes = std::move(classes)}, parameters, modules);
   };
   EXPECT_TRUE(narrow({}).parameters.empty());
   EXPECT_EQ(narrow({"torch.nn.Linear"}).parameters.size(), 3U);
@@ -78,10 +78,10 @@ TEST(LowerPrecision, IsAboutTheParametersThatAModuleHasItself) {
 TEST(LowerPrecision, AClassThatSaysNothingIsAnErrorThatListsThoseThereAre) {
   const Block block;
   const NamedTensors parameters = parameters_of(*block);
-  const accelerator::NamedClasses modules = classes_of(*block);
+  const internal::NamedClasses modules = classes_of(*block);
   const auto check = [&](const std::string& name) {
     return [&, name] {
-      accelerator::check_lower_precision(
+      internal::check_lower_precision(
           {"Linear", name}, parameters, modules, "ds.json:3:4", "the.key");
     };
   };
@@ -89,7 +89,7 @@ TEST(LowerPrecision, AClassThatSaysNothingIsAnErrorThatListsThoseThereAre) {
   EXPECT_NO_THROW(check("torch.nn.Conv2d")());
   EXPECT_THAT(
       [&] {
-        accelerator::check_lower_precision(
+        internal::check_lower_precision(
             {"torch.nn.Conv1d", "torch.nn.Conv2d"}, parameters, modules, "prepare", "the.key");
       },
       ThrowsMessage<ConfigError>(HasSubstr("got \"torch.nn.Conv2d\", expected some of")));
@@ -105,7 +105,7 @@ TEST(LowerPrecision, AClassThatSaysNothingIsAnErrorThatListsThoseThereAre) {
       ThrowsMessage<ConfigError>(HasSubstr("got \"Sequential\", which has none itself")));
   EXPECT_THAT(
       [&] {
-        accelerator::comm_dtypes({.classes = {"Linear"}, .dtype = at::kFloat}, parameters, modules);
+        internal::comm_dtypes({.classes = {"Linear"}, .dtype = at::kFloat}, parameters, modules);
       },
       ThrowsMessage<ConfigError>(HasSubstr("needs a 16-bit dtype; got Float")));
 }

@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/zero_options/check_zero_options.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// The source of ZeRO's settings: FSDP's options, which are translated for a host size, or others.
@@ -101,4 +101,4 @@ int uniform_host_size(const WorldSpec& world, Group group) {
   return values[0] == -values[1] && values[2] == 1 ? world.local_size : 0;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/base/host/world.h"
 #include "lockstep/comm/group.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The facts about a job that ZeRO's options depend on.
 struct ZeroFacts {
@@ -43,4 +43,4 @@ bool needs_host_size(const AcceleratorOptions& options, const Environment& envir
 /// ranks of each host are consecutive. Collective.
 int uniform_host_size(const WorldSpec& world, Group group);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

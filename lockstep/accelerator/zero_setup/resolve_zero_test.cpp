@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_errors.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -143,4 +143,4 @@ TEST(ResolveZero, RefusesOtherWaysOfSharingAndSending) {
 }
 
 }  // namespace
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

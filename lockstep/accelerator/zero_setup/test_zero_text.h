@@ -15,7 +15,7 @@ inline std::string zero_text(const ZeroPlugin& plugin) {
   const auto texts_of = [](const ZeroPlugin& zero) {
     std::map<std::string, std::string> texts;
     visit_zero_options(zero, [&](const char* name, const auto& value, const auto& /*row*/) {
-      texts[name] = option_text(value);
+      texts[name] = internal::option_text(value);
     });
     return texts;
   };

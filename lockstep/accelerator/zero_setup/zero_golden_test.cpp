@@ -22,8 +22,8 @@ namespace {
 std::string resolved_text(
     const AcceleratorOptions& options, const Environment& environment = Environment::of({})) {
   try {
-    const accelerator::ResolvedZero resolved =
-        accelerator::resolve_zero(options, environment, {.processes = 4, .host_size = 2});
+    const internal::ResolvedZero resolved =
+        internal::resolve_zero(options, environment, {.processes = 4, .host_size = 2});
     std::string text = resolved.plugin ? zero_text(*resolved.plugin) : "data parallel";
     for (const std::string& line : resolved.not_used) {
       text += "\nnot used: " + line;
@@ -303,7 +303,7 @@ TEST(ZeroGolden, HybridShardNeedsHostsOfOneSize) {
   const AcceleratorOptions options{
       .fsdp_plugin = FsdpPlugin{.sharding_strategy = ShardingStrategy::kHybridShard}};
   EXPECT_EQ(
-      error_of([&] { accelerator::resolve_zero(options, Environment::of({}), {.processes = 3}); }),
+      error_of([&] { internal::resolve_zero(options, Environment::of({}), {.processes = 3}); }),
       "[fsdp_plugin] HYBRID_SHARD needs the same number of processes on each host, with "
       "consecutive ranks; try FULL_SHARD");
 }

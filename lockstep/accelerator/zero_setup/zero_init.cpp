@@ -6,7 +6,7 @@
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/zero/coordinator/flat_param_buffer.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 std::shared_ptr<void> ZeroInit::begin() {
   constexpr int64_t kMinElements = 4096;  // A message for less is not worth it.
@@ -41,4 +41,4 @@ void ZeroInit::transfer_to(zero::Sharding& sharding) {
   inits_.clear();
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/zero/coordinator/init.h"
 #include "lockstep/zero/sharding.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Builds the models of Accelerator::zero_init, and hands their shards over to the sharding of the
 /// prepared model. Not thread-safe.
@@ -37,4 +37,4 @@ class ZeroInit {
   std::vector<std::unique_ptr<zero::Init>> inits_;  ///< Of models that no sharding has taken over.
 };
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -108,10 +108,10 @@ TEST_P(ZeroMasters, TrainBitExactlyAsOneProcessWithFp32Masters) {
 TEST(ZeroMastersSums, OfStage1AreFp32OnRequest) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const int world : {1, 2, 4}) {
-      for (const bool travels : {false, true}) {
+      for (const bool fp32_comm : {false, true}) {
         AcceleratorOptions options = stage(1, 4);
         options.zero->grad_accum_dtype = FloatDtype::kFloat32;
-        if (travels) {
+        if (fp32_comm) {
           options.zero->communication_data_type = FloatDtype::kFloat32;
         }
         const at::Tensor expected = reference_run(
@@ -120,10 +120,10 @@ TEST(ZeroMastersSums, OfStage1AreFp32OnRequest) {
              .micro_steps = 4,
              .average_each = false,
              .fp32_sums = true,
-             .fp32_comm = travels});
+             .fp32_comm = fp32_comm});
         const at::Tensor trained = weights_after(
             options, world, dtype, [](Training& training) { training.train(0, kSteps * 4); });
-        EXPECT_TRUE(at::equal(trained, expected)) << world << " ranks, travels " << travels;
+        EXPECT_TRUE(at::equal(trained, expected)) << world << " ranks, fp32_comm " << fp32_comm;
       }
     }
   }

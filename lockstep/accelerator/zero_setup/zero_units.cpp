@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 std::string plain_class(std::string name) {
   const size_t colon = name.rfind("::");
@@ -55,4 +55,4 @@ std::vector<std::vector<at::Tensor>> units_of(
   return units;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/tensor/named_tensor.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The modules of a model: their paths ("layers.0") and their C++ classes.
 using NamedClasses = std::vector<std::pair<std::string, std::string>>;
@@ -23,4 +23,4 @@ std::vector<std::vector<at::Tensor>> units_of(
     const NamedClasses& modules,
     const std::vector<std::string>& classes);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -89,7 +89,7 @@ struct GlooState {
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
   int size = 1;
-  FirstFailure failure;
+  GroupFailure failure;
   PeerAddresses peers;
 
   void mark_failed(const std::string& why) { failure.mark_failed(why); }

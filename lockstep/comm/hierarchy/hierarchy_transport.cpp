@@ -108,7 +108,7 @@ class HierarchyState {
   }
 
   const RanksByHost by_host_;
-  FirstFailure failure_;
+  GroupFailure failure_;
   mutable std::mutex mutex_;  ///< Protects the two below.
   std::shared_ptr<Transport> all_ranks_, local_;
   std::optional<HostCollectives> collectives_;  ///< Used only by the collectives' thread.

@@ -81,7 +81,7 @@ class NcclComm {
   std::atomic<bool> aborting_{false};  ///< Ends wait_for_call, which holds the next mutex.
   std::mutex comm_mutex_;              ///< Serializes calls of NCCL.
   NcclApi::Comm comm_ = nullptr;
-  FirstFailure failure_;
+  GroupFailure failure_;
   std::mutex mutex_;  ///< Protects the members below.
   std::deque<RunningOperation> running_;
   bool stopping_ = false;

@@ -367,13 +367,22 @@ class ObservedWork final : public Work {
       : work_(std::move(work)), observer_(std::move(observer)) {}
   bool done() const override { return work_->done(); }
   void wait(Milliseconds timeout) override {
-    work_->wait(timeout);
-    if (observer_) {
-      std::exchange(observer_, nullptr)->end(true, std::nullopt);
+    try {
+      work_->wait(timeout);
+    } catch (...) {
+      end(false);
+      throw;
     }
+    end(true);
   }
 
  private:
+  void end(bool succeeded) {
+    if (observer_) {
+      std::exchange(observer_, nullptr)->end(succeeded, std::nullopt);
+    }
+  }
+
   std::shared_ptr<Work> work_;
   std::shared_ptr<OperationObserver> observer_;
 };

@@ -33,6 +33,7 @@ class BlockingOperations {
     if (op == Op::kSend || op == Op::kRecv) {
       OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
       const FlightEntry entry(collective, group_, -1);
+      collective.observer = nullptr;  // The entry has it; parts of the operation have none.
       return worker.submit(
           name_of(op),
           [link = link_, entry, c = std::move(collective), timeout] {
@@ -42,6 +43,7 @@ class BlockingOperations {
     }
     const int64_t sequence = sequence_++;
     const FlightEntry entry(collective, group_, sequence);
+    collective.observer = nullptr;
     return collectives_.submit(
         name_of(op),
         [link = link_, entry, c = std::move(collective), sequence, timeout] {

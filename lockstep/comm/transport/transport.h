@@ -37,8 +37,12 @@ enum class Op {
 
 const char* name_of(Op op);
 
-/// Observes one operation. The thread that executes the operation calls begin at most once, and end
-/// once.
+/// Observes one operation.
+///
+/// The thread that executes the operation calls `begin` when its turn comes, and `end` when it has
+/// succeeded or failed. An operation that never had its turn may have neither. Both must return at
+/// once and not throw, and nothing that they do may communicate. The last call may be on another
+/// thread than the start. Cost: two virtual calls.
 class OperationObserver {
  public:
   OperationObserver() = default;
@@ -76,8 +80,9 @@ class GroupObserver {
   virtual ~GroupObserver() = default;
   GroupObserver(const GroupObserver&) = delete;
   GroupObserver& operator=(const GroupObserver&) = delete;
-  /// Returns the observer of an operation that begins on a group of `ranks`. Called by the thread
-  /// that starts it.
+  /// Returns the observer of an operation that begins on a group of `ranks`, or null for none. The
+  /// thread that starts it calls this, so threads that take turns need no lock. Exchanges within an
+  /// operation are not observed.
   virtual std::shared_ptr<OperationObserver> observe(const Collective& collective, int ranks) = 0;
 };
 
@@ -147,7 +152,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   /// Starts `collective`; operations of one rank take effect in the order of their start.
-  /// `collective` keeps the tensors alive until the work is done.
+  /// `collective` keeps the tensors alive until the work is done. Its observer is notified, by a
+  /// FlightEntry (flight.h).
   virtual std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) = 0;
   /// Throws CommError if an operation on a device has failed, possibly unnoticed: its results are
   /// invalid. Failed CPU operations have thrown already.

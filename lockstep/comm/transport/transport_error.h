@@ -31,7 +31,7 @@ inline CommError error_after(const std::string& cause, const char* operation) {
 }
 
 /// Holds the first failure of a group, after which every operation fails. Thread-safe.
-class FirstFailure {
+class GroupFailure {
  public:
   /// Returns whether this is the first failure, whose reason counts.
   bool mark_failed(const std::string& why) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/enum_words.h"
+#include "lockstep/base/error.h"
 #include "lockstep/ds_config/keys/key_specs.h"
 #include "lockstep/zero_options/zero_rows.h"
 
@@ -23,6 +23,7 @@ void append(Keys& keys, Keys more) {
       keys.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
 
+/// The type of an option's value, without std::optional.
 template <typename Value>
 struct Plain {
   using Type = Value;
@@ -32,6 +33,7 @@ struct Plain<std::optional<Value>> {
   using Type = Value;
 };
 
+/// The kind of a key with values of this type.
 template <typename Value>
 constexpr KeyKind kKindOf = std::is_same_v<Value, bool>                       ? KeyKind::kBoolean
                             : std::is_same_v<Value, int64_t>                  ? KeyKind::kInteger
@@ -40,6 +42,7 @@ constexpr KeyKind kKindOf = std::is_same_v<Value, bool>                       ? 
                             : std::is_enum_v<Value>                           ? KeyKind::kChoice
                                                                               : KeyKind::kText;
 
+/// A function that gives the value and origin of a key, see FieldOf.
 template <typename Value>
 using ReadField = FieldRef<Value> (*)(DsConfig&, const std::string&);
 
@@ -64,6 +67,8 @@ void add_option(const ZeroRow<Path...>& row, Keys& keys) {
     spec.field = ReadField<Value>([](DsConfig& config, const std::string& path) {
       return FieldRef<Value>{Row::in(config.zero.plugin), config.zero.origins[path]};
     });
+  } else {
+    LOCKSTEP_ASSERT(row.ds_key == nullptr, "FieldOf has no such type");
   }
 }
 
@@ -79,7 +84,9 @@ const Keys& option_keys() {
 
 /// Returns the key of one option.
 KeySpec option(const std::string& name) {
-  return *std::ranges::find(option_keys(), name, &KeySpec::path);
+  const auto found = std::ranges::find(option_keys(), name, &KeySpec::path);
+  LOCKSTEP_ASSERT(found != option_keys().end(), "zero_rows.h has the option, with a ds_key");
+  return *found;
 }
 
 /// Creates a boolean key without effect.
@@ -259,6 +266,8 @@ std::vector<KeySpec> zero_keys() {
         stage3_keys}) {
     append(keys, part());
   }
+  // In the order of the file's documentation.
+  append(keys, {option("zero_quantized_weights"), option("zero_hpz_partition_size")});
   for (const KeySpec& other : option_keys()) {
     if (std::ranges::find(keys, other.path, &KeySpec::path) == keys.end()) {
       keys.push_back(other);

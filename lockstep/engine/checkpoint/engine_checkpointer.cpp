@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/comm/fail_together.h"
 #include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/safetensors/saved_values.h"
@@ -37,7 +38,8 @@ EngineCheckpointer::EngineCheckpointer(
       backward_(backward),
       update_(update),
       latest_(*context.accelerator, context.saves_on_each_host) {
-  accelerator::Internals::add_checkpoint_part(*context.accelerator, std::make_shared<Part>(*this));
+  internal::AcceleratorInternals::add_checkpoint_part(
+      *context.accelerator, std::make_shared<Part>(*this));
 }
 
 // --- saving
@@ -54,7 +56,7 @@ fs::path EngineCheckpointer::save(
   const std::string name = tag_of_rank_0(
       tag ? tag->text() : fmt::format("global_step{}", context_.counter.counts().global_steps));
   check_tag(name);
-  client_state_ = accelerator::without_non_finite(
+  client_state_ = internal::without_non_finite(
       options.client_state.is_null() ? options.client_sd : options.client_state);
   if (latest_.is_on_each_host()) {
     client_state_ = accelerator.broadcast_object(client_state_);  // Each host saves a copy.
@@ -109,13 +111,13 @@ nlohmann::json EngineCheckpointer::engine_state() const {
 
 // --- the part of the checkpoint
 
-void EngineCheckpointer::Part::collect(accelerator::StateToSave& state) const {
+void EngineCheckpointer::Part::collect(internal::StateToSave& state) const {
   if (engine_.latest_.is_writer()) {
     state.contents.add_json(kEngineFile, engine_.engine_state());
   }
 }
 
-void EngineCheckpointer::Part::check(accelerator::StateToLoad& state) const {
+void EngineCheckpointer::Part::check(internal::StateToLoad& state) const {
   if (!state.reader.has(kEngineFile)) {
     throw CheckpointError(
         state.reader.path().string(),
@@ -134,6 +136,7 @@ LoadedCheckpoint EngineCheckpointer::load(
     const fs::path& load_dir,
     const std::optional<CheckpointTag>& tag,
     const LoadCheckpointOptions& options) {
+  const comm::CallScope call("load_checkpoint");
   const std::string name = tag ? tag->text() : latest_.read(load_dir);
   if (name.empty()) {
     const auto deepspeeds = storage::deepspeed_checkpoint(load_dir);
@@ -169,7 +172,7 @@ LoadedCheckpoint EngineCheckpointer::load(
   }
   update_.reset_grad_norm();
   meter_.reset_loss();
-  return {folder, accelerator::with_non_finite(loaded_state_.at("client_state"))};
+  return {folder, internal::with_non_finite(loaded_state_.at("client_state"))};
 }
 
 void EngineCheckpointer::load_accelerator_state(

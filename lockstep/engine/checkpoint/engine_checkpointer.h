@@ -38,12 +38,12 @@ class EngineCheckpointer {
 
  private:
   /// engine.json as a part of the Accelerator's checkpoint.
-  class Part final : public accelerator::CheckpointPart {
+  class Part final : public internal::CheckpointPart {
    public:
     explicit Part(EngineCheckpointer& engine) : engine_(engine) {}
-    void collect(accelerator::StateToSave& state) const override;
-    bool is_loaded(const accelerator::StateToLoad& /*state*/) const override { return true; }
-    void check(accelerator::StateToLoad& state) const override;
+    void collect(internal::StateToSave& state) const override;
+    bool is_loaded(const internal::StateToLoad& /*state*/) const override { return true; }
+    void check(internal::StateToLoad& state) const override;
 
    private:
     EngineCheckpointer& engine_;

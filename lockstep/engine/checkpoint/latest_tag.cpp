@@ -16,6 +16,7 @@
 #include "lockstep/base/atomic_file.h"
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/comm/fail_together.h"
 #include "lockstep/storage/deepspeed_folder.h"
 
@@ -82,6 +83,7 @@ bool LatestTag::is_writer() const {
 /// Lets no rank continue before `latest` is written everywhere, or all ranks have the failure.
 void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
   std::optional<AtomicFile> prepared;
+  const comm::CallScope call("save_checkpoint");
   std::optional<std::string> previous;
   bool is_renamed = false;
   const auto on_writers = [&](const std::function<void()>& step) {

@@ -24,11 +24,11 @@ std::string before_last_dot(const std::string& path) {
 
 }  // namespace
 
-ModuleTree::ModuleTree(const accelerator::NamedClasses& modules, const NamedTensors& parameters) {
+ModuleTree::ModuleTree(const internal::NamedClasses& modules, const NamedTensors& parameters) {
   std::map<std::string, size_t> by_path;
   for (const auto& [path, type] : modules) {
     const size_t index = modules_.size();
-    Module module{.name = path, .type = accelerator::plain_class(type)};
+    Module module{.name = path, .type = internal::plain_class(type)};
     if (!path.empty()) {
       module.parent = by_path.at(before_last_dot(path));
       module.name = path.substr(path.rfind('.') + 1);

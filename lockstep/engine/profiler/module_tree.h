@@ -57,7 +57,7 @@ class ModuleTree {
 
   ModuleTree() = default;
   /// Builds the tree from classes_of and parameters_of: outer modules first.
-  ModuleTree(const accelerator::NamedClasses& modules, const NamedTensors& parameters);
+  ModuleTree(const internal::NamedClasses& modules, const NamedTensors& parameters);
 
   /// Returns the modules, outer ones first, in order of registration.
   const std::vector<Module>& modules() const { return modules_; }

@@ -53,8 +53,7 @@ config::Document read_config_document(const InitializeOptions& options) {
   }
   if (options.config.empty() && options.config_json.empty()) {
     // `lockstep launch --deepspeed-config-file FILE`.
-    if (const auto file =
-            accelerator::either_text(Environment::process(), "DEEPSPEED_CONFIG_FILE")) {
+    if (const auto file = internal::either_text(Environment::process(), "DEEPSPEED_CONFIG_FILE")) {
       return ds_config::read_ds_document(*file);
     }
     throw ConfigError(

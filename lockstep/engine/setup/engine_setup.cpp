@@ -86,7 +86,7 @@ EngineSetup::EngineSetup(
     InitializeOptions options,
     const NamedTensors& parameters,
     const NamedTensors& buffers,
-    const accelerator::NamedClasses& modules)
+    const internal::NamedClasses& modules)
     : given_(std::move(options)) {
   // Before anything collective, so that no rank waits for one with an invalid file.
   const int ranks = given_.connected ? given_.connected->world.size : world_to_connect().size;
@@ -97,7 +97,7 @@ EngineSetup::EngineSetup(
       make_activation_checkpointing(config.activation_checkpointing);
   check_no_option_of_ds_config(given_.accelerator);
   if (const auto& classes = config.torch_autocast.lower_precision_safe_modules; classes.value) {
-    accelerator::check_lower_precision(
+    internal::check_lower_precision(
         *classes.value, parameters, modules, classes.origin.text, kSafeModulesKey);
   }
   cast_model(parameters, buffers, model_dtypes(config.data_types));

@@ -25,7 +25,7 @@ class EngineSetup {
       InitializeOptions options,
       const NamedTensors& parameters,
       const NamedTensors& buffers,
-      const accelerator::NamedClasses& modules);
+      const internal::NamedClasses& modules);
 
   Accelerator& accelerator() const;
   /// Returns the program's optimizer, or the file's for `parameters`; null if there is neither.

@@ -160,7 +160,7 @@ WorldSpec world_of(const InitDistributedOptions& options) {
             "WORLD_SIZE, or turn auto_mpi_discovery on",
             world.source));
   }
-  return accelerator::enter_world(environment);
+  return internal::enter_world(environment);
 }
 
 /// Throws ConfigError for options that differ from those of the existing connection.
@@ -230,7 +230,7 @@ Connected connected_once(const ConnectOptions& options) {
   const ConnectOptions unset = ConnectOptions::from_environment(Environment::process());
   if (!connection()) {
     return connect_ranks(
-        accelerator::enter_world(Environment::process()),
+        internal::enter_world(Environment::process()),
         same(options, unset) ? connect_options_of({}) : options);
   }
   if (!same(options, connection()->options) && !same(options, unset)) {

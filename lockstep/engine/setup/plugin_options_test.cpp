@@ -35,7 +35,7 @@ std::map<std::string, std::string> rows_of(const AcceleratorOptions& options) {
   std::map<std::string, std::string> rows;
   const ZeroPlugin plugin = options.zero.value_or(ZeroPlugin{.stage = 0});
   visit_zero_options(plugin, [&](const char* name, const auto& value, const ZeroRule&) {
-    rows[name] = option_text(value);
+    rows[name] = internal::option_text(value);
   });
   return rows;
 }

@@ -21,16 +21,17 @@ namespace lockstep {
 
 /// Callbacks may outlive the engine in a loss's graph and in the program's optimizer.
 void EngineBackward::register_callbacks() {
-  accelerator::Internals::backward_runner(*context_.accelerator)
+  internal::AcceleratorInternals::backward_runner(*context_.accelerator)
       .watch_unscaled_backward([weak = weak_from_this()] {
         if (const auto self = weak.lock()) {
           self->check_unscaled_backward();
         }
       });
-  accelerator::Internals::step(*context_.accelerator).set_ends_update([weak = weak_from_this()] {
-    const auto self = weak.lock();
-    return self && self->context_.counter.is_boundary();
-  });
+  internal::AcceleratorInternals::step(*context_.accelerator)
+      .set_ends_update([weak = weak_from_this()] {
+        const auto self = weak.lock();
+        return self && self->context_.counter.is_boundary();
+      });
 }
 
 at::Tensor EngineBackward::scale(const at::Tensor& loss) {
@@ -42,7 +43,7 @@ at::Tensor EngineBackward::scale(const at::Tensor& loss) {
       }
     };
   };
-  accelerator::BackwardCallbacks callbacks{
+  internal::BackwardCallbacks callbacks{
       .begins = callback([update = context_.counter.counts().global_steps](EngineBackward& self) {
         self.begin_program_backward(update);
       }),
@@ -52,7 +53,7 @@ at::Tensor EngineBackward::scale(const at::Tensor& loss) {
     callbacks.computed =
         callback([](EngineBackward& self) { self.meter_.mark_gradients_computed(); });
   }
-  at::Tensor scaled = accelerator::Internals::backward_runner(*context_.accelerator)
+  at::Tensor scaled = internal::AcceleratorInternals::backward_runner(*context_.accelerator)
                           .scale_loss(scaled_for_reduction(part), std::move(callbacks));
   meter_.add_loss(part.detach());
   return scaled;
@@ -137,7 +138,7 @@ GradientScope EngineBackward::no_sync() {
   });
 }
 
-accelerator::CollectiveScope EngineBackward::begin_coalescing() {
+CollectiveScope EngineBackward::begin_coalescing() {
   const char* const name = "coalesce_grad_reduction";
   if (!context_.config.managed_gradient_accumulation.value) {
     throw ConfigError(

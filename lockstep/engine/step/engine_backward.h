@@ -30,7 +30,7 @@ class EngineBackward : public std::enable_shared_from_this<EngineBackward> {
   at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options);
   at::Tensor scale(const at::Tensor& loss);
   GradientScope no_sync();
-  accelerator::CollectiveScope begin_coalescing();
+  CollectiveScope begin_coalescing();
 
   /// Throws ConfigError within no_sync(), and after a program's backward that has thrown.
   void check_before_step();

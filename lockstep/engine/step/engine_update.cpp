@@ -111,7 +111,7 @@ void EngineUpdate::clip_gradients() {
       context_.optimizer.is_sharded() ? context_.parameters() : context_.optimizer.parameters(),
       clips ? config.gradient_clipping.value : std::numeric_limits<double>::infinity());
   // The program may have changed gradients since backward, which examines them as they arrive.
-  accelerator::Internals::finite_guard(*context_.accelerator)
+  internal::AcceleratorInternals::finite_guard(*context_.accelerator)
       .check_gradient(norm_, "a parameter, as step() uses it,");
 }
 

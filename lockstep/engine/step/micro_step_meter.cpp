@@ -158,8 +158,8 @@ void MicroStepMeter::add_gradient_averaging(Time began) {
 }
 
 void MicroStepMeter::add_loss(const at::Tensor& part) {
-  accelerator::Internals::step(*context_.accelerator)
-      .notify(&accelerator::TrainingStepObserver::loss_part_given, part);
+  internal::AcceleratorInternals::step(*context_.accelerator)
+      .notify(&internal::TrainingStepObserver::loss_part_given, part);
   if (reporter_.needs_loss()) {
     const c10::AutoGradMode no_grad(false);
     loss_sum_ = loss_sum_.defined() ? at::add(loss_sum_, part) : part;

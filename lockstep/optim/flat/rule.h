@@ -13,9 +13,9 @@
 
 namespace lockstep::optim {
 
-/// One call of an update rule, which works in place: tensors of one dtype and device,
-/// dense in memory. A tensor is one parameter or, for an elementwise rule, a range of a flat buffer
-/// with many.
+/// Holds the arguments of one call of an update rule, which works in place: tensors of one dtype
+/// and device, dense in memory. A tensor is one parameter or, for an elementwise rule, a range of a
+/// flat buffer with many.
 struct RuleCall {
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> gradients;           ///< Read-only; strides of the parameters.

@@ -13,7 +13,8 @@
 
 namespace lockstep::optim {
 
-/// Calls of an update rule. A call has runs of neighbouring parameters, each as one tensor.
+/// Lists the calls of an update rule. A call has runs of neighbouring parameters, each as one
+/// tensor.
 class RuleCalls {
  public:
   /// `group` must outlive this. `device_lr`: see RuleCall.

@@ -12,7 +12,7 @@ namespace lockstep {
 /// 16-bit types stay as they are.
 at::ScalarType hook_comm_dtype(CommHookType cast, at::ScalarType own);
 
-/// An all-reduce that averages values over the ranks, possibly sent in a 16-bit dtype.
+/// Averages values over the ranks by all-reduces, which may send them in a 16-bit dtype.
 class AveragingAllReduce {
  public:
   /// `values`: flat and contiguous, refilled and sent any number of times.

@@ -71,13 +71,15 @@ def _read_config(given: Any) -> dict[str, Any]:
     if isinstance(given, dict):
         return copy.deepcopy(given)
     text = os.fspath(given)
-    try:
-        config = ds_config_content(text, "") if os.path.exists(text) else ds_config_content("", text)
-    except ConfigError:
-        config = None
-    if isinstance(config, dict):
-        return config
-    raise ConfigError(f"[DeepSpeedPlugin] the ds_config is {given!r}; expected a dict, or a file with JSON")
+    why = ""
+    if text:  # C++ reads the file of an environment variable for neither a path nor a text.
+        try:
+            config = ds_config_content(text, "") if os.path.exists(text) else ds_config_content("", text)
+            if isinstance(config, dict):
+                return config
+        except ConfigError as error:
+            why = f": {error}"
+    raise ConfigError(f"[DeepSpeedPlugin] the ds_config is {given!r}; expected a dict, or a file with JSON{why}")
 
 
 class DummyOptim:

@@ -16,7 +16,7 @@
 #include "lockstep/storage/safetensors/saved_values.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace files = storage::state_files;
@@ -232,4 +232,4 @@ std::unique_ptr<CheckpointPart> accumulation_part(
   return std::make_unique<AccumulationPart>(objects, step, finite);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/storage/state_files.h"
 #include "lockstep/sync/data_parallel.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace files = storage::state_files;
@@ -73,4 +73,4 @@ std::unique_ptr<CheckpointPart> comm_hooks_part(const PreparedObjects& objects) 
   return std::make_unique<CommHooksPart>(objects);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

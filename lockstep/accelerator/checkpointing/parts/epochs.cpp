@@ -5,7 +5,7 @@
 
 #include "lockstep/accelerator/checkpointing/parts/parts.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Saves and loads the place in the program's epochs() ranges.
@@ -46,4 +46,4 @@ std::unique_ptr<CheckpointPart> epochs_part(const PreparedObjects& objects, Epoc
   return std::make_unique<EpochsPart>(objects, epochs);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

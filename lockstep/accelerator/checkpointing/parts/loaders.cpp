@@ -17,7 +17,7 @@
 #include "lockstep/storage/safetensors/saved_values.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace files = storage::state_files;
@@ -139,4 +139,4 @@ std::unique_ptr<CheckpointPart> loaders_part(
   return std::make_unique<LoadersPart>(objects, active);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

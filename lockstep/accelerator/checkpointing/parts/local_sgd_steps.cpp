@@ -3,7 +3,7 @@
 
 #include "lockstep/accelerator/checkpointing/parts/parts.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Saves and loads the numbers of updates of the running LocalSgd scopes.
@@ -37,4 +37,4 @@ std::unique_ptr<CheckpointPart> local_sgd_steps_part(LocalSgdScopes& local_sgds)
   return std::make_unique<LocalSgdStepsPart>(local_sgds);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/base/rank.h"
 #include "lockstep/storage/manifest.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Saves and loads the state of fp16's loss scaler.
@@ -57,4 +57,4 @@ std::unique_ptr<CheckpointPart> loss_scale_part(TrainingStep& step) {
   return std::make_unique<LossScalePart>(step);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

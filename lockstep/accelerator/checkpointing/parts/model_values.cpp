@@ -16,7 +16,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/flat/copy_values.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Returns whether `saved` is an fp32 master, which ZeRO saves for a 16-bit parameter.
@@ -140,4 +140,4 @@ NamedTensors mean_of(const std::vector<NamedTensors>& ranks) {
   return means;
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/tensor/named_tensor.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Returns parameters and buffers, each tensor once even if it has several names.
 NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers);
@@ -23,4 +23,4 @@ NamedTensors sum_of(const std::vector<NamedTensors>& ranks, double factor);
 /// Returns the mean over the ranks that have it; exact if all are equal.
 NamedTensors mean_of(const std::vector<NamedTensors>& ranks);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -15,7 +15,7 @@
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace files = storage::state_files;
@@ -172,4 +172,4 @@ std::unique_ptr<CheckpointPart> models_part(const PreparedObjects& objects) {
   return std::make_unique<ModelsPart>(objects);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace files = storage::state_files;
@@ -153,4 +153,4 @@ std::unique_ptr<CheckpointPart> optimizers_part(
   return std::make_unique<OptimizersPart>(objects, local_sgds);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/accelerator/checkpointing/parts/parts.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 namespace files = storage::state_files;
@@ -79,4 +79,4 @@ std::unique_ptr<CheckpointPart> own_buffers_part(const PreparedObjects& objects)
   return std::make_unique<OwnBuffersPart>(objects);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/step/training_step.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// The parts of a checkpoint of an Accelerator. RegisteredObjects and ProgramHooks are parts, too,
 /// and an engine adds one. The arguments must outlive the part.
@@ -32,4 +32,4 @@ std::unique_ptr<CheckpointPart> schedulers_part(const PreparedObjects& objects);
 std::unique_ptr<CheckpointPart> accumulation_part(
     PreparedObjects& objects, TrainingStep& step, FiniteGuard& finite);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/state_files.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 at::Tensor random_state() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
@@ -121,4 +121,4 @@ std::unique_ptr<CheckpointPart> random_states_part(at::Device device) {
   return std::make_unique<RandomStatesPart>(device);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

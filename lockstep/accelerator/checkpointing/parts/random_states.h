@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/tensor/named_tensor.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 
 /// Returns the state of torch's default CPU generator.
 at::Tensor random_state();
@@ -21,4 +21,4 @@ NamedTensors random_states(at::Device device);
 std::function<void()> check_random_state(
     const NamedTensors& saved, int stream, const std::string& path, at::Device device = at::kCPU);
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/storage/manifest.h"
 
-namespace lockstep::accelerator {
+namespace lockstep::internal {
 namespace {
 
 /// Saves and loads the positions of learning rate schedules.
@@ -61,4 +61,4 @@ std::unique_ptr<CheckpointPart> schedulers_part(const PreparedObjects& objects) 
   return std::make_unique<SchedulersPart>(objects);
 }
 
-}  // namespace lockstep::accelerator
+}  // namespace lockstep::internal
