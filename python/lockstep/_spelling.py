@@ -95,7 +95,6 @@ SPELLING: dict[str, str] = {
     "auto_wrap_policy kTransformer": "auto_wrap_policy transformer_based_wrap",
     "at::kHalf": "torch.float16",
     "at::kBFloat16": "torch.bfloat16",
-    "at::kFloat": "torch.float32",
     "try kHalf or kBFloat16": "try torch.float16 or torch.bfloat16",
     "fp32_masters=false": "fp32_masters=False",
     "remove kOptimStates from `include`": "remove optim_states from `include`",
