@@ -23,7 +23,7 @@ namespace {
 
 /// Runs `body` on the process for which `first` is true, then on the others. If it throws on the
 /// first, all others throw Error. Collective.
-void run_in_turn(Group group, bool first, const std::function<void()>& body) {
+void run_in_turn(const Group& group, bool first, const std::function<void()>& body) {
   std::exception_ptr failure;
   if (first) {
     try {
