@@ -245,7 +245,10 @@ std::shared_ptr<Transport> make_hierarchy_transport(
 }
 
 std::shared_ptr<Transport> make_hierarchy_transport(
-    const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout) {
+    const WorldSpec& world,
+    std::shared_ptr<Transport> flat,
+    uint64_t group,
+    Milliseconds join_timeout) {
   const FlightRecordingPause pause;
   const auto by_rank = exchange(*flat, RankLocation::of(world), join_timeout);
   std::optional<Layout> layout;
@@ -270,9 +273,9 @@ std::shared_ptr<Transport> make_hierarchy_transport(
       .size = static_cast<int>(members.size())};
   const MakeLocal make_local = [&] {
     return make_shm_transport(
-        address, flight_group(kWorldGroup, kLocalSplit, members.front()), join_timeout);
+        address, flight_group(group, kLocalSplit, members.front()), join_timeout);
   };
-  return make_hierarchy_transport(std::move(flat), *layout, make_local, kWorldGroup, join_timeout);
+  return make_hierarchy_transport(std::move(flat), *layout, make_local, group, join_timeout);
 }
 
 }  // namespace lockstep::comm

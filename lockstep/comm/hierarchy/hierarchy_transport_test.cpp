@@ -249,7 +249,9 @@ TEST(Hierarchy, InconsistentHostsFallBackToGloo) {
     world.size = 4;
     world.local_rank = group.rank() % 3;
     world.local_size = 3;
-    agreed += make_hierarchy_transport(world, flat, std::chrono::seconds(60)) == flat ? 1 : 0;
+    agreed += make_hierarchy_transport(world, flat, kWorldGroup, std::chrono::seconds(60)) == flat
+                  ? 1
+                  : 0;
   });
   EXPECT_EQ(agreed, 4);
   EXPECT_THAT(lines.all(), HasSubstr("got 1 ranks, expected 3"));
