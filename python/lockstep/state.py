@@ -79,7 +79,7 @@ class PartialState:
             self.provide_torch_distributed()
 
     def provide_torch_distributed(self) -> None:
-        """Makes torch.distributed use this connection, unless the program has initialised it itself. Collective."""
+        """Makes torch.distributed use this connection, unless the program has initialised it itself."""
         distributed.provide(self.group, self.world, self.device)
 
     def _find_device(self) -> torch.device:

@@ -2,9 +2,6 @@
 """torch.distributed for programs that an Accelerator or an engine has connected: its default group is the job's."""
 from __future__ import annotations
 
-import select
-import socket
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -22,8 +19,7 @@ _given: tuple[Any, dist.Store] | None = None
 def provide(group: _core.Group, world: _core.WorldSpec, device: torch.device) -> None:
     """Makes torch.distributed use the job's connection, unless the program has initialised it itself.
 
-    Collective: the ranks learn where the store will be. Nothing connects before the program needs the store, for
-    new_group for instance.
+    Nothing communicates before the program does. The first use of the store, by new_group for instance, is collective.
     """
     global _given
     if not dist.is_available() or dist.is_initialized():
@@ -52,41 +48,21 @@ _Store: Any = dist.Store  # torch's types lack some of its methods.
 
 
 class JobStore(_Store):
-    """The store of the job: a TCPStore on rank 0, which starts when a rank uses it first. Thread-safe."""
+    """The store of the job: a TCPStore on rank 0. The first use of it starts it, which is collective."""
 
     def __init__(self, group: _core.Group, world: _core.WorldSpec) -> None:
         super().__init__()
+        self._group, self._rank = group, world.rank
         self.host = "127.0.0.1" if world.local_size == world.size else world.master_addr
-        self._listener: socket.socket | None = None
         self._opened: Any = None
-        self._mutex = threading.Lock()
-        port = 0
-        if world.rank == 0:
-            self._listener = _listen(self.host)
-            port = self._listener.getsockname()[1]
-            threading.Thread(target=self._open_for_others, name="JobStore", daemon=True).start()
-        self.port = int(group.broadcast(torch.tensor([port])))
-
-    def _open_for_others(self) -> None:
-        """Waits until another rank connects, and serves it."""
-        listener = self._listener
-        if listener is not None:
-            select.select([listener], [], [])
-            self._open()
 
     def _open(self) -> Any:
-        with self._mutex:
-            if self._opened is None:
-                descriptor = None if self._listener is None else self._listener.detach()
-                self._opened = dist.TCPStore(
-                    self.host,
-                    self.port,
-                    is_master=descriptor is not None,
-                    timeout=self.timeout,
-                    wait_for_workers=False,
-                    master_listen_fd=descriptor,
-                )
-            return self._opened
+        if self._opened is None:
+            options: dict[str, Any] = {"timeout": self.timeout, "wait_for_workers": False}
+            server = dist.TCPStore(self.host, 0, is_master=True, **options) if self._rank == 0 else None
+            port = int(self._group.broadcast(torch.tensor([0 if server is None else server.port])))
+            self._opened = server or dist.TCPStore(self.host, port, is_master=False, **options)
+        return self._opened
 
     def set(self, key: str, value: Any) -> None:
         self._open().set(key, value)
@@ -129,10 +105,3 @@ class JobStore(_Store):
     def has_extended_api(self) -> bool:
         return True
 
-
-def _listen(host: str) -> socket.socket:
-    if host == "127.0.0.1":
-        return socket.create_server((host, 0), backlog=socket.SOMAXCONN)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=socket.SOMAXCONN, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=socket.SOMAXCONN)
