@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from ._finder import PACKAGES
 
@@ -27,7 +28,7 @@ def main() -> None:
         return
     kind = arguments.pop(0) if arguments and arguments[0] in ("-m", "-c") else ""
     if not arguments or (not kind and arguments[0].startswith("-")):
-        sys.exit(f"[lockstep.alias] the program is missing; expected a script, -m MODULE or -c TEXT\n{_USAGE}")
+        _refuse(f"the program is missing; expected a script, -m MODULE or -c TEXT\n{_USAGE}")
     _export()
     program = arguments[0]
     sys.argv = [kind, *arguments[1:]] if kind else arguments
@@ -47,7 +48,12 @@ def _export() -> None:
 
 def _run_script(script: str) -> None:
     if not os.access(script, os.R_OK):
-        sys.exit(f"[lockstep.alias] cannot read {script!r}; expected the file of a Python program")
+        _refuse(f"cannot read {script!r}; expected the file of a Python program")
     if not getattr(sys.flags, "safe_path", False):  # Since Python 3.11; the first path is then not the current folder.
         sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
+
+
+def _refuse(what: str) -> NoReturn:
+    print(f"[lockstep.alias] {what}", file=sys.stderr)
+    sys.exit(2)
