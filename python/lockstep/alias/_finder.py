@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The finder of the modules and versions of accelerate and deepspeed, which are those of Lockstep."""
+"""The finder of accelerate, deepspeed and their modules, which are those of Lockstep."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
-from importlib.abc import Loader
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
+from importlib.metadata import Distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from .._core import ConfigError
 
 __all__ = ["PACKAGES", "install", "replace"]
 
-# The folder for PYTHONPATH: packages of both names, which call replace(), and their versions.
+# A folder for sys.path and PYTHONPATH: packages of both names, which call replace(), and their versions.
 PACKAGES = Path(__file__).with_name("packages")
 
 _LOCKSTEP = {"accelerate": "lockstep", "deepspeed": "lockstep.deepspeed"}
@@ -69,7 +69,7 @@ class _AliasLoader(Loader):
             module.__spec__ = self._own_spec
 
 
-class _AliasFinder(DistributionFinder):
+class _AliasFinder(MetaPathFinder):
     """Finds accelerate, deepspeed, and all of their modules, before any other finder."""
 
     def find_spec(
@@ -92,14 +92,6 @@ class _AliasFinder(DistributionFinder):
         spec.submodule_search_locations = own_spec.submodule_search_locations
         return spec
 
-    def find_distributions(
-        self, context: DistributionFinder.Context = DistributionFinder.Context()
-    ) -> Iterable[Distribution]:
-        """Returns the distributions of both names; with a name in the context, that one."""
-        return MetadataPathFinder.find_distributions(
-            DistributionFinder.Context(name=context.name, path=[str(PACKAGES)])
-        )
-
 
 _FINDER = _AliasFinder()
 
@@ -117,6 +109,9 @@ def install() -> None:
                 "import them, such as transformers"
             )
     sys.meta_path.insert(0, _FINDER)
+    # importlib.metadata finds the versions there. The first path stays that of the script.
+    if str(PACKAGES) not in sys.path:
+        sys.path.insert(1, str(PACKAGES))
 
 
 def replace(name: str) -> None:
@@ -137,4 +132,4 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _version(name: str) -> str:
-    return next(iter(_FINDER.find_distributions(DistributionFinder.Context(name=name)))).version
+    return next(iter(Distribution.discover(name=name, path=[str(PACKAGES)]))).version
