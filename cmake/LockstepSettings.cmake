@@ -6,6 +6,7 @@ option(LOCKSTEP_BUILD_BENCH "Build the benchmark programs" ${PROJECT_IS_TOP_LEVE
 option(LOCKSTEP_BUILD_PYTHON "Build the module of the Python package lockstep; needs Python's headers" OFF)
 option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_BUNDLE_LIBRARIES "Let a wheel contain yaml-cpp, zlib and nlohmann-json" ON)
 option(LOCKSTEP_SEVERAL_TORCHES "Install the files for this torch beside those for others; scripts/wheels sets it" OFF)
 option(BUILD_SHARED_LIBS "Build shared libraries, and thus smaller programs, instead of static libraries" OFF)
 set(lockstep_unity_default ON)

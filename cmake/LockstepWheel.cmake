@@ -1,5 +1,14 @@
 # Defines the install component `wheel`: the files that only a Python wheel has. pip cannot install Debian's libraries, so
-# the wheel contains copies of them, and its programs find torch relative to themselves.
+# the wheel contains copies of them, and its programs find torch relative to themselves. conda and Spack can install them.
+if(DEFINED SKBUILD)
+  include(LockstepWheelTorch)
+  lockstep_check_wheel_torch("${Torch_DIR}" ${LOCKSTEP_TORCH_SERIES})
+  install(TARGETS lockstep_python LIBRARY DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep/torch-${LOCKSTEP_TORCH_SERIES}"
+    COMPONENT wheel EXCLUDE_FROM_ALL)
+endif()
+if(NOT LOCKSTEP_BUNDLE_LIBRARIES)
+  return()
+endif()
 if(BUILD_SHARED_LIBS)
   install(CODE "message(FATAL_ERROR \"[lockstep] a wheel contains static libraries; got BUILD_SHARED_LIBS=ON, expected OFF\")"
     COMPONENT wheel EXCLUDE_FROM_ALL)
@@ -14,10 +23,6 @@ if(NOT LOCKSTEP_YAML_CPP_STATIC OR NOT LOCKSTEP_ZLIB_STATIC OR NOT yaml_cpp_type
       "LOCKSTEP_YAML_CPP_STATIC and LOCKSTEP_ZLIB_STATIC to the files libyaml-cpp.a and libz.a")
   endif()
   return()
-endif()
-if(DEFINED SKBUILD)
-  include(LockstepWheelTorch)
-  lockstep_check_wheel_torch("${Torch_DIR}" ${LOCKSTEP_TORCH_SERIES})
 endif()
 
 # lockstepBundled.cmake chooses the static or the shared library by the kind of target that links it.
@@ -53,9 +58,4 @@ if(LOCKSTEP_SEVERAL_TORCHES)
     "${PROJECT_SOURCE_DIR}/cmake/lockstepCudart.cmake" DESTINATION "${choosing_dir}" COMPONENT wheel EXCLUDE_FROM_ALL)
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/cmake/several_selftests.sh" DESTINATION "${CMAKE_INSTALL_LIBEXECDIR}/lockstep"
     RENAME lockstep_selftest COMPONENT wheel EXCLUDE_FROM_ALL)
-endif()
-
-if(DEFINED SKBUILD)
-  install(TARGETS lockstep_python LIBRARY DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep/torch-${LOCKSTEP_TORCH_SERIES}"
-    COMPONENT wheel EXCLUDE_FROM_ALL)
 endif()
