@@ -1,4 +1,4 @@
-# SPDX-License-Identifier: (Apache-2.0 OR MIT)
+# SPDX-License-Identifier: Apache-2.0
 
 from spack_repo.builtin.build_systems.python import PythonPackage
 
