@@ -6,6 +6,8 @@ option(LOCKSTEP_BUILD_BENCH "Build the benchmark programs" ${PROJECT_IS_TOP_LEVE
 option(LOCKSTEP_BUILD_PYTHON "Build the module of the Python package lockstep; needs Python's headers" OFF)
 option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_BUNDLE_LIBRARIES "Let a wheel contain yaml-cpp, zlib and nlohmann-json" ON)
+option(LOCKSTEP_SEVERAL_TORCHES "Install the files for this torch beside those for others; scripts/wheels sets it" OFF)
 option(BUILD_SHARED_LIBS "Build shared libraries, and thus smaller programs, instead of static libraries" OFF)
 set(lockstep_unity_default ON)
 if(PROJECT_IS_TOP_LEVEL)  # Its developers change sources.
@@ -66,10 +68,18 @@ if(PROJECT_IS_TOP_LEVEL AND LOCKSTEP_YAML_CPP_STATIC)
   set(LOCKSTEP_YAML_CPP "$<IF:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>,lockstep_yaml_cpp,${LOCKSTEP_YAML_CPP_SHARED}>")
 endif()
 
+# Files for this torch are in a folder of their own if a wheel contains those for several.
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" LOCKSTEP_TORCH_SERIES "${Torch_VERSION}")
+set(LOCKSTEP_TORCH_SUBFOLDER "")
+set(from_selftest "$ORIGIN/../..")
+if(LOCKSTEP_SEVERAL_TORCHES)
+  set(LOCKSTEP_TORCH_SUBFOLDER "/torch-${LOCKSTEP_TORCH_SERIES}")
+  string(APPEND from_selftest "/..")
+endif()
 # An installed program finds torch in the Python environment that contains both. Each Python version has its own folder.
 set(LOCKSTEP_TORCH_RPATH "")
 foreach(minor RANGE 10 15)
-  list(APPEND LOCKSTEP_TORCH_RPATH "$ORIGIN/../../lib/python3.${minor}/site-packages/torch/lib")
+  list(APPEND LOCKSTEP_TORCH_RPATH "${from_selftest}/lib/python3.${minor}/site-packages/torch/lib")
 endforeach()
 
 if(LOCKSTEP_BUILD_TESTS)

@@ -1,5 +1,14 @@
 # Defines the install component `wheel`: the files that only a Python wheel has. pip cannot install Debian's libraries, so
-# the wheel contains copies of them, and its programs find torch relative to themselves.
+# the wheel contains copies of them, and its programs find torch relative to themselves. conda and Spack can install them.
+if(DEFINED SKBUILD)
+  include(LockstepWheelTorch)
+  lockstep_check_wheel_torch("${Torch_DIR}" ${LOCKSTEP_TORCH_SERIES})
+  install(TARGETS lockstep_python LIBRARY DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep/torch-${LOCKSTEP_TORCH_SERIES}"
+    COMPONENT wheel EXCLUDE_FROM_ALL)
+endif()
+if(NOT LOCKSTEP_BUNDLE_LIBRARIES)
+  return()
+endif()
 if(BUILD_SHARED_LIBS)
   install(CODE "message(FATAL_ERROR \"[lockstep] a wheel contains static libraries; got BUILD_SHARED_LIBS=ON, expected OFF\")"
     COMPONENT wheel EXCLUDE_FROM_ALL)
@@ -14,10 +23,6 @@ if(NOT LOCKSTEP_YAML_CPP_STATIC OR NOT LOCKSTEP_ZLIB_STATIC OR NOT yaml_cpp_type
       "LOCKSTEP_YAML_CPP_STATIC and LOCKSTEP_ZLIB_STATIC to the files libyaml-cpp.a and libz.a")
   endif()
   return()
-endif()
-if(DEFINED SKBUILD)
-  include(LockstepWheelTorch)
-  lockstep_check_wheel_torch("${Torch_VERSION}" "${Torch_DIR}")
 endif()
 
 # lockstepBundled.cmake chooses the static or the shared library by the kind of target that links it.
@@ -39,13 +44,18 @@ install(FILES "${PROJECT_SOURCE_DIR}/cmake/lockstepBundled.cmake" DESTINATION "$
 
 # Removes the folder of this machine's torch.
 list(JOIN LOCKSTEP_TORCH_RPATH ":" wheel_rpath)
-set(selftest "${CMAKE_INSTALL_LIBEXECDIR}/lockstep/lockstep_selftest")
+set(selftest "${CMAKE_INSTALL_LIBEXECDIR}/lockstep${LOCKSTEP_TORCH_SUBFOLDER}/lockstep_selftest")
 install(CODE "file(RPATH_CHANGE FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${selftest}\"
   OLD_RPATH [[${wheel_rpath}:${TORCH_INSTALL_PREFIX}/lib]] NEW_RPATH [[${wheel_rpath}]])"
   COMPONENT wheel EXCLUDE_FROM_ALL)
 
-if(DEFINED SKBUILD)
-  install(FILES "${PROJECT_BINARY_DIR}/python/lockstep/torch_series.txt" DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep"
-    COMPONENT wheel EXCLUDE_FROM_ALL)
-  install(TARGETS lockstep_python LIBRARY DESTINATION "${SKBUILD_PLATLIB_DIR}/lockstep" COMPONENT wheel EXCLUDE_FROM_ALL)
+if(LOCKSTEP_SEVERAL_TORCHES)
+  # These choose the files for the installed torch.
+  set(choosing_dir "${CMAKE_INSTALL_LIBDIR}/cmake/lockstep")
+  install(FILES "${PROJECT_SOURCE_DIR}/cmake/lockstepSeveralConfig.cmake" DESTINATION "${choosing_dir}"
+    RENAME lockstepConfig.cmake COMPONENT wheel EXCLUDE_FROM_ALL)
+  install(FILES "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake" "${PROJECT_SOURCE_DIR}/cmake/lockstepFindTorch.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/lockstepCudart.cmake" DESTINATION "${choosing_dir}" COMPONENT wheel EXCLUDE_FROM_ALL)
+  install(PROGRAMS "${PROJECT_SOURCE_DIR}/cmake/several_selftests.sh" DESTINATION "${CMAKE_INSTALL_LIBEXECDIR}/lockstep"
+    RENAME lockstep_selftest COMPONENT wheel EXCLUDE_FROM_ALL)
 endif()

@@ -7,6 +7,9 @@ readonly torch_version=2.13.0
 # The tests also build with these: install.subproject with the oldest, ./dev sanitize with the newest.
 # shellcheck disable=SC2034  # used by those who source this file
 readonly oldest_torch_version=2.11.0 newest_torch_version=2.15.0
+# The wheels of ./dev package --all contain libraries for these.
+# shellcheck disable=SC2034  # used by those who source this file
+readonly wheel_torch_versions="2.11.0 2.12.1 2.13.0 2.14.1 2.15.0"
 # shellcheck disable=SC2034  # used by those who source this file
 readonly exit_usage=2
 

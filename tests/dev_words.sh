@@ -37,6 +37,9 @@ expect 2 "invalid value 'fast' for --preset" "$root/dev" build --preset fast
 expect 2 "the value of --preset is missing" "$root/dev" test --preset
 expect 2 "unknown argument 'now' of ./dev setup" "$root/dev" setup now
 expect 2 "unknown argument '--wheel' of ./dev package" "$root/dev" package --wheel
+expect 2 "unknown argument '--pyton' of ./dev package --all" "$root/scripts/wheels" "$work" --pyton 3.11
+expect 2 "torch 1.13 is not supported; expected some of these: 2.11" "$root/scripts/wheels" "$work" --torch 1.13
+expect 2 "Python 2.6 with its headers is missing" "$root/scripts/wheels" "$work" --python 2.6
 expect 2 "unknown argument 'serve' of ./dev docs" "$root/dev" docs serve
 expect 2 "'/nowhere' is not a configured build folder" "$root/scripts/package" deb /nowhere "$work"
 expect 2 "package got 1 arguments; expected deb|wheel BUILD_FOLDER OUTPUT_FOLDER" "$root/scripts/package" deb

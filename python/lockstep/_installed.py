@@ -22,7 +22,7 @@ else:
         (
             str(Path(file.locate()).resolve().parents[3])
             for file in _installed.files or ()
-            if file.name == "lockstepConfig.cmake"
+            if file.parts[-4:] == ("lib", "cmake", "lockstep", "lockstepConfig.cmake")
         ),
         None,
     )

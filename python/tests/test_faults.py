@@ -180,12 +180,18 @@ def test_a_loop_that_is_left_early_begins_the_next_epoch() -> None:
     assert loader.iteration == 2
 
 
-def test_another_torch_is_refused_before_the_module_is_loaded() -> None:
-    from lockstep._torch_check import check_torch
+def test_the_module_for_this_torch_and_python_is_chosen(tmp_path: Path) -> None:
+    from lockstep._torch_check import module_folder
 
-    check_torch(torch.__version__)
-    with pytest.raises(ImportError, match=r"needs torch \d+\.\d+; got torch 1\.13\.1; run `pip install"):
-        check_torch("1.13.1")
+    for minor in ("2.9", "2.11", "2.13"):
+        (tmp_path / f"torch-{minor}").mkdir()
+        (tmp_path / f"torch-{minor}/_core.cpython-310-x86_64-linux-gnu.so").touch()
+    suffix = ".cpython-310-x86_64-linux-gnu.so"
+    assert module_folder("2.11.1+cpu", tmp_path, suffix).name == "torch-2.11"
+    with pytest.raises(ImportError, match=r"needs torch 2\.9 or 2\.11 or 2\.13; got torch 2\.1\.3; .*'torch==2\.13\.\*'"):
+        module_folder("2.1.3", tmp_path, suffix)
+    with pytest.raises(ImportError, match=r"another Python \(cpython-310-x86.*got .*python.* \(cpython-310t-x86"):
+        module_folder("2.13.0", tmp_path, suffix.replace("310", "310t"))
 
 
 def test_an_error_within_an_operation_of_torch_keeps_its_class() -> None:

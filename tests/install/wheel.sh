@@ -24,6 +24,7 @@ done
 PATH=$prefix/bin:$path
 clean python -m pip --disable-pip-version-check install --no-index "$wheel"
 series=$(sed -n 's/^set(lockstep_TORCH_SERIES "\(.*\)")/\1/p' "$(package_dir "$prefix")/lockstepConfig.cmake")
+[[ -n $(find "$site/lockstep/torch-$series" -name '_core.*.so') ]] || fail "the wheel has no module for torch $series"
 check_files "$prefix"
 check_api "$prefix"
 if readelf -d "$prefix/libexec/lockstep/lockstep_selftest" | grep -E '(RPATH|RUNPATH).*(\[|:)/'; then
@@ -99,7 +100,7 @@ configure -DCMAKE_PREFIX_PATH="$("$prefix/bin/python" -c 'import lockstep; print
 # An environment without torch, and one with another torch.
 PATH=$prefix/bin:$path
 mv "$site/torch" "$work/torch"
-expect_refused "[lockstep] torch is missing; expected torch $series.x; activate the Python environment" "${arguments[@]}"
+expect_refused "[lockstep] torch is missing; expected torch $series; activate the Python environment" "${arguments[@]}"
 mv "$work/torch" "$site/torch"
 refuse_another_torch "$prefix" "${arguments[@]}"
 

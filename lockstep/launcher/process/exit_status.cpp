@@ -2,6 +2,7 @@
 #include "lockstep/launcher/process/exit_status.h"
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <tuple>
@@ -12,6 +13,13 @@
 
 namespace lockstep::launcher {
 namespace {
+
+/// The names of Linux's signals 1 to 31; glibc has them since 2.32 only (sigabbrev_np).
+constexpr std::array kSignalNames = {
+    "HUP",  "INT",  "QUIT", "ILL",    "TRAP",   "ABRT",  "BUS",  "FPE",  "KILL", "USR1", "SEGV",
+    "USR2", "PIPE", "ALRM", "TERM",   "STKFLT", "CHLD",  "CONT", "STOP", "TSTP", "TTIN", "TTOU",
+    "URG",  "XCPU", "XFSZ", "VTALRM", "PROF",   "WINCH", "POLL", "PWR",  "SYS"};
+static_assert(SIGSEGV == 11 && SIGTERM == 15 && SIGSYS == 31);
 
 auto root_cause_order(const RankFailure& failure) {
   const ExitStatus& exit_status = failure.exit_status;
@@ -38,8 +46,9 @@ std::string ExitStatus::description() const {
 }
 
 std::string signal_name(int signal) {
-  const char* name = sigabbrev_np(signal);
-  return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
+  const bool has_name = signal >= 1 && signal <= static_cast<int>(kSignalNames.size());
+  return has_name ? fmt::format("SIG{}", kSignalNames[static_cast<size_t>(signal) - 1])
+                  : fmt::format("signal {}", signal);
 }
 
 std::string RankFailure::description() const {

@@ -2,6 +2,8 @@
 #include "lockstep/launcher/process/exit_status.h"
 
 #include <csignal>
+#include <cstring>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -29,6 +31,14 @@ TEST(ExitStatus, DescriptionNamesSignalOrCode) {
   EXPECT_EQ(
       (ExitStatus{.by_signal = true, .value = SIGSEGV, .core_dumped = true}.description()),
       "was killed by SIGSEGV (signal 11, core dumped)");
+}
+
+TEST(ExitStatus, SignalsHaveTheNamesOfGlibc) {
+  for (int signal = 1; signal <= 31; ++signal) {
+    EXPECT_EQ(signal_name(signal), std::string("SIG") + sigabbrev_np(signal));
+  }
+  EXPECT_EQ(signal_name(0), "signal 0");
+  EXPECT_EQ(signal_name(32), "signal 32");
 }
 
 TEST(RootCause, ASignalHasPrecedenceOverAnEarlierExitCode) {

@@ -7,12 +7,14 @@
 #include <cerrno>
 #include <sstream>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/system_error.h"
+#include "lockstep/launcher/process/exit_status.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -25,7 +27,7 @@ static_assert(std::atomic<pid_t>::is_always_lock_free, "used in a signal handler
 
 void forward_to_receiver(int signal) {
   const int error = errno;
-  ::tgkill(::getpid(), receiver, signal);
+  ::syscall(SYS_tgkill, ::getpid(), receiver.load(), signal);  // glibc has tgkill since 2.30 only.
   errno = error;
 }
 
@@ -44,7 +46,7 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
   std::istringstream names(text);
   for (std::string name; std::getline(names, name, ',');) {
     const auto found = std::find_if(kForwarded.begin(), kForwarded.end(), [&](int signal) {
-      return name == sigabbrev_np(signal) || name == std::string("SIG") + sigabbrev_np(signal);
+      return name == signal_name(signal) || "SIG" + name == signal_name(signal);
     });
     if (found == kForwarded.end()) {
       throw ConfigError(
@@ -76,7 +78,7 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
     }
   }
   ::pthread_sigmask(SIG_BLOCK, &wanted, &previous_mask_);
-  receiver = ::gettid();
+  receiver = static_cast<pid_t>(::syscall(SYS_gettid));
   const auto handle = [this](int signal, void (*handler)(int)) {
     struct sigaction action {};
     action.sa_handler = handler;

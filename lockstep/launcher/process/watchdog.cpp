@@ -5,7 +5,10 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
+#include <string>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -20,6 +23,22 @@ namespace {
 
 constexpr pid_t kDismissed = 0;
 
+/// Closes all descriptors above `last`, as closefrom() of glibc 2.34.
+void close_descriptors_above(int last) {
+  if (::syscall(SYS_close_range, last + 1, ~0U, 0) == 0) {
+    return;
+  }
+  std::vector<int> open;  // Linux has close_range since 5.9 only.
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    open.push_back(std::stoi(entry.path().filename()));
+  }
+  for (const int descriptor : open) {
+    if (descriptor > last) {
+      ::close(descriptor);
+    }
+  }
+}
+
 [[noreturn]] void watch(int pipe) {
   ::setsid();
   ::prctl(PR_SET_NAME, "lockstep-watch");
@@ -28,7 +47,7 @@ constexpr pid_t kDismissed = 0;
   }
   // Close the launcher's descriptors, since the readers of its output wait for their end.
   ::dup2(pipe, STDIN_FILENO);
-  ::closefrom(STDIN_FILENO + 1);
+  close_descriptors_above(STDIN_FILENO);
   std::vector<pid_t> groups;
   pid_t message = 0;
   for (;;) {

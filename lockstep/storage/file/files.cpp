@@ -15,6 +15,9 @@
 namespace lockstep::storage {
 namespace {
 
+/// MADV_POPULATE_READ, which glibc's headers have since 2.35 only.
+constexpr int kPopulateRead = 22;
+
 /// Returns whether the error of madvise means that an access would raise SIGBUS.
 bool is_read_error(int error) {
   return error == EFAULT || error == EIO || error == EHWPOISON;
@@ -110,7 +113,7 @@ void fetch_pages(
   }
   const size_t past_page = begin % page;
   // Other errors are ignored: if they matter, the access fails.
-  if (madvise(map.data() + begin - past_page, size + past_page, MADV_POPULATE_READ) != 0 &&
+  if (madvise(map.data() + begin - past_page, size + past_page, kPopulateRead) != 0 &&
       is_read_error(errno)) {
     throw CheckpointError(
         path,

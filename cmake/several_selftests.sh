@@ -1,0 +1,11 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The program lockstep_selftest of a wheel with libraries for several minor versions of torch: runs the one for the torch
+# in the Python environment that contains this file.
+folder=$(dirname "$0")
+version=$(sed -n "s/^__version__ = '\([0-9]*\.[0-9]*\).*/\1/p" "$folder"/../../lib/python3.*/site-packages/torch/version.py)
+if [ ! -x "$folder/torch-$version/lockstep_selftest" ]; then
+  echo "[lockstep] no selftest for torch '$version'; expected one of $(cd "$folder" && echo torch-*); install such a torch" >&2
+  exit 127
+fi
+exec "$folder/torch-$version/lockstep_selftest" "$@"
