@@ -395,6 +395,8 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
+        if self._accelerator() is None:
+            return self.in_dataloader and self.active_dataloader.end_of_dataloader
         batch = self._current_batch() if self.in_dataloader else None
         return batch is not None and batch[0]
 
