@@ -10,6 +10,7 @@ import torch
 from . import _core
 from ._codec import flatten, unflatten
 from ._elementwise import ElementwiseUpdate
+from .state import GradientState
 
 
 def sparse_weights(models: Iterable[torch.nn.Module]) -> set[int]:
@@ -256,6 +257,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops the gradients at the end of an accumulation group. False: sets them to zero instead."""
+        if self._prepared is not None and GradientState().holds_updates:
+            return
         if set_to_none is False and self._accelerator is not None and not self._prepared.is_sharded:
             if self._accelerator.sync_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
@@ -268,6 +271,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._prepared is None:
             raise _core.ConfigError("[optimizer] step() was called before accelerator.prepare(optimizer)")
+        if GradientState().holds_updates:
+            return None
         self._accelerator._begin_step()
         if self._name is None:
             return self._run(closure)

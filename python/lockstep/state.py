@@ -113,6 +113,16 @@ class PartialState:
         distributed.withdraw()
         PartialState._shared_state.clear()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the values without the connection: transformers pickles a PartialState with its arguments.
+
+        The unpickled object describes the process that wrote it, and cannot communicate.
+        """
+        return {name: value for name, value in self.__dict__.items() if name not in ("group", "world")}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = dict(values)
+
     @property
     def initialized(self) -> bool:
         return PartialState._shared_state != {}
@@ -312,7 +322,9 @@ class AcceleratorState:
 
     @property
     def mixed_precision(self) -> str:
-        return self._mixed_precision
+        """The precision of the ds_config, or else that of the Accelerator."""
+        plugin = self.deepspeed_plugin
+        return (plugin.mixed_precision if plugin is not None else None) or self._mixed_precision
 
     @property
     def deepspeed_plugin(self) -> Any:
@@ -367,6 +379,7 @@ class GradientState:
         if not self.initialized:
             self._accelerator = lambda: None
             self._loaders: list[Any] = [None]
+            self._given_sync: bool | None = None
             self.plugin: Any = None
         if gradient_accumulation_plugin is not None:
             self.plugin = gradient_accumulation_plugin
@@ -374,6 +387,7 @@ class GradientState:
     def _bind(self, accelerator: Any) -> None:
         """Reads the values of this C++ Accelerator from now on."""
         self._accelerator = weakref.ref(accelerator)
+        self._set_sync_gradients(None)
 
     @property
     def initialized(self) -> bool:
@@ -395,8 +409,22 @@ class GradientState:
     def sync_with_dataloader(self) -> bool:
         return self.plugin_kwargs.get("sync_with_dataloader", True)
 
+    def _set_sync_gradients(self, sync_gradients: bool | None) -> None:
+        """Sets sync_gradients, for a program that counts micro-steps itself. None: the C++ library sets it.
+
+        accumulate() ends the program's setting. While it is false, prepared optimizers and schedulers do nothing.
+        """
+        self._given_sync = sync_gradients
+
+    @property
+    def holds_updates(self) -> bool:
+        """Whether the program has said that the current micro-step only accumulates."""
+        return self._given_sync is False
+
     @property
     def sync_gradients(self) -> bool:
+        if self._given_sync is not None:
+            return self._given_sync
         accelerator = self._accelerator()
         return True if accelerator is None else accelerator._core.sync_gradients
 

@@ -26,6 +26,7 @@ from ..utils.dataclasses import (
 from ..utils.memory import release_memory
 from .arguments import (
     accumulation_plugin,
+    compile_plugin,
     handlers_by_type,
     loader_config,
     make_core,
@@ -80,12 +81,9 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         expect_prepared_loader: bool = True,
         expect_equal_passes: bool = True,
     ) -> None:
-        has_no_backend = str(dynamo_backend).lower() in ("none", "no", "dynamobackend.no")
         refuse_unsupported(
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            dynamo_backend=None if has_no_backend else dynamo_backend,
-            dynamo_plugin=dynamo_plugin,
             parallelism_config=parallelism_config,
         )
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
@@ -103,11 +101,14 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
             mixed_precision,
             cpu,
             deepspeed_plugin=deepspeed_plugin or deepspeed_plugins or plugin_of_environment(DeepSpeedPlugin),
+            dynamo_plugin=compile_plugin(dynamo_backend, dynamo_plugin),
             fsdp_plugin=fsdp_plugin or plugin_of_environment(FullyShardedDataParallelPlugin),
             _from_accelerator=True,
             **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
         )
-        accumulation = accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
+        accumulation = accumulation_plugin(
+            gradient_accumulation_steps, gradient_accumulation_plugin, state.deepspeed_plugin
+        )
         self.gradient_state = GradientState(accumulation)
         self.gradient_state._bind(self)
         trackers = filter_trackers(log_with, project.logging_dir)
@@ -151,6 +152,8 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
     @property
     def loss_scale(self) -> float | None:
         """The loss scale with fp16, else None."""
+        if self._engine is not None:
+            return self._engine.engine.loss_scale() if self.mixed_precision == "fp16" else None
         return self._core.loss_scale
 
     @property
@@ -211,7 +214,11 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
 
     @property
     def sync_gradients(self) -> bool:
-        return self._core.sync_gradients
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state._set_sync_gradients(sync_gradients)
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -219,6 +226,8 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
+        if self._engine is not None:
+            return any(optimizer.step_was_skipped for optimizer in self._optimizers)
         return self._core.optimizer_step_was_skipped
 
     # --- trackers
@@ -252,6 +261,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         """Forgets all prepared objects. Returns None for each of `objects`, to reassign them."""
         self._no_sync.end()
         self._core.free_memory()
+        self._engine = None
         for known in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             known.clear()
         return release_memory(*objects)

@@ -10,6 +10,7 @@ from .. import _core
 from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState
+from ..utils._deepspeed_wrappers import DeepSpeedEngineWrapper
 from ..utils.dataclasses import ProjectConfiguration
 
 
@@ -25,6 +26,7 @@ class AcceleratorBase:
         self.state = state
         self.project_configuration = project_configuration
         self._core = core
+        self._engine: DeepSpeedEngineWrapper | None = None  # Trains the model, with a ds_config.
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []

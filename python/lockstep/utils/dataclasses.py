@@ -72,6 +72,7 @@ __all__ = [
     "TorchDynamoPlugin",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
+    "get_module_class_from_name",
 ]
 
 
@@ -380,6 +381,11 @@ class TorchDynamoPlugin(KwargsHandler):
         kwargs = super().to_kwargs()
         kwargs.pop("use_regional_compilation", None)
         return kwargs
+
+
+def get_module_class_from_name(module: torch.nn.Module, name: str) -> type[torch.nn.Module] | None:
+    """Returns the class with this name of the module or of one inside of it; None if there is none."""
+    return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
 
 
 def _flag(name: str) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "align_module_device",
     "calculate_maximum_sizes",
     "check_tied_parameters_on_same_device",
+    "clean_device_map",
     "compute_module_sizes",
     "convert_file_size_to_int",
     "dtype_byte_size",
@@ -144,6 +145,23 @@ def check_tied_parameters_on_same_device(tied_params: list[list[str]], device_ma
         devices = {name: device_of(name) for name in names}
         if len(set(devices.values())) > 1:
             logger.warning("tied parameters are on different devices: %s; give them the same one", devices)
+
+
+def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:
+    """Replaces the entries of each module whose parts are on one device by an entry of the module. In place."""
+    prefix = f"{module_name}." if module_name else ""
+    parts = [name for name in device_map if name.startswith(prefix)]
+    if len(parts) > 1 and len({device_map[name] for name in parts}) == 1:
+        device = device_map[parts[0]]
+        for name in parts:
+            del device_map[name]
+        device_map[module_name] = device
+        return device_map
+    inner = {prefix + name[len(prefix) :].partition(".")[0] for name in parts if name != module_name}
+    for name in sorted(inner):
+        if any(part.startswith(f"{name}.") for part in parts):
+            clean_device_map(device_map, name)
+    return device_map
 
 
 def _dtype_of(dtype: Any) -> Any:
