@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin that runs Accelerate's unit tests against lockstep.
 
-lockstep.alias makes `import accelerate` give lockstep. accelerate.test_utils is Accelerate's own, whose imports mean
-Lockstep, too. Modules and names of Accelerate that Lockstep lacks are stand-ins: they can be imported, nothing is an
-instance of them, and a test that uses them fails. LOCKSTEP_ACCELERATE_SOURCES is the folder of Accelerate's sources.
+lockstep.alias makes `import accelerate` give lockstep, and its loggers have both names. accelerate.test_utils is
+Accelerate's own, whose imports mean Lockstep, too. Modules and names of Accelerate that Lockstep lacks are stand-ins: they
+can be imported, nothing is an instance of them, and a test that uses them fails. LOCKSTEP_ACCELERATE_SOURCES is the folder
+of Accelerate's sources.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import logging
 import os
 import pkgutil
 import re
@@ -87,17 +89,17 @@ def _use_lockstep() -> None:
     for info in pkgutil.walk_packages(lockstep.__path__, "lockstep."):
         if not info.name.startswith(("lockstep.alias", "lockstep.deepspeed")) and not info.name.endswith("__main__"):
             importlib.import_module(info.name)
+    loggers = logging.Logger.manager.loggerDict
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "lockstep" and not name.startswith(("lockstep.alias", "lockstep.deepspeed")):
             vars(module)["__getattr__"] = _missing_names(name, vars(module).get("__getattr__"))
+            loggers["accelerate" + name.removeprefix("lockstep")] = logging.getLogger(name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "order: a mark of Accelerate's tests")
     os.environ.update(LOCKSTEP_USE_CPU="1", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
     _use_lockstep()
-    for name in ("rich", "launchers"):  # Accelerate's first import loads them.
-        importlib.import_module(f"accelerate.{name}") if name == "launchers" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
