@@ -101,12 +101,15 @@ class Group {
   Pending scatter(at::Tensor output, const at::Tensor& input, int root = 0);
   /// Sends a message to `peer`, which must receive the same shape and dtype. It is done when the
   /// peer has received everything. Without a recv of the peer (both send, for instance) it times
-  /// out.
-  Pending send(const at::Tensor& tensor, int peer);
+  /// out. The messages from one rank to another are received in the order of their sending; a
+  /// `tag` only shows that both ranks mean the same message.
+  Pending send(const at::Tensor& tensor, int peer, int tag = 0);
   /// Receives a message of `peer` into `tensor`.
-  Pending recv(const at::Tensor& tensor, int peer);
+  Pending recv(const at::Tensor& tensor, int peer, int tag = 0);
   /// Blocks until every rank has called it.
   void barrier();
+  /// Starts a barrier; it is done when every rank has started it. The result is undefined.
+  Pending start_barrier();
   /// Informs the other ranks, in place of `op`, that this rank refuses its `argument`. Their
   /// operations fail with a message that names this rank and the argument's shape. Blocks until
   /// they have failed, at most for the timeout, and throws nothing. If all ranks refuse in the same

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch as _torch  # noqa: F401  # Loads libtorch_python before _core.
 
-from . import _spelling, _torch_check, _torch_optimizers  # noqa: F401  # _torch_check refuses another torch.
+# _torch_check refuses another torch; distributed registers torch.distributed's backend "lockstep".
+from . import _spelling, _torch_check, _torch_optimizers, distributed  # noqa: F401
 from ._core import CheckpointError, CommError, ConfigError, Error
 from .accelerator import Accelerator
 from .data_loader import skip_first_batches

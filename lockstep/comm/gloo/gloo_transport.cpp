@@ -384,6 +384,7 @@ class GlooTransport final : public Transport {
 std::shared_ptr<Transport> make_gloo_transport(
     const WorldSpec& world,
     const c10::intrusive_ptr<c10d::Store>& store,
+    uint64_t group,
     Milliseconds join_timeout) {
   raise_descriptor_limit();
   return std::make_shared<GlooTransport>(
@@ -392,7 +393,7 @@ std::shared_ptr<Transport> make_gloo_transport(
       world.rank,
       world.size,
       join_timeout,
-      kWorldGroup);
+      group);
 }
 
 }  // namespace lockstep::comm

@@ -246,7 +246,10 @@ std::shared_ptr<Transport> make_hierarchy_transport(
 }
 
 std::shared_ptr<Transport> make_hierarchy_transport(
-    const WorldSpec& world, std::shared_ptr<Transport> all_ranks, Milliseconds join_timeout) {
+    const WorldSpec& world,
+    std::shared_ptr<Transport> all_ranks,
+    uint64_t group,
+    Milliseconds join_timeout) {
   const FlightRecordingPause pause;
   const auto by_rank = exchange(*all_ranks, RankLocation::of(world), join_timeout);
   std::optional<RanksByHost> by_host;
@@ -271,10 +274,9 @@ std::shared_ptr<Transport> make_hierarchy_transport(
       .size = static_cast<int>(members.size())};
   const MakeLocal make_local = [&] {
     return make_shm_transport(
-        address, flight_group(kWorldGroup, kLocalSplit, members.front()), join_timeout);
+        address, flight_group(group, kLocalSplit, members.front()), join_timeout);
   };
-  return make_hierarchy_transport(
-      std::move(all_ranks), *by_host, make_local, kWorldGroup, join_timeout);
+  return make_hierarchy_transport(std::move(all_ranks), *by_host, make_local, group, join_timeout);
 }
 
 }  // namespace lockstep::comm

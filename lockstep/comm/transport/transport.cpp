@@ -124,6 +124,8 @@ std::string Fingerprint::describe() const {
     argument = fmt::format("({})", lockstep::name_of(static_cast<ReduceOp>(reduce)));
   } else if (has_root(kind)) {
     argument = fmt::format("(root {})", root);
+  } else if (root != 0) {
+    argument = fmt::format("(tag {})", root);
   }
   return name_of(kind) + argument + tensor_text(*this);
 }
@@ -153,7 +155,7 @@ Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
   fingerprint.op = static_cast<int64_t>(collective.op);
   fingerprint.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
   const bool is_refusal = refused_op(collective).has_value();
-  fingerprint.root = has_root(collective.op) || is_refusal ? collective.root : 0;
+  fingerprint.root = has_root(collective.op) || is_refusal ? collective.root : collective.tag;
   const at::Tensor& tensor = shared_tensor(collective);
   if (tensor.defined()) {
     fingerprint.dtype = static_cast<int64_t>(tensor.scalar_type());
@@ -173,8 +175,8 @@ std::optional<std::string> mismatch(
   const auto recv = static_cast<int64_t>(Op::kRecv);
   const bool paired =
       (mine.op == send && theirs.op == recv) || (mine.op == recv && theirs.op == send);
-  if (paired && mine.dtype == theirs.dtype && mine.dims == theirs.dims &&
-      mine.sizes == theirs.sizes) {
+  if (paired && mine.root == theirs.root && mine.dtype == theirs.dtype &&
+      mine.dims == theirs.dims && mine.sizes == theirs.sizes) {
     return std::nullopt;
   }
   return fmt::format(

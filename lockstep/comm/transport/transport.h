@@ -68,6 +68,7 @@ struct Collective {
   at::Tensor output = {};
   ReduceOp reduce = ReduceOp::kSum;
   int root = 0;  ///< Root, or the peer of send and recv.
+  int tag = 0;   ///< Of send and recv; both name the same.
   /// The program's call that needs it, see CallScope; null: unknown. Not compared.
   const char* call = nullptr;
   std::shared_ptr<OperationObserver> observer = nullptr;  ///< Null: none.
