@@ -55,8 +55,9 @@ def _settings(inner: _core.InnerOptimizer, known: list[str], groups: list[dict[s
     """Returns the settings of `inner` with the options of `groups`, which may lack some that Python's class has not."""
     settings = inner.settings()
     own = settings["param_groups"]
+    saved = [name for name in known if not own or name in own[0]]  # Not "capturable", which is no state.
     settings["param_groups"] = [
-        {**(own[index] if index < len(own) else {}), **_options_of(group, known)} for index, group in enumerate(groups)
+        {**(own[index] if index < len(own) else {}), **_options_of(group, saved)} for index, group in enumerate(groups)
     ]
     return settings
 
