@@ -17,12 +17,13 @@ except metadata.PackageNotFoundError:  # In a build folder of the source tree.
     pass
 else:
     __version__ = _installed.version
-    # The folder of lib/cmake/lockstep; pip may install it elsewhere than in sys.prefix, with --user for example.
+    # The folder of lib/cmake/lockstep; pip may install it elsewhere than in sys.prefix, with --user for example. Those in
+    # lib/lockstep/torch-2.13 and so on are for one torch each.
     cmake_prefix_path = next(
         (
             str(Path(file.locate()).resolve().parents[3])
             for file in _installed.files or ()
-            if file.parts[-4:] == ("lib", "cmake", "lockstep", "lockstepConfig.cmake")
+            if file.name == "lockstepConfig.cmake" and not any(part.startswith("torch-") for part in file.parts)
         ),
         None,
     )

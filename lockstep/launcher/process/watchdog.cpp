@@ -25,7 +25,7 @@ constexpr pid_t kDismissed = 0;
 
 /// Closes all descriptors above `last`, as closefrom() of glibc 2.34.
 void close_descriptors_above(int last) {
-  if (::syscall(SYS_close_range, last + 1, ~0U, 0) == 0) {
+  if (::syscall(__NR_close_range, last + 1, ~0U, 0) == 0) {
     return;
   }
   std::vector<int> open;  // Linux has close_range since 5.9 only.
