@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from . import _core, distributed
-from ._enums import DistributedType
+from ._enums import BACKENDS, DistributedType
 from ._environment import accelerate_variable_is_true, is_cuda_available, variable_is_true, wants_cpu
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ def is_initialized() -> bool:
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
     """Takes the place of a function on processes that do not run it."""
+
+
+def _connect_job(timeout_ms: int | None) -> tuple[_core.WorldSpec, _core.Group]:
+    """Connects the processes that a launcher has started. Collective."""
+    world = _core.world_from_environment()
+    return world, _core.connect(world, timeout_ms)
 
 
 class PartialState:
@@ -56,14 +62,13 @@ class PartialState:
                 f"[PartialState] init_method {init_method!r} is not supported; expected 'env://'; start the processes "
                 "with `lockstep launch`, torchrun, mpirun or srun"
             )
-        if backend not in (None, "nccl", "gloo", "cuda:nccl,cpu:gloo"):
-            raise _core.ConfigError(f"[PartialState] unknown backend {backend!r}; expected None, 'nccl' or 'gloo'")
-        world = _core.world_from_environment()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            world.agent_store = True  # torch.distributed serves the store at MASTER_PORT.
+        if backend not in BACKENDS:
+            raise _core.ConfigError(
+                f"[PartialState] unknown backend {backend!r}; expected None, 'nccl', 'gloo' or 'lockstep'"
+            )
         timeout_ms = None if timeout is None else max(1, int(timeout.total_seconds() * 1000))
         # The attributes are set after the connection, so that a failed one can be tried again.
-        group = _core.connect(world, timeout_ms)
+        world, group = distributed.connect_program(timeout_ms) or _connect_job(timeout_ms)
         self._cpu = wants_cpu(cpu)
         self.world = world
         self.group = group

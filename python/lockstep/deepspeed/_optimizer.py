@@ -129,11 +129,33 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
     def _syncs(self) -> bool:
         return self._engine.sync_gradients
 
-    def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
-        raise _core.ConfigError(
-            "[optimizer] optimizer.step() was called, which would skip clipping, counters and the schedule; call "
-            "engine.step()"
-        )
+    def _state_by_index(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Returns the states of the parameters that this process has in full: under ZeRO none."""
+        return {} if self._is_sharded() else super()._state_by_index()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._is_sharded():
+            raise _core.ConfigError(
+                "[optimizer] load_state_dict was called under ZeRO, where state_dict() has no states, since each process "
+                "has a shard of them; call engine.save_checkpoint and engine.load_checkpoint"
+            )
+        super().load_state_dict(state_dict)
+
+    def _is_sharded(self) -> bool:
+        return self._prepared is not None and self._prepared.is_sharded
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Does what engine.step() does, as for Lightning Fabric, which calls the optimizer's.
+
+        Throws ConfigError if the engine accumulates or has a schedule, which only engine.step() counts and steps.
+        """
+        engine = self._engine
+        if closure is not None or engine.lr_scheduler is not None or engine.gradient_accumulation_steps() > 1:
+            raise _core.ConfigError(
+                "[optimizer] optimizer.step() was called with a closure, an engine that accumulates gradients, or one "
+                "with a schedule; expected none of these; call engine.step()"
+            )
+        engine.step()
 
     def zero_grad(self, set_to_none: bool | None = True) -> None:
         """Drops the gradients, also those of micro-steps before the boundary."""

@@ -19,6 +19,7 @@ import torch
 
 from .._core import ConfigError
 from .._enums import (
+    BACKENDS,
     BaseEnum,
     ComputeEnvironment,
     CustomDtype,
@@ -195,8 +196,8 @@ class GradScalerKwargs(KwargsHandler):
 class InitProcessGroupKwargs(KwargsHandler):
     """Options of the connection between processes.
 
-    Lockstep selects shared memory, Gloo or NCCL for each tensor itself, so `backend` may be None, "nccl", "gloo" or
-    "cuda:nccl,cpu:gloo". `timeout` is that of one operation.
+    Lockstep selects shared memory, Gloo or NCCL for each tensor itself, so `backend` may be None, "nccl", "gloo",
+    "lockstep", or a pair of them such as "cpu:lockstep,cuda:nccl". `timeout` is that of one operation.
     """
 
     backend: str | None = "nccl"
@@ -204,10 +205,10 @@ class InitProcessGroupKwargs(KwargsHandler):
     timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in (None, "nccl", "gloo", "cuda:nccl,cpu:gloo"):
+        if self.backend not in BACKENDS:
             raise ConfigError(
-                f"[InitProcessGroupKwargs] backend is {self.backend!r}; expected None, 'nccl' or 'gloo'; Lockstep has "
-                "no other transports"
+                f"[InitProcessGroupKwargs] backend is {self.backend!r}; expected None, 'nccl', 'gloo' or "
+                "'lockstep'; Lockstep has no other transports"
             )
         if self.init_method not in (None, "env://"):
             raise ConfigError(
