@@ -45,15 +45,18 @@ def sharded(model):
 def main():
     options = parse_arguments()
     torch.set_num_threads(1)
+    is_first = os.environ["RANK"] == "0"
     if options.backend == "none":
-        print(json.dumps({"DDP": time_of(lambda model: model, options.width, options.steps)}))
+        alone = time_of(lambda model: model, options.width, options.steps)
+        if is_first:
+            print(json.dumps({"DDP": alone}))
         return
     dist.init_process_group(options.backend)
     times = {
         "DDP": time_of(nn.parallel.DistributedDataParallel, options.width, options.steps),
         "FSDP2": time_of(sharded, options.width, options.steps),
     }
-    if os.environ["RANK"] == "0":
+    if is_first:
         print(json.dumps(times))
     dist.barrier()
     dist.destroy_process_group()

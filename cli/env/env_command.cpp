@@ -20,8 +20,9 @@ constexpr const char* kEnvFooter = R"(Examples:
   lockstep env --explain                every setting with its value and origin
 
 Runs ssh, mpirun, srun, nvidia-smi and the Python of lockstep launch for their versions, for a
-few seconds at most. Says whether accelerate and deepspeed mean Lockstep there. Shows the environment variables that affect a job; the value of a
-variable whose name suggests a secret is hidden.
+few seconds at most. Says whether accelerate and deepspeed mean Lockstep there. Shows the
+environment variables that affect a job; the value of a variable whose name suggests a
+secret is hidden.
 
 Exit code: 0; with --explain 2 if the configuration is invalid; 2 for a usage error.)";
 

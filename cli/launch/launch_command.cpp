@@ -34,9 +34,10 @@ constexpr const char* kLaunchFooter = R"(Examples:
 Each rank has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest
 of torchrun's variables. A name without a slash is looked up in PATH. A .py file is
 run by $LOCKSTEP_PYTHON, else by the Python of the environment that this command is
-installed in, else by python3 in PATH; --dry-run shows which. Rank 0 reads this command's
-stdin, unless that is a terminal. Options may be written with _ for -. With a hostfile, variables are also
-read from .lockstep_env in the home folder and in the current one; --env overrides them.
+installed in, else by python3 in PATH; --dry-run shows which. Rank 0 reads this
+command's stdin, unless that is a terminal. Options may be written with _ for -. With a
+hostfile, variables are also read from .lockstep_env in the home folder and in the current
+one; --env overrides them.
 
 torchrun's PET_* variables, which Kubeflow sets, count as options: PET_NNODES=2 is
 --nnodes 2. A variable that contradicts an option is an error.

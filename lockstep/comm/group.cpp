@@ -306,6 +306,16 @@ Group Group::with_observer(std::shared_ptr<comm::GroupObserver> observer) const 
   return other;
 }
 
+void Group::publish(uint64_t number) {
+  if (transport_) {
+    transport_->publish(number);
+  }
+}
+
+uint64_t Group::published_by(int rank) const {
+  return transport_ ? transport_->published_by(rank, timeout_) : 0;
+}
+
 Group Group::split(int color, int key) {
   if (size() == 1) {
     return *this;

@@ -137,6 +137,12 @@ class HierarchyTransport final : public Transport {
     return local ? local->allocate(bytes) : Transport::allocate(bytes);
   }
 
+  void publish(uint64_t number) override { state_->all_ranks()->publish(number); }
+
+  uint64_t published_by(int rank, Milliseconds timeout) override {
+    return state_->all_ranks()->published_by(rank, timeout);
+  }
+
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override;
 
  private:

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/text/words.h"
 #include "lockstep/watch/operation.h"
 
@@ -219,6 +220,14 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
   }
   return "the ranks call different operations; " + all +
          "; every rank must start the same operations in the same order";
+}
+
+void Transport::publish(uint64_t /*number*/) {
+  throw Error("publish", fmt::format("a group over {} keeps no numbers", name()));
+}
+
+uint64_t Transport::published_by(int /*rank*/, Milliseconds /*timeout*/) {
+  throw Error("published_by", fmt::format("a group over {} keeps no numbers", name()));
 }
 
 at::Tensor Transport::allocate(int64_t bytes) {

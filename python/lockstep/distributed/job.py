@@ -2,6 +2,9 @@
 """torch.distributed for programs that an Accelerator or an engine has connected: its default group is the job's."""
 from __future__ import annotations
 
+import select
+import socket
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,7 +22,7 @@ _given: tuple[Any, dist.Store] | None = None
 def provide(group: _core.Group, world: _core.WorldSpec, device: torch.device) -> None:
     """Makes torch.distributed use the job's connection, unless the program has initialised it itself.
 
-    Nothing communicates before the program does. The first use of the store, by new_group for instance, is collective.
+    Nothing communicates before the program does. The store starts with its first use, by new_group for instance.
     """
     global _given
     if not dist.is_available() or dist.is_initialized():
@@ -48,21 +51,39 @@ _Store: Any = dist.Store  # torch's types lack some of its methods.
 
 
 class JobStore(_Store):
-    """The store of the job: a TCPStore on rank 0. The first use of it starts it, which is collective."""
+    """The store of the job: a TCPStore on rank 0, which starts when a rank uses it first. Thread-safe."""
 
     def __init__(self, group: _core.Group, world: _core.WorldSpec) -> None:
         super().__init__()
-        self._group, self._rank = group, world.rank
+        self._group = group
         self.host = "127.0.0.1" if world.local_size == world.size else world.master_addr
+        self._listener = _listen(self.host) if world.rank == 0 else None
         self._opened: Any = None
+        self._mutex = threading.Lock()
+        if self._listener is not None:
+            group.publish(self._listener.getsockname()[1])
+            threading.Thread(target=self._serve_others, args=[self._listener], name="JobStore", daemon=True).start()
+
+    def _serve_others(self, listener: socket.socket) -> None:
+        """Waits until another rank connects, and starts the store."""
+        select.select([listener], [], [])
+        self._open()
 
     def _open(self) -> Any:
-        if self._opened is None:
-            options: dict[str, Any] = {"timeout": self.timeout, "wait_for_workers": False}
-            server = dist.TCPStore(self.host, 0, is_master=True, **options) if self._rank == 0 else None
-            port = int(self._group.broadcast(torch.tensor([0 if server is None else server.port])))
-            self._opened = server or dist.TCPStore(self.host, port, is_master=False, **options)
-        return self._opened
+        with self._mutex:
+            if self._opened is None:
+                port, descriptor = self._group.published_by(0), None
+                if self._listener is not None:
+                    descriptor = self._listener.detach()
+                self._opened = dist.TCPStore(
+                    self.host,
+                    port,
+                    is_master=descriptor is not None,
+                    timeout=self.timeout,
+                    wait_for_workers=False,
+                    master_listen_fd=descriptor,
+                )
+            return self._opened
 
     def set(self, key: str, value: Any) -> None:
         self._open().set(key, value)
@@ -105,3 +126,11 @@ class JobStore(_Store):
     def has_extended_api(self) -> bool:
         return True
 
+
+def _listen(host: str) -> socket.socket:
+    """Returns a socket that takes connections from this host, or, if ranks are on others, from all."""
+    if host == "127.0.0.1":
+        return socket.create_server((host, 0), backlog=socket.SOMAXCONN)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=socket.SOMAXCONN, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=socket.SOMAXCONN)

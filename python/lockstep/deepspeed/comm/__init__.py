@@ -229,10 +229,13 @@ inference_all_reduce = all_reduce  # DeepSpeed's is the same sum by a kernel for
 reduce = _checked(dist.reduce)
 broadcast = _checked(dist.broadcast)
 all_gather = _checked(dist.all_gather)
-all_gather_into_tensor = allgather_fn = _checked(dist.all_gather_into_tensor, tensor="input_tensor")
+# The names of torch 2.13 and later; the older ones warn there.
+all_gather_into_tensor = allgather_fn = _checked(
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor), tensor="input_tensor"
+)
 reduce_scatter = _checked(dist.reduce_scatter)
 reduce_scatter_tensor = reduce_scatter_fn = _checked(
-    dist.reduce_scatter_tensor, output_tensor="output", tensor="input"
+    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor), output_tensor="output", tensor="input"
 )
 all_to_all_single = _checked(dist.all_to_all_single, tensor="input")
 gather = _checked(dist.gather)
