@@ -144,8 +144,10 @@ void bind_step(py::class_<Accelerator>& accelerator) {
             Internals::trigger_sync(self, ids_of(models));
           })
       .def_property_readonly("sync_gradients", &Accelerator::sync_gradients)
-      .def_property_readonly(
-          "gradient_accumulation_steps", &Accelerator::gradient_accumulation_steps)
+      .def_property(
+          "gradient_accumulation_steps",
+          &Accelerator::gradient_accumulation_steps,
+          &Accelerator::set_gradient_accumulation_steps)
       .def(
           "backward",
           [](Accelerator& self, const at::Tensor& loss, bool retain_graph) {

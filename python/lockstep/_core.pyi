@@ -468,6 +468,9 @@ class Accelerator:
     @property
     def gradient_accumulation_steps(self) -> int:
         ...
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
     @property
     def loss_scale(self) -> float | None:
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -84,7 +85,7 @@ class PythonState:
     """Adds Python's part to the checkpoints of an Accelerator, and loads it."""
 
     def __init__(self, accelerator: AcceleratorBase) -> None:
-        self._accelerator = accelerator
+        self._accelerator = weakref.proxy(accelerator)  # Which owns this object.
         accelerator._core.register_save_state_pre_hook(weak_method(self.save))
         accelerator._core.register_load_state_pre_hook(weak_method(self.load))
         self._pending = PendingState()

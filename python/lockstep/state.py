@@ -259,7 +259,8 @@ class PartialState:
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise AttributeError(
-                f"PartialState has no attribute {name!r} since its state was reset; create a new PartialState()"
+                f"`PartialState` object has no attribute {name!r}. This happens if `PartialState._reset_state()` was called; "
+                "create a new PartialState()"
             )
         raise AttributeError(f"'PartialState' object has no attribute {name!r}")
 
@@ -276,14 +277,16 @@ class AcceleratorState:
         dynamo_plugin: Any = None,
         deepspeed_plugin: Any = None,
         fsdp_plugin: Any = None,
+        parallelism_config: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
+        partial = PartialState(cpu, **kwargs)  # Connects again after a reset of that state only.
         if self.initialized:
+            self._partial = partial
             self._check_initialized(mixed_precision, cpu)
             return
-        partial = PartialState(cpu, **kwargs)
         if mixed_precision is None:
             mixed_precision = os.environ.get(
                 "ACCELERATE_MIXED_PRECISION", os.environ.get("LOCKSTEP_MIXED_PRECISION", "no")
@@ -292,6 +295,7 @@ class AcceleratorState:
         self._mixed_precision = str(mixed_precision).lower()
         self.dynamo_plugin = dynamo_plugin
         self.fsdp_plugin = fsdp_plugin
+        self.parallelism_config = parallelism_config
         plugins = deepspeed_plugin
         self.deepspeed_plugins: dict[str, Any] | None = (
             plugins if isinstance(plugins, dict) or plugins is None else {"default": plugins}
@@ -358,7 +362,9 @@ class AcceleratorState:
     def __getattr__(self, name: str) -> Any:
         if hasattr(PartialState, name):  # Its methods and properties need no Accelerator.
             return getattr(PartialState(), name)
-        if name != "_partial" and "_partial" in self.__dict__:
+        if "_partial" in self.__dict__:
+            if name not in self._partial.__dict__ and self._partial.initialized:
+                raise AttributeError(f"'AcceleratorState' object has no attribute {name!r}")
             return getattr(self._partial, name)
         raise AttributeError(
             f"`AcceleratorState` object has no attribute `{name}`. This happens if `AcceleratorState._reset_state()` "
@@ -383,6 +389,10 @@ class GradientState:
             self.plugin: Any = None
         if gradient_accumulation_plugin is not None:
             self.plugin = gradient_accumulation_plugin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies share the state of this process."""
+        return GradientState, ()
 
     def _bind(self, accelerator: Any) -> None:
         """Reads the values of this C++ Accelerator from now on."""
@@ -430,6 +440,8 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
+        if self._accelerator() is None:
+            return self.in_dataloader and self.active_dataloader.end_of_dataloader
         batch = self._current_batch() if self.in_dataloader else None
         return batch is not None and batch[0]
 

@@ -19,6 +19,7 @@ from ..utils.dataclasses import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    ParallelismConfig,
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
@@ -34,7 +35,12 @@ _HANDLERS = (
 _INSTEAD = {
     "torch_tp_plugin": "Lockstep has no tensor parallelism; shard the model with fsdp_plugin",
     "megatron_lm_plugin": "Lockstep does not run Megatron-LM; shard the model with fsdp_plugin",
-    "parallelism_config": "Lockstep has data parallelism and ZeRO; shard the model with fsdp_plugin",
+}
+
+_VARIABLES: dict[type, str] = {
+    DeepSpeedPlugin: "ACCELERATE_USE_DEEPSPEED",
+    FullyShardedDataParallelPlugin: "ACCELERATE_USE_FSDP",
+    ParallelismConfig: "ACCELERATE_USE_PARALLELISM_CONFIG",
 }
 
 
@@ -47,8 +53,7 @@ def refuse_unsupported(**given: Any) -> None:
 
 def plugin_of_environment(kind: type) -> Any:
     """Returns the plugin that the launcher requested by variables, or None."""
-    name = "ACCELERATE_USE_DEEPSPEED" if kind is DeepSpeedPlugin else "ACCELERATE_USE_FSDP"
-    return kind() if os.environ.get(name, "false").lower() in ("true", "1") else None
+    return kind() if os.environ.get(_VARIABLES[kind], "false").lower() in ("true", "1") else None
 
 
 def compile_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
@@ -58,6 +63,24 @@ def compile_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugi
     if plugin is not None:
         raise _core.ConfigError("[Accelerator] dynamo_backend and dynamo_plugin are both given; pass dynamo_plugin")
     return TorchDynamoPlugin(backend=backend)
+
+
+def check_parallelism(state: AcceleratorState, zero: dict[str, Any] | None) -> None:
+    """Throws ConfigError if the state's ParallelismConfig does not fit the job and its plugins."""
+    config = state.parallelism_config
+    if config is None:
+        return
+    if not isinstance(config, ParallelismConfig):
+        raise _core.ConfigError(
+            f"[Accelerator] parallelism_config is a {type(config).__name__}; expected a ParallelismConfig"
+        )
+    shards = zero is not None or state.fsdp_plugin is not None or state.deepspeed_plugin is not None
+    config.resolve(state.num_processes, state.world.local_size, shards)
+    if config.is_hybrid and state.fsdp_plugin is None:
+        raise _core.ConfigError(
+            "[ParallelismConfig] dp_replicate_size and dp_shard_size are both above 1, which needs fsdp_plugin; pass "
+            "FullyShardedDataParallelPlugin(), or set zero_hpz_partition_size in the options of ZeRO"
+        )
 
 
 def loader_config(
@@ -143,7 +166,8 @@ def make_core(
     if data_parallel is not None:
         options["data_parallel"] = data_parallel._core_options()
     if state.fsdp_plugin is not None:
-        options["fsdp_plugin"] = state.fsdp_plugin._core_options()
+        is_hybrid = state.parallelism_config is not None and state.parallelism_config.is_hybrid
+        options["fsdp_plugin"] = state.fsdp_plugin._core_options(is_hybrid)
     plugin = state.deepspeed_plugin
     if plugin is not None and not plugin.has_engine:
         options["deepspeed_plugin"] = plugin._core_options()

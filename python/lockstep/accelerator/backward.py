@@ -12,25 +12,18 @@ import torch
 from .. import _core
 from .._collective_block import collective_block
 from .._own_module import own_module
-from ..state import AcceleratorState, GradientState
-from ..utils.dataclasses import DistributedType, ProjectConfiguration
+from ..state import GradientState
+from ..utils.dataclasses import DistributedType
 from .base import AcceleratorBase
-from .no_sync import NoSyncBlocks
 
 
 class BackwardCalls(AcceleratorBase):
     """The calls of an Accelerator from accumulation to the gradients of an update."""
 
-    def __init__(
-        self, state: AcceleratorState, core: _core.Accelerator, project_configuration: ProjectConfiguration
-    ) -> None:
-        super().__init__(state, core, project_configuration)
-        self._no_sync = NoSyncBlocks(core, state)
-
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
         """Runs one micro-step. Only the last of its accumulation group averages gradients and updates."""
-        GradientState()._set_sync_gradients(None)
+        GradientState()._bind(self)  # A program may have several Accelerators.
         scope = self._core.accumulate([own_module(model) for model in models if not self._is_engine(model)])
         try:
             yield
@@ -84,10 +77,6 @@ class BackwardCalls(AcceleratorBase):
             self._core.backward_sum(loss, float(count))
         else:
             self._core.backward(loss, retain_graph)
-
-    def _begin_step(self) -> None:
-        """Runs before each update of a prepared optimizer."""
-        self._no_sync.on_step()
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns the loss that backward(loss) differentiates, for a program that calls .backward() on it."""

@@ -12,6 +12,7 @@ from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState
 from ..utils._deepspeed_wrappers import DeepSpeedEngineWrapper
 from ..utils.dataclasses import ProjectConfiguration
+from .no_sync import NoSyncBlocks
 
 
 class AcceleratorBase:
@@ -32,3 +33,4 @@ class AcceleratorBase:
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
         self._custom_objects: list[Any] = []
+        self._no_sync = NoSyncBlocks(core, state)

@@ -126,10 +126,15 @@ class CheckpointCalls(AcceleratorBase):
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Adds objects with state_dict() and load_state_dict() to all later checkpoints."""
-        invalid = [obj for obj in objects if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))]
+        invalid = [
+            f"Item at index {index}, a {type(obj).__name__},"
+            for index, obj in enumerate(objects)
+            if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))
+        ]
         if invalid:
             raise _core.ConfigError(
-                f"[register_for_checkpointing] {type(invalid[0]).__name__} has no state_dict() and load_state_dict()"
+                f"[register_for_checkpointing] {' '.join(invalid)} has no state_dict() and load_state_dict(); pass objects "
+                "that have both"
             )
         for obj in objects:
             self._python_state.register(obj)

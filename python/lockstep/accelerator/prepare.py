@@ -18,7 +18,14 @@ from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState
 from ..utils._deepspeed_wrappers import DummyOptim, DummyScheduler
 from ..utils.dataclasses import AutocastKwargs, DataLoaderConfiguration, DynamoBackend, ProjectConfiguration
-from ..utils.other import compile_regions, compile_regions_deepspeed, has_compiled_regions, is_compiled_module
+from ..utils.imports import is_bitsandbytes_multi_backend_available
+from ..utils.other import (
+    compile_regions,
+    compile_regions_deepspeed,
+    extract_model_from_parallel,
+    has_compiled_regions,
+    is_compiled_module,
+)
 from .base import AcceleratorBase
 from .engine import GivenTraining, make_engine
 from .forward import AutocastForward, move_inputs
@@ -155,10 +162,11 @@ class PrepareCalls(AcceleratorBase):
         share_seed(new_loaders, len(self._dataloaders))
         for optimizer, handle in zip(optimizers, handles):
             optimizer._prepared = handle
-            optimizer._accelerator = self
+            optimizer._no_sync = self._no_sync
         for known, new in ((self._models, models), (self._optimizers, optimizers), (self._dataloaders, loaders)):
             known += [obj for obj in new if not any(obj is other for other in known)]
         for model in models:
+            model._is_accelerate_prepared = True
             if self.state.mixed_precision != "no":
                 self._wrap_forward(model)
             if self.state.num_processes > 1 and self.device_placement and self.state.device.type != "cpu":
@@ -170,6 +178,13 @@ class PrepareCalls(AcceleratorBase):
             raise _core.ConfigError(
                 "[prepare] the model is spread over several devices (hf_device_map); load it without device_map"
             )
+        if getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False):
+            offloaded = {"cpu", "disk"} & {str(device) for device in device_map.values()}
+            if offloaded - ({"cpu"} if is_bitsandbytes_multi_backend_available() else set()):
+                raise _core.ConfigError(
+                    "[prepare] the model is quantized with CPU or disk offload (hf_device_map), which cannot be trained; "
+                    "load it on the device of this process"
+                )
         # Buffers that are not saved are not the C++ library's.
         if place and self.device_placement and self.state.device.type != "cpu":
             model.to(self.state.device)
@@ -273,12 +288,11 @@ class PrepareCalls(AcceleratorBase):
     ) -> torch.nn.Module:
         """Returns the model itself: prepare wraps nothing around it, except an engine with a ds_config.
 
-        Options remove autocast and torch.compile.
+        It also removes torch's DistributedDataParallel and DataParallel. Options remove autocast and torch.compile.
         """
         if self._engine is not None and model is self._engine.engine:
             model = model.module
-        if not keep_torch_compile:
-            model = own_module(model)
+        model = extract_model_from_parallel(model, keep_torch_compile=keep_torch_compile)
         if not keep_fp32_wrapper and isinstance(model.__dict__.get("forward"), AutocastForward):
             original = model.forward.original
             del model.forward

@@ -37,7 +37,7 @@ ABSENT: dict[str, str] = {
             "get_fsdp2_grad_scaler"
         ),
         "run `lockstep merge-weights CHECKPOINT OUTPUT`": "merge_fsdp_weights",
-        _SEVERAL_DEVICES: "OffloadedWeightsLoader PrefixedDataset check_device_map",
+        _SEVERAL_DEVICES: "OffloadedWeightsLoader PrefixedDataset",
         "it is a part of transformers' loading; use find_tied_parameters": "check_tied_parameters_in_config",
         "the Accelerator owns its loss scale; pass GradScalerKwargs": "get_grad_scaler",
         "use accelerator.autocast()": "get_mixed_precision_context_manager",

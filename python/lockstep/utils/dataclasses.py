@@ -32,6 +32,7 @@ from .._enums import (
     RNGType,
     SageMakerDistributedType,
 )
+from ..parallelism_config import ParallelismConfig
 from ._deepspeed_plugin import DeepSpeedPlugin
 from ._fsdp_plugin import FullyShardedDataParallelPlugin
 from .environment import str_to_bool
@@ -445,10 +446,6 @@ class _UnsupportedParallelism(_Unsupported):
         "Lockstep has no tensor, context or sequence parallelism; to shard a model use FullyShardedDataParallelPlugin, "
         "whose HYBRID_SHARD shards within a host and replicates between hosts"
     )
-
-
-class ParallelismConfig(_UnsupportedParallelism):
-    """Sizes of the dimensions of parallelism. The constructor throws ConfigError."""
 
 
 class TorchTensorParallelPlugin(_UnsupportedParallelism):

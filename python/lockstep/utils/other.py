@@ -311,7 +311,7 @@ def check_os_kernel() -> None:
     info = platform.uname()
     found = re.match(r"(\d+)\.(\d+)", info.release)
     if info.system == "Linux" and found and (int(found[1]), int(found[2])) < (5, 5):
-        logger.warning("the kernel is Linux %s; processes can hang before 5.5; upgrade it", info.release)
+        logger.warning(f"the kernel is Linux {info.release}; processes can hang before 5.5.0; upgrade it")
 
 
 def recursive_getattr(obj: Any, attr: str) -> Any:
