@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of docs/schedulers.md: one loop under launchers and schedulers, and Lightning's strategies."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import binary, python_path
+
+_ROOT = Path(__file__).parents[2]
+_FOLDER = _ROOT / "examples/python/schedulers"
+_SECONDS = 300
+# The Python that has the schedulers' packages. Read here, since each test clears the variables.
+_CLIENTS = Path(os.environ.get("LOCKSTEP_CLIENTS_PYTHON", _ROOT / "build/clients/bin/python"))
+_PYTHON = str(_CLIENTS if _CLIENTS.exists() else sys.executable)
+_LOSS = re.compile(r"loss (\d+\.\d{6})")
+
+
+def _need(*packages: str) -> None:
+    """Skips the test if a package is not installed."""
+    missing = [package for package in packages if package not in _installed()]
+    if missing:
+        pytest.skip(f"{_PYTHON} lacks {', '.join(missing)}; LOCKSTEP_CLIENTS_PYTHON names another Python")
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    program = "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))"
+    return frozenset(subprocess.check_output([_PYTHON, "-c", program], text=True).split())
+
+
+def _environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **variables}
+
+
+def _loss_of(command: list[str], folder: Path, **variables: str) -> str:
+    """Runs a program. Returns the last loss that it printed."""
+    return _finish([_start(command, folder, **variables)])[0]
+
+
+def _start(command: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=_environment(**variables), **output)
+
+
+def _finish(processes: list[subprocess.Popen[str]]) -> list[str]:
+    losses = []
+    for process in processes:
+        output, _ = process.communicate(timeout=_SECONDS)
+        assert process.returncode == 0, output
+        losses.append(_LOSS.findall(output)[-1])
+    return losses
+
+
+@functools.cache
+def _expected() -> str:
+    """Returns the loop's last loss under `lockstep launch`."""
+    return _loss_of([str(binary()), "launch", "-n", "2", sys.executable, str(_FOLDER / "loop.py")], _FOLDER)
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def test_the_loop_under_torchrun(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(_FOLDER / "loop.py")]
+    assert _loss_of(torchrun, tmp_path) == _expected()
+
+
+def test_the_loop_in_pods_of_a_pytorchjob(tmp_path: Path) -> None:
+    pods = {"WORLD_SIZE": "2", "MASTER_ADDR": socket.gethostname(), "MASTER_PORT": str(_free_port())}
+    pods |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # One rank in each pod.
+    command = [sys.executable, str(_FOLDER / "loop.py")]
+    losses = _finish([_start(command, tmp_path, RANK=str(rank), **pods) for rank in (1, 0)])
+    assert losses == [_expected()] * 2
+
+
+def test_the_loop_in_a_job_of_submitit(tmp_path: Path) -> None:
+    _need("submitit")
+    assert _loss_of([_PYTHON, str(_FOLDER / "slurm_submitit.py"), "local"], tmp_path) == _expected()
+
+
+def test_the_loop_on_workers_of_dask(tmp_path: Path) -> None:
+    _need("distributed")
+    assert _loss_of([_PYTHON, str(_FOLDER / "dask_cluster.py")], tmp_path) == _expected()
+
+
+def test_the_loop_on_workers_of_ray_train(tmp_path: Path) -> None:
+    _need("ray")
+    patient = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240", "RAY_USAGE_STATS_ENABLED": "0"}
+    loss = _loss_of([_PYTHON, str(_FOLDER / "ray_train.py"), "runs"], tmp_path, **patient)
+    assert loss == _expected()
+    reported = list(tmp_path.glob("runs/ray/checkpoint_*"))
+    assert len(reported) == 3 and all(any(folder.iterdir()) for folder in reported)
+
+
+def test_lightnings_strategies_give_gloos_results(tmp_path: Path) -> None:
+    _need("lightning")
+    program = [_PYTHON, "-m", "lockstep.alias", str(Path(__file__).with_name("clients") / "lightning_client.py")]
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0"}
+    job["MASTER_PORT"] = str(_free_port())
+    processes = [_start(program, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in (1, 0)]
+    for process in processes:
+        output, _ = process.communicate(timeout=_SECONDS)
+        assert process.returncode == 0, output
+        for trained in ("fabric: DDP", "fabric: FSDP2", "fabric: DeepSpeed", "trainer: DDP", "trainer: DeepSpeed"):
+            assert f"with_{trained}" in output, output
