@@ -19,9 +19,10 @@ constexpr const char* kEnvFooter = R"(Examples:
   lockstep env --json | jq .cpu.allowed
   lockstep env --explain                every setting with its value and origin
 
-Runs ssh, mpirun, srun, nvidia-smi and python3 ($LOCKSTEP_PYTHON) for their versions, for a
-few seconds at most. Shows the environment variables that affect a job; the value of a
-variable whose name suggests a secret is hidden.
+Runs ssh, mpirun, srun, nvidia-smi and the Python of lockstep launch for their versions, for a
+few seconds at most. Says whether accelerate and deepspeed mean Lockstep there. Shows the
+environment variables that affect a job; the value of a variable whose name suggests a
+secret is hidden.
 
 Exit code: 0; with --explain 2 if the configuration is invalid; 2 for a usage error.)";
 
@@ -211,6 +212,20 @@ void add_programs(const EnvFacts& facts, Block& block, Json& json) {
                 or_unknown(facts.python_version),
                 facts.python,
                 facts.torch_version.empty() ? "no torch" : "torch " + facts.torch_version));
+  json["python"]["modules"] = Json::array();
+  for (const PythonModule& module : facts.modules) {
+    const std::string place = fmt::format("{} ({})", or_unknown(module.version), module.folder);
+    block.add(
+        module.name,
+        module.folder.empty()  ? "not installed; lockstep launch --alias makes it mean Lockstep"
+        : module.is_lockstep() ? "means Lockstep, as version " + place
+                               : place + "; lockstep launch --alias makes it mean Lockstep");
+    json["python"]["modules"].push_back(
+        {{"name", module.name},
+         {"version", module.version},
+         {"path", module.folder},
+         {"is_lockstep", module.is_lockstep()}});
+  }
   json["programs"] = Json::array();
   for (const ProgramFound& program : facts.programs) {
     block.add(

@@ -36,6 +36,16 @@ struct ProgramFound {
   std::string version;  ///< The first line of its output; may be empty.
 };
 
+/// A Python package whose name may mean Lockstep.
+struct PythonModule {
+  std::string name;
+  std::string version;  ///< As libraries see it.
+  std::string folder;   ///< Empty if it cannot be imported.
+
+  /// Returns whether importing it gives Lockstep's module.
+  bool is_lockstep() const { return folder.ends_with("/lockstep/alias/packages/" + name); }
+};
+
 /// The settings in the environment and in the configuration file, without defaults.
 struct Configured {
   struct Value {
@@ -55,7 +65,8 @@ struct EnvFacts {
   std::string python;  ///< The interpreter; empty if it was not found.
   std::string python_version;
   std::string torch_version;  ///< Python's torch; empty if it has none.
-  std::string nvidia_smi;     ///< The output of `nvidia-smi -L`; empty if that failed.
+  std::vector<PythonModule> modules = {{"accelerate", "", ""}, {"deepspeed", "", ""}};
+  std::string nvidia_smi;  ///< The output of `nvidia-smi -L`; empty if that failed.
   std::map<std::string, std::string> variables;  ///< See relevant_variables().
   Configured configured;
 };

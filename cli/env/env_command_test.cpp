@@ -89,6 +89,11 @@ EnvFacts made_up_facts() {
       {.name = "eth0", .up = true, .loopback = false, .addresses = {"10.0.0.1", "fe80::1"}}};
   facts.machine.gpus = {"NVIDIA H100"};
   facts.programs = {{.name = "ssh", .path = "/usr/bin/ssh", .version = "OpenSSH_9\x1b[31m"}};
+  facts.modules = {
+      {.name = "accelerate",
+       .version = "1.15.0",
+       .folder = "/l/lockstep/alias/packages/accelerate"},
+      {.name = "deepspeed", .version = "0.19.8", .folder = "/site/deepspeed"}};
   facts.variables = {{"RANK", "1"}};
   facts.configured = {
       .file = "/a/config.yaml",
@@ -109,6 +114,8 @@ TEST(EnvReport, SaysAllOfItInLines) {
           HasSubstr("eth0 up 10.0.0.1 fe80::1\n"),
           HasSubstr("gpu:          NVIDIA H100\n"),
           HasSubstr("python:       not found\n"),
+          HasSubstr("accelerate:   means Lockstep, as version 1.15.0 (/l/lockstep/alias"),
+          HasSubstr("deepspeed:    0.19.8 (/site/deepspeed); lockstep launch --alias"),
           HasSubstr("ssh:          OpenSSH_9\\x1b[31m (/usr/bin/ssh)\n"),
           HasSubstr("environment:  RANK=1\n"),
           HasSubstr("config file:  /a/config.yaml\n"),
@@ -124,6 +131,8 @@ TEST(EnvReport, SaysTheSameAsJson) {
   EXPECT_EQ(json["interfaces"][0]["addresses"].size(), 2U);
   EXPECT_EQ(json["environment"]["RANK"], "1");
   EXPECT_EQ(json["backends"][2]["available"], true);
+  EXPECT_EQ(json["python"]["modules"][0]["is_lockstep"], true);
+  EXPECT_EQ(json["python"]["modules"][1]["is_lockstep"], false);
   EnvFacts without = made_up_facts();
   without.machine.gpus.clear();
   EXPECT_EQ(env_report(without).json["backends"][2]["available"], false);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <sstream>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "lockstep/base/text/secrets.h"
 #include "lockstep/config/config_file.h"
 #include "lockstep/launcher/plan/rank_environment.h"
+#include "lockstep/launcher/process/program.h"
 
 namespace lockstep::cli {
 namespace {
@@ -35,7 +37,7 @@ constexpr std::array<std::string_view, 15> kPrefixes = {
     "MV2_",
     "TORCH",
     "DS_"};
-constexpr std::array<std::string_view, 13> kNames = {
+constexpr std::array<std::string_view, 14> kNames = {
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -46,6 +48,7 @@ constexpr std::array<std::string_view, 13> kNames = {
     "MASTER_PORT",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
+    "PYTHONPATH",
     "NO_COLOR",
     "CLICOLOR_FORCE",
     "TERM"};
@@ -77,21 +80,34 @@ ProgramFound find_program(
   return found;
 }
 
-/// Reads the version of torch without importing it, which would take seconds.
+/// Reads the versions of packages without importing them, which would take seconds.
 void ask_python(const Environment& environment, EnvFacts& facts) {
+  // The folder of a module is that of the first file that an import would run.
   constexpr const char* kQuestion =
-      "import platform, importlib.metadata as m\n"
+      "import os, platform, sys, importlib.metadata as m, importlib.util as u\n"
+      "sys.path[:] = filter(None, sys.path)\n"  // Not the current folder.
+      "def version(name):\n"
+      "  try: return m.version(name)\n"
+      "  except m.PackageNotFoundError: return ''\n"
       "print(platform.python_version())\n"
-      "try: print(m.version('torch'))\n"
-      "except m.PackageNotFoundError: print()\n";
-  facts.python = find_in_path(environment.text("LOCKSTEP_PYTHON").value_or("python3"), environment);
+      "print(version('torch'))\n"
+      "for name in ('accelerate', 'deepspeed'):\n"
+      "  spec = u.find_spec(name)\n"
+      "  print(version(name) if spec else '')\n"
+      "  print(os.path.dirname(spec.origin or '') if spec else '')\n";
+  facts.python = find_in_path(launcher::python_for(environment), environment);
   if (facts.python.empty()) {
     return;
   }
   const auto answer = ask_program({facts.python, "-c", kQuestion}, kPythonMs);
   if (answer && answer->exit_code == 0) {
-    facts.python_version = first_line(answer->text);
-    facts.torch_version = first_line(answer->text.substr(answer->text.find('\n') + 1));
+    std::istringstream lines(answer->text);
+    std::getline(lines, facts.python_version);
+    std::getline(lines, facts.torch_version);
+    for (PythonModule& module : facts.modules) {
+      std::getline(lines, module.version);
+      std::getline(lines, module.folder);
+    }
   }
 }
 

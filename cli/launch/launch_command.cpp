@@ -20,6 +20,7 @@ constexpr const char* kLaunchFooter = R"(Examples:
   lockstep launch -n 2 ./train --epochs 3      two ranks of a program
   lockstep launch -n auto train.py             one rank for each GPU, or core, of a Python script
   lockstep launch -n 2 -m package.train        a Python module
+  lockstep launch -n 2 --alias run_glue.py     a script for Accelerate or DeepSpeed, unchanged
   lockstep launch -n 2 --resume ./train        continues from the checkpoint of a stopped job
   lockstep launch -n 2 --max-restarts 3 ./train
                                                restarts after a failure
@@ -31,10 +32,12 @@ constexpr const char* kLaunchFooter = R"(Examples:
                                                later arguments belong to the program
 
 Each rank has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest
-of torchrun's variables. A name without a slash is looked up in PATH; a .py file is
-run by $LOCKSTEP_PYTHON, else python3. Rank 0 reads this command's stdin, unless that
-is a terminal. Options may be written with _ for -. With a hostfile, variables are also
-read from .lockstep_env in the home folder and in the current one; --env overrides them.
+of torchrun's variables. A name without a slash is looked up in PATH. A .py file is
+run by $LOCKSTEP_PYTHON, else by the Python of the environment that this command is
+installed in, else by python3 in PATH; --dry-run shows which. Rank 0 reads this
+command's stdin, unless that is a terminal. Options may be written with _ for -. With a
+hostfile, variables are also read from .lockstep_env in the home folder and in the current
+one; --env overrides them.
 
 torchrun's PET_* variables, which Kubeflow sets, count as options: PET_NNODES=2 is
 --nnodes 2. A variable that contradicts an option is an error.
@@ -46,14 +49,6 @@ forwarded to the ranks; a second SIGINT or SIGTERM kills them at once. A program
 Accelerator has a project_dir handles SIGTERM and SIGUSR1: it saves its state and exits
 with 75; --resume continues. A job is not restarted after a signal, a usage error (2), or
 at its --timeout.)";
-
-void check_has_program(const std::vector<std::string>& program) {
-  if (program.empty()) {
-    throw ConfigError(
-        "lockstep launch",
-        "the program is missing; expected it after the options, like -n 2 ./train");
-  }
-}
 
 }  // namespace
 
@@ -82,14 +77,14 @@ int LaunchCommand::run(const std::vector<std::string>& program) const {
   }
   const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
   const config::JobOptions options = job_options(flags, machine(), launcher::own_environment());
-  check_has_program(program);
+  const std::vector<std::string> command = command_of(flags, program);
   launcher::JobPlan plan = launcher::plan_job(options, launcher::own_environment());
   name_allocated_hosts(flags, Environment::process(), plan);
   if (const auto starter = starter_of(flags, plan)) {
-    return launcher::run_fan_out(*starter, program, program_kind(flags_), options, plan);
+    return launcher::run_fan_out(*starter, command, program_kind(flags_), options, plan);
   }
   return launcher::run_planned_job(
-      launcher::find_program(program, Environment::process(), program_kind(flags_)),
+      launcher::find_program(command, Environment::process(), program_kind(flags_)),
       options,
       plan,
       {});
@@ -110,9 +105,8 @@ int LaunchCommand::print_plan(const std::vector<std::string>& program) const {
     const config::JobOptions options = job_options(flags, machine(), inherited);
     launcher::JobPlan plan = launcher::plan_job(options, inherited);
     name_allocated_hosts(flags, Environment::process(), plan);
-    check_has_program(program);
-    const launcher::Program found =
-        launcher::find_program(program, Environment::process(), program_kind(flags_));
+    const launcher::Program found = launcher::find_program(
+        command_of(flags, program), Environment::process(), program_kind(flags_));
     return Report{
         .text = launcher::dry_run_text(plan, found), .json = launcher::dry_run_json(plan, found)};
   });

@@ -37,7 +37,14 @@ config::JobOptions job_options(
     const launcher::Machine& machine,
     const std::vector<std::string>& inherited);
 
-/// Returns how the program is executed. Throws ConfigError if two flags contradict each other.
+/// Returns the command for find_program() that runs `program`: with --alias the module
+/// lockstep.alias, which runs it. Throws ConfigError if there is no program, or if --alias is given
+/// for one that is not Python's.
+std::vector<std::string> command_of(
+    const LaunchFlags& flags, const std::vector<std::string>& program);
+
+/// Returns how the first word of command_of() is executed. Throws ConfigError if two flags
+/// contradict each other.
 launcher::ProgramKind program_kind(const LaunchFlags& flags);
 
 /// Throws ConfigError of `lockstep launch`.

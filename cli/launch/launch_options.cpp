@@ -28,6 +28,7 @@ using config::CpuBind;
 using config::JobOptions;
 
 constexpr int kMostNodes = 1 << 20;
+constexpr const char* kAliasModule = "lockstep.alias";
 
 int parse_node_count(const std::string& text) {
   const size_t colon = text.find(':');
@@ -232,11 +233,36 @@ JobOptions job_options(
   return options;
 }
 
-launcher::ProgramKind program_kind(const LaunchFlags& flags) {
-  if (flags.module && flags.no_python) {
-    refuse_launch("--module and --no-python contradict each other; give only one");
+std::vector<std::string> command_of(
+    const LaunchFlags& flags, const std::vector<std::string>& program) {
+  if (program.empty()) {
+    refuse_launch("the program is missing; expected it after the options, like -n 2 ./train");
   }
+  if (!flags.alias) {
+    return program;
+  }
+  if (!flags.module && !program.front().ends_with(".py")) {
+    refuse_launch(fmt::format(
+        "--alias needs a Python script or module, and '{}' has no .py in its name; for a module "
+        "add "
+        "-m, or call python -m lockstep.alias FILE in the program",
+        program.front()));
+  }
+  std::vector<std::string> command = {kAliasModule};
   if (flags.module) {
+    command.emplace_back("-m");
+  }
+  command.insert(command.end(), program.begin(), program.end());
+  return command;
+}
+
+launcher::ProgramKind program_kind(const LaunchFlags& flags) {
+  if ((flags.module || flags.alias) && flags.no_python) {
+    refuse_launch(fmt::format(
+        "{} and --no-python contradict each other; give only one",
+        flags.module ? "--module" : "--alias"));
+  }
+  if (flags.module || flags.alias) {
     return launcher::ProgramKind::kModule;
   }
   return flags.no_python ? launcher::ProgramKind::kBinary : launcher::ProgramKind::kAny;

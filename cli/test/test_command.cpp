@@ -15,6 +15,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/launcher/job/job.h"
 #include "lockstep/launcher/plan/cores.h"
+#include "lockstep/launcher/process/program.h"
 
 namespace lockstep::cli {
 namespace {
@@ -173,7 +174,9 @@ TestCommand::TestCommand(CLI::App& app)
       ->type_name("N|cpu|gpu|auto");
   command_->add_flag("--json", json_, "Print one JSON object, also for errors");
   command_->add_flag(
-      "--python", python_, "Also check the package lockstep of LOCKSTEP_PYTHON, or of python3");
+      "--python",
+      python_,
+      "Also check the package lockstep of the Python that lockstep launch uses");
 }
 
 int TestCommand::run_ranks(
@@ -201,11 +204,11 @@ Report TestCommand::make_report() const {
         kTestCommand,
         fmt::format("invalid value {} for -n; expected at most {}", ranks, kMostTestRanks));
   }
-  const fs::path program = find_selftest(fs::read_symlink("/proc/self/exe"));
+  const fs::path program = find_selftest(launcher::own_executable());
   const RunFolder folder;
   int code = run_ranks(ranks, program.native(), {program.native()}, folder.path().native());
   if (python_ && code == 0) {
-    const std::string python = Environment::process().text("LOCKSTEP_PYTHON").value_or("python3");
+    const std::string python = launcher::python_for(Environment::process());
     code = run_ranks(
         ranks, python, {python, "-m", "lockstep.test_utils.selftest"}, folder.path().native());
   }

@@ -254,20 +254,22 @@ Pending Group::scatter(at::Tensor output, const at::Tensor& input, int root) {
   return start(std::move(collective), output);
 }
 
-Pending Group::send(const at::Tensor& tensor, int peer) {
+Pending Group::send(const at::Tensor& tensor, int peer, int tag) {
   check_message(Op::kSend, tensor, peer, rank(), size());
-  return start({.op = Op::kSend, .input = plain(tensor), .root = peer}, tensor);
+  return start({.op = Op::kSend, .input = plain(tensor), .root = peer, .tag = tag}, tensor);
 }
 
-Pending Group::recv(const at::Tensor& tensor, int peer) {
+Pending Group::recv(const at::Tensor& tensor, int peer, int tag) {
   check_message(Op::kRecv, tensor, peer, rank(), size());
-  return start({.op = Op::kRecv, .output = plain(tensor), .root = peer}, tensor);
+  return start({.op = Op::kRecv, .output = plain(tensor), .root = peer, .tag = tag}, tensor);
 }
 
 void Group::barrier() {
-  if (size() > 1) {
-    start({.op = Op::kBarrier}, {}).wait();
-  }
+  start_barrier().wait();
+}
+
+Pending Group::start_barrier() {
+  return size() == 1 ? Pending({}) : start({.op = Op::kBarrier}, {});
 }
 
 void Group::check_alive() const {
@@ -302,6 +304,16 @@ Group Group::with_observer(std::shared_ptr<comm::GroupObserver> observer) const 
   Group other = *this;
   other.observer_ = std::move(observer);
   return other;
+}
+
+void Group::publish(uint64_t number) {
+  if (transport_) {
+    transport_->publish(number);
+  }
+}
+
+uint64_t Group::published_by(int rank) const {
+  return transport_ ? transport_->published_by(rank, timeout_) : 0;
 }
 
 Group Group::split(int color, int key) {

@@ -101,12 +101,15 @@ class Group {
   Pending scatter(at::Tensor output, const at::Tensor& input, int root = 0);
   /// Sends a message to `peer`, which must receive the same shape and dtype. It is done when the
   /// peer has received everything. Without a recv of the peer (both send, for instance) it times
-  /// out.
-  Pending send(const at::Tensor& tensor, int peer);
+  /// out. The messages from one rank to another are received in the order of their sending; a
+  /// `tag` only shows that both ranks mean the same message.
+  Pending send(const at::Tensor& tensor, int peer, int tag = 0);
   /// Receives a message of `peer` into `tensor`.
-  Pending recv(const at::Tensor& tensor, int peer);
+  Pending recv(const at::Tensor& tensor, int peer, int tag = 0);
   /// Blocks until every rank has called it.
   void barrier();
+  /// Starts a barrier; it is done when every rank has started it. The result is undefined.
+  Pending start_barrier();
   /// Informs the other ranks, in place of `op`, that this rank refuses its `argument`. Their
   /// operations fail with a message that names this rank and the argument's shape. Blocks until
   /// they have failed, at most for the timeout, and throws nothing. If all ranks refuse in the same
@@ -126,6 +129,12 @@ class Group {
   /// after the next operation of both. Returns an undefined tensor, on every rank, if the ranks
   /// have no shared memory. The memory is freed with the group. Collective.
   at::Tensor shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
+
+  /// Gives the other ranks a number other than 0, such as a port, for published_by. Once; local.
+  void publish(uint64_t number);
+  /// Returns the number that `rank` has published. Blocks until it has; that rank need not take
+  /// part. Throws CommError when the group's timeout ends. Thread-safe.
+  uint64_t published_by(int rank) const;
 
   /// Splits the group: ranks with equal `color` form a new one, ordered by `key`, then by rank.
   /// Collective.

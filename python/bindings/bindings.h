@@ -6,6 +6,10 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+namespace lockstep {
+class Group;
+}
+
 /// The module lockstep._core: the C++ library for the Python package lockstep.
 ///
 /// Every binding that may wait for other processes, a disk or autograd releases the GIL. Functions
@@ -41,6 +45,9 @@ class Held {
 
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
+void bind_pending(py::module_& module);
+/// Binds the operations of a group that return a Pending.
+void bind_starts(py::class_<Group>& bound);
 void bind_optimizers(py::module_& module);
 void bind_schedules(py::module_& module);
 void bind_loaders(py::module_& module);

@@ -18,26 +18,33 @@
 namespace lockstep::python {
 namespace {
 
-ConnectOptions connect_options(std::optional<int64_t> timeout_ms) {
+ConnectOptions connect_options(
+    std::optional<int64_t> timeout_ms,
+    std::optional<int64_t> join_timeout_ms,
+    uint64_t flight_group) {
   ConnectOptions options = ConnectOptions::from_environment(Environment::process());
   if (timeout_ms) {
     options.timeout = comm::Milliseconds(*timeout_ms);
   }
+  if (join_timeout_ms) {
+    options.join_timeout = comm::Milliseconds(*join_timeout_ms);
+  }
+  options.flight_group = flight_group;
   return options;
 }
 
 void bind_world(py::module_& module) {
   py::class_<WorldSpec>(module, "WorldSpec")
       .def(py::init<>())
-      .def_readonly("rank", &WorldSpec::rank)
-      .def_readonly("size", &WorldSpec::size)
-      .def_readonly("local_rank", &WorldSpec::local_rank)
-      .def_readonly("local_size", &WorldSpec::local_size)
-      .def_readonly("master_addr", &WorldSpec::master_addr)
-      .def_readonly("master_port", &WorldSpec::master_port)
-      .def_readonly("source", &WorldSpec::source)
+      .def_readwrite("rank", &WorldSpec::rank)
+      .def_readwrite("size", &WorldSpec::size)
+      .def_readwrite("local_rank", &WorldSpec::local_rank)
+      .def_readwrite("local_size", &WorldSpec::local_size)
+      .def_readwrite("master_addr", &WorldSpec::master_addr)
+      .def_readwrite("master_port", &WorldSpec::master_port)
+      .def_readwrite("source", &WorldSpec::source)
       .def_readwrite("agent_store", &WorldSpec::agent_store)
-      .def_readonly("restart_count", &WorldSpec::restart_count);
+      .def_readwrite("restart_count", &WorldSpec::restart_count);
   module.def(
       "world_from_environment", [] { return world_from_environment(Environment::process()); });
   module.def("boolean_variable", [](const std::string& name) {
@@ -57,11 +64,14 @@ void bind_group(py::module_& module) {
       .value("MIN", ReduceOp::kMin)
       .value("MAX", ReduceOp::kMax)
       .value("PRODUCT", ReduceOp::kProduct);
-  py::class_<Group>(module, "Group")
-      .def(py::init<>())
+  bind_pending(module);
+  py::class_<Group> bound(module, "Group");
+  bound.def(py::init<>())
       .def_property_readonly("rank", &Group::rank)
       .def_property_readonly("size", &Group::size)
       .def_property_readonly("transport_name", &Group::transport_name)
+      .def_property_readonly(
+          "timeout_ms", [](const Group& group) { return group.timeout().count(); })
       .def(
           "all_reduce",
           [](Group& group, at::Tensor tensor, ReduceOp op) {
@@ -105,14 +115,22 @@ void bind_group(py::module_& module) {
           },
           NoGil())
       .def("barrier", &Group::barrier, NoGil())
+      .def("publish", &Group::publish, py::arg("number"))
+      .def("published_by", &Group::published_by, py::arg("rank"), NoGil())
       .def("split", &Group::split, py::arg("color"), py::arg("key") = 0, NoGil());
+  bind_starts(bound);
   module.def(
       "connect",
-      [](const WorldSpec& world, std::optional<int64_t> timeout_ms) {
-        return connect(world, connect_options(timeout_ms));
+      [](const WorldSpec& world,
+         std::optional<int64_t> timeout_ms,
+         std::optional<int64_t> join_timeout_ms,
+         uint64_t flight_group) {
+        return connect(world, connect_options(timeout_ms, join_timeout_ms, flight_group));
       },
       py::arg("world"),
       py::arg("timeout_ms") = std::nullopt,
+      py::arg("join_timeout_ms") = std::nullopt,
+      py::arg("flight_group") = 0,
       NoGil());
   module.def(
       "synchronize_rng_states",

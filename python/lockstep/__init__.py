@@ -14,7 +14,8 @@ import torch as _torch  # noqa: F401  # Loads libtorch_python before _core.
 # Chooses _core for this torch, or refuses it; the other modules import _core.
 from . import _torch_check  # noqa: F401
 
-from . import _spelling, _torch_optimizers
+# distributed registers torch.distributed's backend "lockstep".
+from . import _spelling, _torch_optimizers, distributed  # noqa: F401
 from ._core import CheckpointError, CommError, ConfigError, Error
 from .accelerator import Accelerator
 from .data_loader import skip_first_batches

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from . import _core
+from . import _core, distributed
 from ._enums import DistributedType
 from ._environment import accelerate_variable_is_true, is_cuda_available, variable_is_true, wants_cpu
 
@@ -75,6 +75,12 @@ class PartialState:
         self.backend = None if world.size == 1 else ("gloo" if self.device.type == "cpu" else "nccl")
         self.fork_launched = accelerate_variable_is_true("FORK_LAUNCHED")
         self.debug = variable_is_true("DEBUG_MODE")
+        if world.source != "alone":
+            self.provide_torch_distributed()
+
+    def provide_torch_distributed(self) -> None:
+        """Makes torch.distributed use this connection, unless the program has initialised it itself."""
+        distributed.provide(self.group, self.world, self.device)
 
     def _find_device(self) -> torch.device:
         chosen = os.environ.get("ACCELERATE_TORCH_DEVICE")
@@ -104,6 +110,7 @@ class PartialState:
     @staticmethod
     def _reset_state() -> None:
         """Forgets the shared state. The group is freed with its last user."""
+        distributed.withdraw()
         PartialState._shared_state.clear()
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs examples with Lockstep or with the real Accelerate; only the package in their imports differs.
+"""Runs examples with Lockstep or with the real Accelerate, which `launch` decides.
 
 The examples are those of examples/python, which use only calls of Accelerate. With the variable ACCELERATE_EXAMPLES,
 Accelerate's own nlp_example.py and cv_example.py in that folder are run, too, as they are; stand_ins/ has the packages
@@ -33,16 +33,16 @@ def programs() -> dict[str, Path]:
 
 
 def results_of(
-    program: Path, package: str, folder: Path, launch: Callable[[list[str]], list[str]], variables: dict[str, str]
+    program: Path, folder: Path, launch: Callable[[list[str]], list[str]], variables: dict[str, str]
 ) -> list[str]:
-    """Runs a program with the imports of `package`, and returns the lines with its results.
+    """Runs a program that imports accelerate, and returns the lines with its results.
 
-    `launch` returns the command that starts a script with its options as processes.
+    `launch` returns the command that starts a script with its options as processes, with Accelerate or Lockstep.
     """
     is_own = program.parent == _OWN
     script = folder / program.name
     text = program.read_text(encoding="utf-8")
-    script.write_text(re.sub(r"^from (lockstep|accelerate)\b", f"from {package}", text, flags=re.M), encoding="utf-8")
+    script.write_text(re.sub(r"^from lockstep\b", "from accelerate", text, flags=re.M), encoding="utf-8")
     options = _options(program, folder)
     paths = [str(_OWN if is_own else TESTS / "stand_ins"), variables.get("PYTHONPATH", "")]
     done = subprocess.run(
@@ -53,7 +53,7 @@ def results_of(
         timeout=300,
     )
     if done.returncode != 0:
-        sys.exit(f"{program} failed with {package}:\n{done.stdout}{done.stderr}")
+        sys.exit(f"{program} failed:\n{done.stdout}{done.stderr}")
     return [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin that runs DeepSpeed's unit tests against lockstep.deepspeed, each rank as a fork of pytest's process.
 
-`import deepspeed` gives lockstep.deepspeed. Modules and names of DeepSpeed that Lockstep lacks are stand-ins: they can
+lockstep.alias makes `import deepspeed` give lockstep.deepspeed. Modules and names of DeepSpeed that Lockstep lacks are stand-ins: they can
 be imported, nothing is an instance of them, and a test that uses them fails. LOCKSTEP_DEEPSPEED_SOURCES is the folder
 of DeepSpeed's sources.
 """
@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import lockstep.alias
 import lockstep.deepspeed
 import pytest
 import torch
@@ -70,8 +71,11 @@ def _missing_names(module: str) -> Callable[[str], Any]:
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules of DeepSpeed that Lockstep lacks."""
 
+    def __init__(self, existing: set[str]) -> None:
+        self._existing = existing
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if not name.startswith("deepspeed."):
+        if not name.startswith("deepspeed.") or name in self._existing:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -84,16 +88,12 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Does nothing: all names are stand-ins."""
 
 
-def _use_lockstep() -> None:
-    """Makes `import deepspeed` give lockstep.deepspeed, with all of its modules."""
-    root = lockstep.deepspeed
-    sys.modules["deepspeed"] = root
-    for info in pkgutil.walk_packages(root.__path__, "lockstep.deepspeed."):
-        module = importlib.import_module(info.name)
-        name = info.name.removeprefix("lockstep.")
-        sys.modules[name] = module
-        vars(module).setdefault("__getattr__", _missing_names(name))
-    sys.meta_path.insert(0, StandIns())
+def _add_stand_ins() -> None:
+    """Adds the modules of DeepSpeed that Lockstep lacks, and the names that Lockstep's modules lack."""
+    existing = {info.name for info in pkgutil.walk_packages(lockstep.deepspeed.__path__, "deepspeed.")}
+    for name in existing:
+        vars(importlib.import_module(name)).setdefault("__getattr__", _missing_names(name))
+    sys.meta_path.insert(0, StandIns(existing))
     cpuinfo = types.ModuleType("cpuinfo")  # A package by which tests find the processors of AMD.
     vars(cpuinfo)["get_cpu_info"] = lambda: {"vendor_id_raw": "unknown"}
     sys.modules.setdefault("cpuinfo", cpuinfo)
@@ -248,7 +248,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("sequential", "nightly", "world_size", "inference"):
         config.addinivalue_line("markers", f"{name}: a mark of DeepSpeed's tests")
     os.environ.update(LOCKSTEP_USE_CPU="1", OMP_NUM_THREADS="1", LOCKSTEP_TIMEOUT_MS="20000")
-    _use_lockstep()
+    _add_stand_ins()
     if os.environ.get("LOCKSTEP_DEEPSPEED_FLOAT32"):  # The tests then compare with float32's numbers.
         for name in ("is_bf16_supported", "is_fp16_supported"):
             setattr(lockstep.deepspeed.accelerator.TorchDevice, name, lambda self: False)

@@ -28,7 +28,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 command = [sys.executable, *run]
                 results[key][str(processes)] = results_of(
-                    program, "accelerate", Path(folder), lambda script, command=command: [*command, *script], variables
+                    program, Path(folder), lambda script, command=command: [*command, *script], variables
                 )
     GOLDEN.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -20,9 +20,8 @@ GOLDENS = json.loads(GOLDEN.read_text(encoding="utf-8"))
 def test_output_equals_that_with_accelerate(key: str, processes: int, tmp_path: Path) -> None:
     printed = results_of(
         PROGRAMS[key],
-        "lockstep",
         tmp_path,
-        lambda script: [str(binary()), "launch", "-n", str(processes), sys.executable, *script],
-        {"PYTHONPATH": str(package_folder()), "LOCKSTEP_USE_CPU": "true"},
+        lambda script: [str(binary()), "launch", "-n", str(processes), "--alias", *script],
+        {"PYTHONPATH": str(package_folder()), "LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_USE_CPU": "true"},
     )
     assert printed == GOLDENS[key][str(processes)]

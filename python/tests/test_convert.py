@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import sys
@@ -15,17 +14,18 @@ import torch
 
 from crafted import MakesFolder
 from launch import run_ranks
-from lockstep import deepspeed
+from lockstep import alias, deepspeed  # noqa: F401  # make_deepspeed_checkpoint imports deepspeed.
 from lockstep._core import CheckpointError, ConfigError
 from lockstep.deepspeed.convert import convert, main
+
+import make_deepspeed_checkpoint as made
 
 GOLDEN = Path(__file__).parent / "golden" / "deepspeed"
 KINDS = ("plain", "zero1", "zero2", "zero3", "bf16_plain", "bf16_zero1", "bf16_zero2", "bf16_zero3")
 
 RESUME = """
-import sys, torch
-import lockstep.deepspeed as deepspeed
-sys.modules["deepspeed"] = deepspeed
+import torch
+import lockstep.alias, deepspeed
 import make_deepspeed_checkpoint as made
 
 expected = torch.load({golden!r} + "/expected.pt", weights_only=True)
@@ -88,7 +88,6 @@ def test_the_schedule_continues_at_its_step(tmp_path):
 
 def test_options_of_the_saved_optimizer_are_kept(tmp_path):
     convert(GOLDEN / "zero3", tmp_path)
-    made = _made()
     config = made.config("zero3") | {"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}, "zero_optimization": {}}
     engine, optimizer, _, _ = deepspeed.initialize(model=made.model(), config=config)
     engine.load_checkpoint(tmp_path)
@@ -102,7 +101,6 @@ def test_options_of_the_saved_optimizer_are_kept(tmp_path):
 def test_a_loader_begins_with_its_first_batch(tmp_path, capfd):
     """DeepSpeed saves no positions of loaders."""
     convert(GOLDEN / "plain", tmp_path)
-    made = _made()
     data = list(range(48))
     engine, _, loader, _ = deepspeed.initialize(model=made.model(), config=made.config("plain"), training_data=data)
     next(iter(loader))
@@ -118,14 +116,6 @@ def test_a_loader_begins_with_its_first_batch(tmp_path, capfd):
     assert "begin with" not in capfd.readouterr().err
     assert torch.equal(torch.cat([*seen, *loader]), rest)
     engine.destroy()
-
-
-def _made():
-    sys.modules["deepspeed"] = deepspeed
-    try:
-        return importlib.import_module("make_deepspeed_checkpoint")
-    finally:
-        del sys.modules["deepspeed"]
 
 
 def test_the_command_prints_what_a_checkpoint_lacks(tmp_path, capsys):
@@ -200,7 +190,6 @@ def test_the_dynamic_loss_scale_is_converted(tmp_path, monkeypatch):
         "optimizer": {"type": "AdamW"},
         "fp16": {"enabled": True},
     }
-    made = _made()
     engine, *_ = deepspeed.initialize(model=made.model(), config=config)
     engine.load_checkpoint(tmp_path / "out")
     assert engine.loss_scale() == 1024

@@ -62,8 +62,9 @@ def test_a_cpp_and_a_python_process_train_in_one_job(tmp_path: Path) -> None:
 def test_torch_distributed_may_be_initialised_beside_lockstep(first: str) -> None:
     initialise = 'torch.distributed.init_process_group("gloo")\n'
     accelerate = "accelerator = Accelerator()\n"
+    end = "torch.distributed.destroy_process_group()\n"  # The Accelerator has initialised it over its own connection.
     program = "import torch\nfrom lockstep import Accelerator\n" + (
-        initialise + accelerate if first == "torch" else accelerate + initialise
+        initialise + accelerate if first == "torch" else accelerate + end + initialise
     )
     program += """
 value = torch.ones(1) * (accelerator.process_index + 1)

@@ -183,7 +183,7 @@ def test_ranks_share_data_gradients_and_checkpoints(tmp_path):
             if engine.micro_steps == 4:
                 engine.save_checkpoint({str(tmp_path)!r}, "middle", client_state={{"rank": rank}})
         every = []
-        comm.all_gather_object(every := [], seen)
+        comm.all_gather_object(every := [None] * world, seen)
         assert sorted(sum(every, [])) == list(range(32))
         weight = deepspeed.utils.safe_get_full_fp32_param(engine.module.weight)
         other, _, loader, _ = start(3)
@@ -335,11 +335,11 @@ def test_collectives_of_deepspeed_comm():
         dist.broadcast_object_list(objects, 2); assert objects == [{"a": 2}, (2,)]
         group = dist.new_group([2, 0])
         if rank == 1:
-            assert group is None
+            assert group == torch.distributed.GroupMember.NON_GROUP_MEMBER
         else:
-            assert (dist.get_world_size(group), dist.get_rank(group)) == (2, 0 if rank == 2 else 1)
+            assert (dist.get_world_size(group), dist.get_rank(group)) == (2, 1 if rank == 2 else 0)
             b = torch.full((1,), float(rank)); dist.broadcast(b, 2, group=group); assert b.item() == 2
-            assert dist.get_global_rank(group, 0) == 2
+            assert dist.get_global_rank(group, 1) == 2 and dist.get_all_ranks_from_group(group) == [0, 2]
         dist.barrier()
         try:
             dist.all_reduce(m, group="world"); raise SystemExit("expected an error")

@@ -226,6 +226,8 @@ def signatures_in_stub(body: Iterable[ast.stmt]) -> dict[str, str]:
     signatures = {}
     for statement in body:
         if isinstance(statement, ast.FunctionDef):
+            if any(ast.unparse(decorator).endswith(".setter") for decorator in statement.decorator_list):
+                continue  # The module's properties have no signature of it.
             text = ast.unparse(statement).partition("def ")[2].partition(":\n")[0]
             signatures[statement.name] = signature_of(text)
         elif isinstance(statement, ast.AnnAssign):
@@ -240,7 +242,8 @@ def signatures_in_stub(body: Iterable[ast.stmt]) -> dict[str, str]:
 def signature_of(text: str) -> str:
     """Returns a signature without default values and the type of self. The stub has Any for the `object` of C++."""
     text = re.sub(r"self: \w+", "self", text).replace("typing.Any", "object")
-    text = text.replace("dict[object, object]", "dict").replace("list[object]", "list")
+    for generic in ("dict[object, object]", "list[object]", "torch.Future[object]"):
+        text = text.replace(generic, generic.partition("[")[0])
     return re.sub(r" ?= ?(<[^>]*>|'[^']*'|[\w.]+)", "", text)
 
 

@@ -56,6 +56,26 @@ expect_equal "the training in Python" "$(grep -c 'trained 2 True' "$work/train.l
 clean python -m lockstep test -n 2 >"$work/python_selftest.log"
 grep -q "py.checkpoint" "$work/python_selftest.log" || fail "python -m lockstep test does not check the Python package"
 
+# In an environment with the other wheel, accelerate and deepspeed mean Lockstep; pip cannot uninstall them.
+alias_wheel=$("$here/../../scripts/alias_wheel" "$work")
+cat >"$work/alias.py" <<'PYTHON'
+import importlib.metadata, sys
+
+assert "torch" not in sys.modules and importlib.metadata.version("accelerate") == "1.15.0"
+import accelerate, deepspeed.ops.adam, lockstep.deepspeed
+print(accelerate.Accelerator is lockstep.Accelerator and deepspeed is lockstep.deepspeed)
+PYTHON
+tail -n +4 "$work/alias.py" >"$work/alias_only.py"
+clean python -m pip --disable-pip-version-check install --no-index "$alias_wheel"
+expect_equal "the alias" "$(clean python "$work/alias.py")" True
+clean python -m pip --disable-pip-version-check uninstall --yes accelerate >"$work/uninstall_accelerate.log" 2>&1
+expect_equal "the alias after pip uninstall accelerate" "$(clean python "$work/alias.py")" True
+clean python -m pip --disable-pip-version-check uninstall --yes lockstep-alias
+if clean python "$work/alias.py" 2>/dev/null; then
+  fail "accelerate means Lockstep although lockstep-alias is uninstalled"
+fi
+expect_equal "the alias of one program" "$(clean lockstep launch -q -n 1 --alias "$work/alias_only.py")" True
+
 # The wheel contains the other libraries, so CMake need not find Debian's.
 readonly arguments=(-DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON -DCMAKE_DISABLE_FIND_PACKAGE_yaml-cpp=ON
   -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
@@ -68,8 +88,13 @@ if ninja -C "$work/outside" -t deps | grep /usr/include/nlohmann; then
   fail "the program includes a header of this machine, which the wheel contains"
 fi
 
-# Without the environment on the PATH.
+# Without the environment on the PATH the launcher takes its environment's Python, also through a link.
 PATH=$path
+ln -s "$prefix/bin/lockstep" "$work/lockstep"
+for launcher in "$prefix/bin/lockstep" "$work/lockstep"; do
+  clean "$launcher" launch -n 2 "$work/train.py" >"$work/train.log"
+  expect_equal "the training by $launcher" "$(grep -c 'trained 2 True' "$work/train.log")" 2
+done
 configure -DCMAKE_PREFIX_PATH="$("$prefix/bin/python" -c 'import lockstep; print(lockstep.cmake_prefix_path)')" >/dev/null
 
 # An environment without torch, and one with another torch.

@@ -72,7 +72,7 @@ std::shared_ptr<comm::Transport> make_transport(
   const auto address = comm::rendezvous_address_of(world, transport_name_of(options.transport));
   if (options.transport != TransportKind::kGloo && world.on_one_host()) {
     try {
-      return comm::make_shm_transport(address, comm::kWorldGroup, options.join_timeout);
+      return comm::make_shm_transport(address, options.flight_group, options.join_timeout);
     } catch (const CommError&) {
       throw;
     } catch (const ConfigError&) {
@@ -87,9 +87,13 @@ std::shared_ptr<comm::Transport> make_transport(
     }
   }
   auto gloo = comm::make_gloo_transport(
-      world, comm::join_store(world, address, options.join_timeout), options.join_timeout);
+      world,
+      comm::join_store(world, address, options.join_timeout),
+      options.flight_group,
+      options.join_timeout);
   return options.transport == TransportKind::kAuto && !world.on_one_host()
-             ? comm::make_hierarchy_transport(world, std::move(gloo), options.join_timeout)
+             ? comm::make_hierarchy_transport(
+                   world, std::move(gloo), options.flight_group, options.join_timeout)
              : gloo;
 }
 
@@ -121,13 +125,16 @@ Group connect(const WorldSpec& world, ConnectOptions options) {
 }
 
 Connection connect_renewable(const WorldSpec& world, ConnectOptions options) {
-  watch::FlightRecorder::process().join(world.rank, world.size);
+  if (options.flight_group == comm::kWorldGroup) {
+    watch::FlightRecorder::process().join(world.rank, world.size);
+  }
   if (world.size == 1) {
     return {};
   }
   auto transport = make_transport(world, options);
   log_debug(fmt::format("{} ranks are connected over {}", world.size, transport->name()));
-  auto renewable = comm::with_devices(std::move(transport), options.device_comm, comm::kWorldGroup);
+  auto renewable =
+      comm::with_devices(std::move(transport), options.device_comm, options.flight_group);
   return {Group(renewable, options.timeout), renewable};
 }
 

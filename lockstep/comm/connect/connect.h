@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "lockstep/base/env.h"
@@ -27,6 +28,9 @@ struct ConnectOptions {
   TransportKind transport = TransportKind::kAuto;
   /// The transport of device tensors. LOCKSTEP_DEVICE_COMM = auto|nccl|host.
   comm::DeviceCommKind device_comm = comm::DeviceCommKind::kAuto;
+  /// The group's id in the flight record; 0: the group of all ranks of the job. With another id,
+  /// this process keeps the rank that it has in the record.
+  uint64_t flight_group = 0;
 
   /// Returns the defaults, overridden by the variables above. Throws ConfigError for invalid
   /// values.

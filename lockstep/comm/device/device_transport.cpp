@@ -84,6 +84,12 @@ class DeviceTransport final : public RenewableTransport {
     return host_->allocate_shared(bytes, timeout);
   }
 
+  void publish(uint64_t number) override { first_->publish(number); }
+
+  uint64_t published_by(int rank, Milliseconds timeout) override {
+    return first_->published_by(rank, timeout);
+  }
+
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
     check_connected("split");
     return with_devices(

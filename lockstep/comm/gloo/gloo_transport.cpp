@@ -25,6 +25,7 @@
 #include "lockstep/comm/transport/flight.h"
 #include "lockstep/comm/transport/ordered_worker.h"
 #include "lockstep/comm/transport/plain_reason.h"
+#include "lockstep/comm/transport/published_number.h"
 #include "lockstep/comm/transport/reduce.h"
 #include "lockstep/comm/transport/transport_error.h"
 
@@ -356,6 +357,22 @@ class GlooTransport final : public Transport {
     return operations_.start(std::move(collective), timeout);
   }
 
+  void publish(uint64_t number) override {
+    const auto text = std::to_string(number);
+    state_->store->set(number_key(rank()), std::vector<uint8_t>(text.begin(), text.end()));
+  }
+
+  uint64_t published_by(int rank, Milliseconds timeout) override {
+    const std::string key = number_key(rank);
+    return await_number(rank, timeout, [&]() -> uint64_t {
+      if (!state_->store->check({key})) {
+        return 0;
+      }
+      const std::vector<uint8_t> text = state_->store->get(key);
+      return std::stoull(std::string(text.begin(), text.end()));
+    });
+  }
+
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
     const std::vector<int> members =
         members_of(exchange(*this, SplitChoice{color, key}, timeout), color);
@@ -372,6 +389,8 @@ class GlooTransport final : public Transport {
   }
 
  private:
+  static std::string number_key(int rank) { return fmt::format("number_{}", rank); }
+
   GlooAddresses addresses_;
   uint64_t group_;  ///< Its id in the flight record.
   std::shared_ptr<GlooState> state_;
@@ -384,6 +403,7 @@ class GlooTransport final : public Transport {
 std::shared_ptr<Transport> make_gloo_transport(
     const WorldSpec& world,
     const c10::intrusive_ptr<c10d::Store>& store,
+    uint64_t group,
     Milliseconds join_timeout) {
   raise_descriptor_limit();
   return std::make_shared<GlooTransport>(
@@ -392,7 +412,7 @@ std::shared_ptr<Transport> make_gloo_transport(
       world.rank,
       world.size,
       join_timeout,
-      kWorldGroup);
+      group);
 }
 
 }  // namespace lockstep::comm

@@ -22,10 +22,12 @@ namespace lockstep::comm {
 /// addition.
 ///
 /// `store`: the store that all ranks of `world` have joined (rendezvous.h); the transport keeps it.
+/// `group`: its id in the flight record.
 /// Throws as `connect`.
 std::shared_ptr<Transport> make_gloo_transport(
     const WorldSpec& world,
     const c10::intrusive_ptr<c10d::Store>& store,
+    uint64_t group,
     Milliseconds join_timeout);
 
 }  // namespace lockstep::comm

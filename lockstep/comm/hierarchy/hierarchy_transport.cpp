@@ -137,6 +137,12 @@ class HierarchyTransport final : public Transport {
     return local ? local->allocate(bytes) : Transport::allocate(bytes);
   }
 
+  void publish(uint64_t number) override { state_->all_ranks()->publish(number); }
+
+  uint64_t published_by(int rank, Milliseconds timeout) override {
+    return state_->all_ranks()->published_by(rank, timeout);
+  }
+
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override;
 
  private:
@@ -246,7 +252,10 @@ std::shared_ptr<Transport> make_hierarchy_transport(
 }
 
 std::shared_ptr<Transport> make_hierarchy_transport(
-    const WorldSpec& world, std::shared_ptr<Transport> all_ranks, Milliseconds join_timeout) {
+    const WorldSpec& world,
+    std::shared_ptr<Transport> all_ranks,
+    uint64_t group,
+    Milliseconds join_timeout) {
   const FlightRecordingPause pause;
   const auto by_rank = exchange(*all_ranks, RankLocation::of(world), join_timeout);
   std::optional<RanksByHost> by_host;
@@ -271,10 +280,9 @@ std::shared_ptr<Transport> make_hierarchy_transport(
       .size = static_cast<int>(members.size())};
   const MakeLocal make_local = [&] {
     return make_shm_transport(
-        address, flight_group(kWorldGroup, kLocalSplit, members.front()), join_timeout);
+        address, flight_group(group, kLocalSplit, members.front()), join_timeout);
   };
-  return make_hierarchy_transport(
-      std::move(all_ranks), *by_host, make_local, kWorldGroup, join_timeout);
+  return make_hierarchy_transport(std::move(all_ranks), *by_host, make_local, group, join_timeout);
 }
 
 }  // namespace lockstep::comm

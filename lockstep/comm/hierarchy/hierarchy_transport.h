@@ -26,10 +26,13 @@ namespace lockstep::comm {
 // Gloo.
 
 /// Connects the ranks of `all_ranks`, which are all ranks of `world`. Returns `all_ranks` itself if
-/// no host has two of them, and, with a warning, if some get no shared memory. Collective. Throws
-/// CommError if a rank is lost.
+/// no host has two of them, and, with a warning, if some get no shared memory. `group`: its id in
+/// the flight record. Collective. Throws CommError if a rank is lost.
 std::shared_ptr<Transport> make_hierarchy_transport(
-    const WorldSpec& world, std::shared_ptr<Transport> all_ranks, Milliseconds join_timeout);
+    const WorldSpec& world,
+    std::shared_ptr<Transport> all_ranks,
+    uint64_t group,
+    Milliseconds join_timeout);
 
 /// Connects this rank to the ranks of its host, in the order of RanksByHost. Throws Error if it
 /// cannot.

@@ -19,6 +19,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/connect/test_connected_ranks.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/transport/flight.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep::comm {
@@ -249,8 +250,10 @@ TEST(Hierarchy, InconsistentHostsFallBackToGloo) {
     world.size = 4;
     world.local_rank = group.rank() % 3;
     world.local_size = 3;
-    agreed +=
-        make_hierarchy_transport(world, all_ranks, std::chrono::seconds(60)) == all_ranks ? 1 : 0;
+    agreed += make_hierarchy_transport(world, all_ranks, kWorldGroup, std::chrono::seconds(60)) ==
+                      all_ranks
+                  ? 1
+                  : 0;
   });
   EXPECT_EQ(agreed, 4);
   EXPECT_THAT(lines.all(), HasSubstr("got 1 ranks, expected 3"));

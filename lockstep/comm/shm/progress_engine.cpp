@@ -163,6 +163,7 @@ void ProgressEngine::progress(Queue& queue) {
     }
     operation->finish(nullptr);
     queue.pop_front();
+    wake_sleepers();
   }
 }
 
@@ -179,6 +180,13 @@ void ProgressEngine::fail(QueuedOperation& failed, const CommError& error) {
   for (const Operation& operation : take_all()) {
     operation->finish(std::make_exception_ptr(
         operation.get() == &failed ? error : error_after(failure_, name_of(operation->op()))));
+  }
+  wake_sleepers();
+}
+
+void ProgressEngine::wake_sleepers() {
+  if (sleepers_ > 0) {
+    wake(member_->segment().control(member_->rank()));
   }
 }
 
@@ -222,15 +230,15 @@ bool ProgressEngine::done(QueuedOperation& operation) {
 }
 
 void ProgressEngine::wait(QueuedOperation& operation, Milliseconds timeout) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   progress();
-  if (spin(operation)) {
+  if (spin(operation, lock)) {
     return;
   }
   auto start = Clock::now();
   auto last_awake = start;
   Control& mine = member_->segment().control(member_->rank());
-  while (!spin(operation)) {
+  while (!spin(operation, lock)) {
     const auto now = Clock::now();
     start += now - last_awake > kPause ? now - last_awake : Clock::duration(0);
     last_awake = now;
@@ -253,7 +261,11 @@ void ProgressEngine::wait(QueuedOperation& operation, Milliseconds timeout) {
     const uint32_t wake_count = announce_sleep(mine);
     progress();
     if (!operation.finished()) {
+      ++sleepers_;
+      lock.unlock();
       sleep(mine, wake_count, std::clamp(timeout - waited, Milliseconds(1), kLongestSleep));
+      lock.lock();
+      --sleepers_;
       progress();
     }
     end_sleep(mine);
@@ -263,14 +275,16 @@ void ProgressEngine::wait(QueuedOperation& operation, Milliseconds timeout) {
   }
 }
 
-bool ProgressEngine::spin(const QueuedOperation& operation) {
+bool ProgressEngine::spin(const QueuedOperation& operation, std::unique_lock<std::mutex>& lock) {
   const int spins = shares_cores_ ? kSpinsShared : kSpinsAlone;
   for (int i = 0; i < spins && !operation.finished(); ++i) {
     relax();
     progress();
   }
   for (int i = 0; shares_cores_ && i < kYieldsShared && !operation.finished(); ++i) {
+    lock.unlock();
     std::this_thread::yield();
+    lock.lock();
     progress();
   }
   return operation.finished();
@@ -345,6 +359,7 @@ void ProgressEngine::close() {
     operation->finish(std::make_exception_ptr(CommError(
         name_of(operation->op()), "the group was destroyed before the operation was done")));
   }
+  wake_sleepers();
 }
 
 }  // namespace lockstep::comm::shm

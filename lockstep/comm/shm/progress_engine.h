@@ -24,7 +24,8 @@ class QueuedOperation;
 ///
 /// They progress during calls of this rank, and otherwise on a thread every 2 ms, so operations
 /// without a waiting caller complete, too. A waiting call runs its operation itself, while Gloo
-/// hands it to another thread (docs/benchmarks.md).
+/// hands it to another thread (docs/benchmarks.md). While a call sleeps, other threads may start
+/// operations and wait for them.
 ///
 /// After the first failure all operations fail, here and, when they wait, on the other ranks.
 /// Thread-safe.
@@ -59,14 +60,17 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   bool done(QueuedOperation& operation);
 
   // With the mutex held:
-  /// Spins for a while; returns whether `operation` has finished.
-  bool spin(const QueuedOperation& operation);
+  /// Spins for a while; returns whether `operation` has finished. Unlocks the mutex while it yields
+  /// its core.
+  bool spin(const QueuedOperation& operation, std::unique_lock<std::mutex>& lock);
   void progress();
   void progress(Queue& queue);
   bool is_idle() const;
   /// Fails all operations, `failed` with the error, and informs the other ranks.
   void fail(QueuedOperation& failed, const CommError& error);
   std::vector<Operation> take_all();
+  /// Wakes the threads of this process that sleep in wait(): their operations may have finished.
+  void wake_sleepers();
   std::vector<int> awaited(const QueuedOperation& operation) const;
   /// Fails `operation` if a rank that it waits for is lost.
   void check_peers(QueuedOperation& operation, double seconds);
@@ -83,6 +87,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   Queue collectives_;
   std::map<std::pair<bool, int>, Queue> messages_;  ///< By (whether it sends, peer).
   std::string failure_;
+  int sleepers_ = 0;  ///< Threads of this process that sleep in wait().
 
   std::mutex thread_mutex_;
   std::condition_variable changed_;

@@ -277,6 +277,35 @@ TEST(ShmGroup, MessagesToOnePeerDoNotWaitForThoseToAnother) {
   });
 }
 
+TEST(ShmGroup, AThreadThatWaitsDoesNotKeepAnotherFromItsTurn) {
+  over_one_mapping({.ranks = 2}, [](Group group) {
+    const int other = 1 - group.rank();
+    const at::Tensor received = at::zeros({100'000});
+    Pending message = group.recv(received, other);
+    std::thread waiter([message]() mutable { message.wait(); });
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_EQ(group.all_reduce(at::ones({3})).wait()[0].item<float>(), 2);
+    }
+    group.send(at::full({100'000}, group.rank() + 1, at::kFloat), other).wait();
+    waiter.join();
+    EXPECT_EQ(received[99'999].item<int>(), other + 1);
+  });
+}
+
+TEST(ShmGroup, MessagesWithDifferentTagsAreAnErrorOnBothRanks) {
+  over_one_mapping({.ranks = 2}, [](Group group) {
+    const at::Tensor tensor = at::ones({3});
+    Pending message = group.rank() == 0 ? group.send(tensor, 1, 5) : group.recv(tensor, 0, 6);
+    try {
+      message.wait();
+      ADD_FAILURE() << "expected a CommError";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("send(tag 5)"));
+      EXPECT_THAT(error.what(), HasSubstr("recv(tag 6)"));
+    }
+  });
+}
+
 TEST(ShmGroup, OneThatLeftIsNamedAtOnce) {
   shm_ranks(3, [](Group group) {
     group.barrier();

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/text/words.h"
 #include "lockstep/watch/operation.h"
 
@@ -124,6 +125,8 @@ std::string Fingerprint::describe() const {
     argument = fmt::format("({})", lockstep::name_of(static_cast<ReduceOp>(reduce)));
   } else if (has_root(kind)) {
     argument = fmt::format("(root {})", root);
+  } else if (root != 0) {
+    argument = fmt::format("(tag {})", root);
   }
   return name_of(kind) + argument + tensor_text(*this);
 }
@@ -153,7 +156,7 @@ Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
   fingerprint.op = static_cast<int64_t>(collective.op);
   fingerprint.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
   const bool is_refusal = refused_op(collective).has_value();
-  fingerprint.root = has_root(collective.op) || is_refusal ? collective.root : 0;
+  fingerprint.root = has_root(collective.op) || is_refusal ? collective.root : collective.tag;
   const at::Tensor& tensor = shared_tensor(collective);
   if (tensor.defined()) {
     fingerprint.dtype = static_cast<int64_t>(tensor.scalar_type());
@@ -173,8 +176,8 @@ std::optional<std::string> mismatch(
   const auto recv = static_cast<int64_t>(Op::kRecv);
   const bool paired =
       (mine.op == send && theirs.op == recv) || (mine.op == recv && theirs.op == send);
-  if (paired && mine.dtype == theirs.dtype && mine.dims == theirs.dims &&
-      mine.sizes == theirs.sizes) {
+  if (paired && mine.root == theirs.root && mine.dtype == theirs.dtype &&
+      mine.dims == theirs.dims && mine.sizes == theirs.sizes) {
     return std::nullopt;
   }
   return fmt::format(
@@ -217,6 +220,14 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
   }
   return "the ranks call different operations; " + all +
          "; every rank must start the same operations in the same order";
+}
+
+void Transport::publish(uint64_t /*number*/) {
+  throw Error("publish", fmt::format("a group over {} keeps no numbers", name()));
+}
+
+uint64_t Transport::published_by(int /*rank*/, Milliseconds /*timeout*/) {
+  throw Error("published_by", fmt::format("a group over {} keeps no numbers", name()));
 }
 
 at::Tensor Transport::allocate(int64_t bytes) {

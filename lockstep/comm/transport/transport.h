@@ -68,6 +68,7 @@ struct Collective {
   at::Tensor output = {};
   ReduceOp reduce = ReduceOp::kSum;
   int root = 0;  ///< Root, or the peer of send and recv.
+  int tag = 0;   ///< Of send and recv; both name the same.
   /// The program's call that needs it, see CallScope; null: unknown. Not compared.
   const char* call = nullptr;
   std::shared_ptr<OperationObserver> observer = nullptr;  ///< Null: none.
@@ -163,6 +164,12 @@ class Transport {
   /// Allocates `bytes` zeros that all ranks share. Returns an undefined tensor on all ranks if they
   /// cannot share memory. Collective.
   virtual at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout);
+  /// Gives the other ranks a number other than 0, for published_by. Once; local. Throws Error if the
+  /// transport has no place for it, which only those of tests lack.
+  virtual void publish(uint64_t number);
+  /// Returns the number that `rank` has published. Blocks until it has, though that rank need not
+  /// take part. Throws CommError when `timeout` ends.
+  virtual uint64_t published_by(int rank, Milliseconds timeout);
   /// Connects ranks with the same `color` by a new transport, ordered by (key, rank). Collective.
   virtual std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) = 0;
 };

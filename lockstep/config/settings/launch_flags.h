@@ -30,6 +30,7 @@ struct LaunchFlags {
   bool standalone = false;
   bool module = false;
   bool no_python = false;
+  bool alias = false;  ///< accelerate and deepspeed mean Lockstep in the program.
   bool dry_run = false;
 };
 

@@ -62,6 +62,11 @@ std::vector<SettingSpec> job_rows() {
        .flags = "--no-python",
        .text = &LaunchFlags::no_python},
       {.type = Type::kBoolean,
+       .description =
+           "In PROGRAM, a Python script or module, accelerate and deepspeed mean Lockstep",
+       .flags = "--alias",
+       .text = &LaunchFlags::alias},
+      {.type = Type::kBoolean,
        .description = "Continue from the newest complete checkpoint of the program's project_dir, "
                       "if there is one",
        .flags = "--resume",

@@ -345,7 +345,7 @@ int run_fan_out(
   spec.options.master_port = plan.common.master_port;
   spec.options.run_id = plan.common.run_id;
   spec.options.env = plan.common.extra;
-  const std::string lockstep = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string lockstep = own_executable();
   const std::vector<std::string> inherited = own_environment();
   const bool all_at_once = starter != Starter::kSsh;
   FanOut job(options, all_at_once ? 1 : plan.hosts.size());

@@ -33,10 +33,11 @@ HostEnvironment environment_of(const JobPlan& plan, size_t host, const Program& 
 
 std::string dry_run_text(const JobPlan& plan, const Program& program) {
   std::string text = fmt::format(
-      "{} on {}; nothing was started\n  command:  {}\n  address:  {}\n",
+      "{} on {}; nothing was started\n  command:  {}\n  program:  {}\n  address:  {}\n",
       counted(static_cast<size_t>(plan.world_size()), "rank"),
       counted(plan.hosts.size(), "host"),
       shell_quoted(program.argv),
+      shell_quoted({program.path}),
       plan.common.master_port == 0
           ? plan.common.master_addr + ", any free port"
           : fmt::format("{} port {}", plan.common.master_addr, plan.common.master_port));

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +17,8 @@
 
 namespace lockstep::launcher {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// Returns 0 if `path` is an executable file, else the errno.
 int executable_error(const std::string& path) {
@@ -67,10 +70,48 @@ std::string find_executable(const std::string& name, const Environment& environm
   return name;
 }
 
+/// Returns whether `prefix` is a virtual environment, or has the package lockstep.
+bool is_python_environment(const fs::path& prefix) {
+  std::error_code ignored;
+  if (fs::exists(prefix / "pyvenv.cfg", ignored)) {
+    return true;
+  }
+  for (const fs::directory_entry& folder : fs::directory_iterator(prefix / "lib", ignored)) {
+    const std::string name = folder.path().filename();
+    if (name.starts_with("python3") &&
+        fs::exists(folder.path() / "site-packages/lockstep/__init__.py", ignored)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
+std::string own_executable() {
+  return fs::read_symlink("/proc/self/exe");
+}
+
+std::string python_for(const Environment& environment, const std::string& launcher) {
+  if (const auto chosen = environment.text("LOCKSTEP_PYTHON")) {
+    return *chosen;
+  }
+  const fs::path folder = fs::path(launcher).parent_path();
+  if (is_python_environment(folder.parent_path())) {
+    for (const char* name : {"python3", "python"}) {
+      if (executable_error(folder / name) == 0) {
+        return folder / name;
+      }
+    }
+  }
+  return "python3";
+}
+
 Program find_program(
-    const std::vector<std::string>& words, const Environment& environment, ProgramKind kind) {
+    const std::vector<std::string>& words,
+    const Environment& environment,
+    ProgramKind kind,
+    const std::string& launcher) {
   const std::string& name = words.at(0);
   if (name.empty()) {
     throw ConfigError(
@@ -88,7 +129,7 @@ Program find_program(
   if (!is_module && ::access(name.c_str(), R_OK) != 0) {
     refuse(name, errno, "");
   }
-  const std::string python = environment.text("LOCKSTEP_PYTHON").value_or("python3");
+  const std::string python = python_for(environment, launcher);
   std::vector<std::string> argv = {python};
   if (is_module) {
     argv.emplace_back("-m");

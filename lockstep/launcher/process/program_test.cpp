@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sys/stat.h>
 
 #include <gmock/gmock.h>
@@ -98,6 +99,44 @@ TEST_F(FindProgram, RunsAModuleOrABinaryOnRequest) {
   EXPECT_THAT(module.argv, testing::ElementsAre("/bin/sh", "-m", "a.b", "-x"));
   EXPECT_TRUE(module.is_python);
   EXPECT_THROW(find_program({"-c"}, environment, ProgramKind::kModule), ConfigError);
+}
+
+TEST_F(FindProgram, TakesThePythonBesideALauncherInAPythonEnvironment) {
+  const auto found = [this](const std::map<std::string, std::string>& variables) {
+    auto environment = variables;
+    environment.insert({"PATH", folder_});
+    return find_program(
+        {"train"},
+        Environment::of(environment),
+        ProgramKind::kModule,
+        folder_ + "/env/bin/lockstep");
+  };
+  const std::string in_path = file("python3", 0755);
+  std::filesystem::create_directories(folder_ + "/env/bin");
+  const std::string beside = file("env/bin/python", 0755);
+  EXPECT_EQ(found({}).path, in_path) << "no Python environment: /usr/bin of a Debian package";
+
+  file("env/pyvenv.cfg", 0644);
+  EXPECT_EQ(found({}).path, beside);
+  // Python finds its environment by this word, so a name without a path would select another one.
+  EXPECT_EQ(found({}).argv.front(), beside);
+  const std::string preferred = file("env/bin/python3", 0755);
+  EXPECT_EQ(found({}).path, preferred);
+  EXPECT_EQ(found({{"LOCKSTEP_PYTHON", in_path}}).path, in_path);
+  EXPECT_EQ(found({{"VIRTUAL_ENV", folder_ + "/other"}}).path, preferred);
+
+  std::filesystem::remove(folder_ + "/env/pyvenv.cfg");
+  EXPECT_EQ(found({}).path, in_path);
+  std::filesystem::create_directories(folder_ + "/env/lib/python3.12/site-packages/lockstep");
+  file("env/lib/python3.12/site-packages/lockstep/__init__.py", 0644);
+  EXPECT_EQ(found({}).path, preferred) << "an installation in a prefix without pyvenv.cfg: conda";
+  std::filesystem::remove(folder_ + "/env/bin/python3");
+  std::filesystem::remove(folder_ + "/env/bin/python");
+  EXPECT_EQ(found({}).path, in_path) << "pip install --user has no Python beside the launcher";
+}
+
+TEST(OwnExecutable, HasNoLinksInItsPath) {
+  EXPECT_EQ(own_executable(), std::filesystem::canonical("/proc/self/exe"));
 }
 
 }  // namespace

@@ -209,6 +209,22 @@ TEST(LaunchProgramKind, RunsModulesAndBinariesOnRequest) {
   EXPECT_EQ(both.code, 2);
 }
 
+TEST(LaunchAlias, RunsPythonProgramsByTheModuleOfTheAliases) {
+  const auto plan = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"--alias", "--dry-run"});
+    return run_clean(launch("1", words), {"LOCKSTEP_PYTHON=/bin/sh"});
+  };
+  EXPECT_THAT(
+      plan({"train.py", "-n"}).out, HasSubstr("command:  /bin/sh -m lockstep.alias train.py -n\n"));
+  EXPECT_THAT(
+      plan({"-m", "package.train"}).out,
+      HasSubstr("command:  /bin/sh -m lockstep.alias -m package.train\n"));
+  const Outcome binary = plan({"./train"});
+  EXPECT_EQ(binary.code, 2);
+  EXPECT_THAT(binary.err, HasSubstr("--alias needs a Python script or module, and './train'"));
+  EXPECT_EQ(plan({"--no-python", "train.py"}).code, 2);
+}
+
 TEST(LaunchFlags, OfTorchrunAccelerateAndDeepSpeedMeanTheSame) {
   const std::vector<std::vector<std::string>> calls = {
       {"--standalone", "--nnodes=1", "--nproc_per_node=2"},

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connects the ranks of a c10d group: they exchange their places through the group's store."""
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from .. import _core
+
+
+def milliseconds(time: timedelta) -> int:
+    return max(1, int(time.total_seconds() * 1000))
+
+
+def connect(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, global_ranks: Sequence[int]
+) -> _core.Group:
+    """Connects this rank to the others of its group. Collective.
+
+    `global_ranks`: the job's ranks that are in the group; empty for the group of all ranks. Throws CommError that names
+    the missing ranks when `timeout` ends.
+    """
+    if size == 1:
+        return _core.Group()
+    world = _core.WorldSpec()
+    world.rank, world.size, world.source = rank, size, "torch.distributed"
+    own = {"machine": _machine(), "address": _address(store), "port": _free_port(), "token": secrets.randbits(31)}
+    store.set(f"rank_{rank}", json.dumps(own))
+    places = _places(store, size, timeout, name)
+    neighbours = [other for other in range(size) if places[other]["machine"] == own["machine"]]
+    world.local_rank, world.local_size = neighbours.index(rank), len(neighbours)
+    world.master_addr = places[0]["address"] if world.local_size < size else "127.0.0.1"
+    world.master_port = places[0]["port"]
+    # No other group has the number, so an earlier use of the port does not matter.
+    world.restart_count = places[0]["token"]
+    # The flight record has one rank for each process, that of the group of all ranks.
+    flight_group = 1 + places[0]["token"] if global_ranks else 0
+    limit = milliseconds(timeout)
+    return _core.connect(world, limit, limit, flight_group)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return cast(int, listener.getsockname()[1])
+
+
+def _places(store: dist.Store, size: int, timeout: timedelta, name: str) -> list[dict[str, Any]]:
+    """Returns what each rank has written to the store."""
+    keys = [f"rank_{rank}" for rank in range(size)]
+    start = time.monotonic()
+    try:
+        store.wait(keys, timeout)
+        return [json.loads(store.get(key)) for key in keys]
+    except RuntimeError as error:
+        missing = ", ".join(str(rank) for rank in range(size) if not store.check([keys[rank]]))
+        if not missing:
+            raise
+        seconds = time.monotonic() - start
+        raise _core.CommError(
+            f"[init_process_group] rank {missing} of {size} did not join the group '{name}' within {seconds:.1f} s; "
+            "every rank of the group must call init_process_group or new_group"
+        ) from error
+
+
+def _machine() -> str:
+    """Returns a text that is equal on two processes if they can share memory."""
+    parts = [os.uname().nodename, str(os.getuid())]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net", "/proc/self/ns/pid"):
+        try:
+            parts.append(os.readlink(path) if "/ns/" in path else Path(path).read_text(encoding="ascii").strip())
+        except OSError:
+            parts.append("")
+    return "/".join(parts)
+
+
+def _address(store: dist.Store) -> str:
+    """Returns the address at which other hosts reach this one."""
+    configured = os.environ.get("LOCKSTEP_HOST_ADDR")
+    if configured:
+        return configured
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host = cast(str, getattr(store, "host", "")) or os.environ.get("MASTER_ADDR", "")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host or socket.gethostname(), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as route:
+            route.connect(address)  # Sends nothing, but makes the kernel choose the outgoing address.
+            return cast(str, route.getsockname()[0])
+    except OSError:
+        return socket.gethostname()

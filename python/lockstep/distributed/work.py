@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handle of an operation that may still be running."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from .connection import milliseconds
+
+_Base: Any = dist.Work  # The types of its methods differ from those of c10d.
+_GROUP_TIMEOUT = timedelta(0)
+
+# The futures of collectives complete in order, as those of the messages from and to each rank.
+COLLECTIVES = 0
+
+# What remains to do once the operation is done, such as a copy to a tensor that is not contiguous.
+Finish = Callable[[], None]
+
+
+def _is_backward_calling() -> bool:
+    """Returns whether autograd's code in C++, such as DDP, has called the calling function."""
+    try:
+        return sys._getframe(2).f_globals.get("__name__") == "torch.autograd.graph"
+    except ValueError:  # A thread of autograd.
+        return True
+
+
+class Work(_Base):
+    """An operation of a ProcessGroupLockstep, as torch.distributed's Work.
+
+    `wait` continues the operation in the calling thread. A future of DDP that is not done soon is completed by a
+    thread, so that backward continues. A program's own future of a collective is done when it gets it: operations that
+    its callbacks start have the same place in the order of operations on every rank.
+    """
+
+    def __init__(
+        self,
+        pendings: Sequence[_core.Pending],
+        result: list[torch.Tensor],
+        finish: Sequence[Finish],
+        threads: _core.FutureThreads,
+        *,
+        lane: int = COLLECTIVES,
+        timeout: timedelta = _GROUP_TIMEOUT,
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._pendings = pendings
+        self._result = result
+        self._finish = list(finish)
+        self._threads = threads
+        self._lane = lane
+        self._timeout = timeout
+        self._source = source
+        self._error: Exception | None = None
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = _GROUP_TIMEOUT) -> bool:
+        limit = timeout if timeout > _GROUP_TIMEOUT else self._timeout
+        try:
+            if limit > _GROUP_TIMEOUT:
+                for pending in self._pendings:
+                    pending.wait(milliseconds(limit))
+            else:
+                for pending in self._pendings:
+                    pending.wait()
+            if self._finish:
+                self._complete()
+        except Exception as error:
+            self._error = error
+            raise
+        return True
+
+    def _complete(self) -> None:
+        while self._finish:
+            self._finish.pop(0)()
+
+    def get_future(self) -> Any:
+        if self._future is None:
+            if self._lane == COLLECTIVES and not _is_backward_calling():
+                self._wait_quietly()
+            future = self._threads.future(self._pendings, self._result, self._lane)
+            self._future = future.then(self._value_after) if self._finish else future
+        return self._future
+
+    def _wait_quietly(self) -> None:
+        try:
+            for pending in self._pendings:
+                pending.wait()
+        except _core.CommError:
+            pass  # The future throws it.
+
+    def _value_after(self, done: torch.futures.Future[Any]) -> list[torch.Tensor]:
+        done.value()  # Throws the operation's error.
+        self._complete()
+        return self._result
+
+    def is_completed(self) -> bool:
+        return all(pending.done() for pending in self._pendings)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        if self._error is None and self.is_completed():
+            try:
+                self.wait()
+            except Exception as error:
+                self._error = error
+        return self._error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source

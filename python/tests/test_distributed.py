@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the backend "lockstep" of torch.distributed, with processes: results and faults, compared with Gloo's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import finish_ranks, python_path, run_ranks
+
+_FOLDER = Path(__file__).parent
+# The model's ranks have the time that Gloo needs, too.
+_SECONDS = 300
+
+
+def _run(name: str, ranks: int, *arguments: object, **variables: str) -> list[str]:
+    """Runs a file of this folder as ranks. Returns what each has printed."""
+    return run_ranks(_program(name, arguments), ranks, _SECONDS, **variables)
+
+
+def _program(name: str, arguments: tuple[object, ...]) -> str:
+    path = str(_FOLDER / name)
+    return f"""
+import faulthandler, runpy, sys
+faulthandler.dump_traceback_later({_SECONDS - 10}, exit=True)  # A hang shows its place.
+sys.argv[:] = {[path, *map(str, arguments)]!r}
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_operations_give_gloos_results(ranks: int) -> None:
+    for output in _run("distributed_operations.py", ranks):
+        assert "compared 448" in output
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_torchs_own_training_gives_gloos_results(ranks: int, tmp_path: Path) -> None:
+    for output in _run("distributed_models.py", ranks, tmp_path):
+        trained = output.splitlines()
+        for name in ("DDP", "DDP, PowerSGD", "FSDP2", "DTensor", "subgroups", "checkpoint", "GPipe", "1F1B"):
+            assert name in trained, output
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_messages_groups_and_stores(ranks: int, tmp_path: Path) -> None:
+    for output in _run("distributed_messages.py", ranks, tmp_path):
+        assert output.endswith("done\n")
+
+
+def test_operations_over_sockets_give_gloos_results() -> None:
+    for output in _run("distributed_operations.py", 2, LOCKSTEP_COMM="gloo"):
+        assert "compared 448" in output
+
+
+_FAULTS = (
+    *("a_rank_dies", "a_rank_never_joins", "a_rank_is_late", "a_future_fails", "backward_fails", "ranks_differ"),
+    *("tags_differ", "two_threads"),
+)
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_a_fault_ends_every_rank_with_its_reason(fault: str) -> None:
+    outputs = finish_ranks(_program("distributed_faults.py", (fault,)), 3, _SECONDS)
+    for rank, (code, output) in enumerate(outputs):
+        assert code == 0, f"process {rank} exited with {code}:\n{output}"
+    assert f"{fault} as expected" in outputs[0][1]
+
+
+def test_torchs_debug_mode() -> None:
+    for output in _run("distributed_faults.py", 2, "debug_detail", TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+        assert "debug_detail as expected" in output
+
+
+def test_the_example_of_the_docs_trains() -> None:
+    program = (_FOLDER.parents[1] / "examples/python/torch_ddp.py").read_text(encoding="utf-8")
+    over_gloo = program.replace('group("lockstep")', 'group("gloo")')
+    over_gloo = over_gloo.replace("dist.ReduceOp.AVG", "dist.ReduceOp.SUM").replace("{loss:", "{loss / 2:")
+    ours, _ = run_ranks(program, 2, _SECONDS)
+    gloos, _ = run_ranks(over_gloo, 2, _SECONDS)
+    assert ours == gloos and ours.startswith("loss ")
+
+
+def test_an_import_registers_the_backend_once() -> None:
+    program = """
+import lockstep, torch.distributed as dist
+assert "lockstep" in dist.Backend.backend_list and dist.Backend.LOCKSTEP == "lockstep"
+lockstep.distributed.register()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": python_path()})
+
+
+def test_an_accelerator_provides_torch_distributed() -> None:
+    program = """
+        import sys
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.data.distributed import DistributedSampler
+        from lockstep import Accelerator
+
+        accelerator = Accelerator(cpu=True, expect_prepared_loader=False)
+        rank, world = accelerator.process_index, accelerator.num_processes
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, world, "lockstep")
+        assert list(DistributedSampler(range(6), shuffle=False)) == [*range(rank, 6, world)]
+        value = torch.tensor([rank + 1.0])
+        dist.all_reduce(value)
+        assert value.item() == sum(range(1, world + 1))
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        for step in range(3):  # Calls of both take turns.
+            accelerator.backward(model(torch.full((4, 2), rank + step + 1.0)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            every = [None] * world
+            dist.all_gather_object(every, accelerator.unwrap_model(model).weight.tolist())
+            assert every == [every[0]] * world
+        if rank == world - 1:  # The others need take no part.
+            store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
+            store.set("key", "value")
+            assert store.get("key") == b"value" and store.add("count", 2) == 2 and store.check(["key"])
+            assert store.compare_set("key", "value", "other") == b"other" and store.num_keys() >= 2
+            assert store.delete_key("key") and not store.check(["key"])
+            store.append("list", "a")
+            store.multi_set(["list", "more"], ["b", "c"])
+            assert store.multi_get(["list", "more"]) == [b"b", b"c"] and store.has_extended_api()
+            store.wait(["more"])
+            assert store.clone().get("more") == b"c"
+            assert dist.new_group([rank], use_local_synchronization=True).size() == 1
+        pair = dist.new_group([0, world - 1])
+        if rank in (0, world - 1):
+            dist.broadcast(value, 0, group=pair)
+        over_sockets = dist.new_group(backend="gloo")
+        dist.all_reduce(value, group=over_sockets)
+        own = torch.nn.Linear(2, 1)
+        DistributedDataParallel(own)(torch.ones(1, 2)).sum().backward()
+        dist.barrier()
+        accelerator.end_training()
+        accelerator.state.destroy_process_group()
+        assert not dist.is_initialized()
+    """
+    run_ranks(program, 3, 60)
+
+
+def test_a_program_that_has_initialised_torch_distributed_keeps_it() -> None:
+    program = """
+        import torch, torch.distributed as dist
+        from lockstep import Accelerator
+        from lockstep.state import AcceleratorState
+
+        dist.init_process_group("gloo")
+        accelerator = Accelerator(cpu=True)
+        assert dist.get_backend() == "gloo" and accelerator.num_processes == dist.get_world_size() == 2
+        assert accelerator.reduce(torch.ones(1), "sum").item() == 2
+        AcceleratorState._reset_state(True)
+        assert dist.get_backend() == "gloo"
+        dist.destroy_process_group()
+        Accelerator(cpu=True)
+        assert dist.get_backend() == "lockstep"
+    """
+    run_ranks(program, 2, _SECONDS)
+
+
+def test_one_process_has_torch_distributed_after_init_distributed() -> None:
+    program = """
+import torch, torch.distributed as dist, lockstep
+import lockstep.deepspeed as deepspeed
+lockstep.Accelerator(cpu=True)
+assert not dist.is_initialized()  # No launcher has started it, as with Accelerate.
+deepspeed.init_distributed()
+assert (dist.get_rank(), dist.get_world_size(), deepspeed.comm.get_world_size()) == (0, 1, 1)
+total = torch.ones(2)
+dist.all_reduce(total)
+dist.barrier()
+assert total.tolist() == [1, 1] and dist.new_group([0]).size() == 1
+deepspeed.comm.destroy_process_group()
+assert not dist.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": python_path()})
