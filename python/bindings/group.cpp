@@ -43,10 +43,12 @@ void bind_world(py::module_& module) {
       .def_readwrite("master_addr", &WorldSpec::master_addr)
       .def_readwrite("master_port", &WorldSpec::master_port)
       .def_readwrite("source", &WorldSpec::source)
-      .def_readwrite("agent_store", &WorldSpec::agent_store)
       .def_readwrite("restart_count", &WorldSpec::restart_count);
   module.def(
       "world_from_environment", [] { return world_from_environment(Environment::process()); });
+  module.def("join_timeout_ms", [] {
+    return ConnectOptions::from_environment(Environment::process()).join_timeout.count();
+  });
   module.def("boolean_variable", [](const std::string& name) {
     return Environment::process().boolean(name);
   });

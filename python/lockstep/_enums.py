@@ -10,6 +10,10 @@ from typing import Any
 from ._environment import clear_environment
 
 
+# The names of backends of torch.distributed that a program may pass; Lockstep selects the transports itself.
+BACKENDS = (None, "nccl", "gloo", "lockstep", "cuda:nccl,cpu:gloo", "cpu:lockstep,cuda:nccl")
+
+
 class _ContainsValues(enum.EnumMeta):
     """Lets `value in Class` accept a value or a member, without an exception for other types."""
 

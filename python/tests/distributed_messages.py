@@ -82,8 +82,8 @@ def refusals() -> None:
         dist.recv(value)
     with pytest.raises(lockstep.ConfigError, match="BAND is not defined for torch.float32; expected an integer"):
         dist.all_reduce(value, dist.ReduceOp.BAND)
-    with pytest.raises(lockstep.ConfigError, match="AVG is not defined for torch.int64"):
-        dist.all_reduce(torch.ones(3, dtype=torch.int64), dist.ReduceOp.AVG)
+    with pytest.raises(lockstep.ConfigError, match="AVG is not defined for torch.bool"):
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
     with pytest.raises(lockstep.ConfigError, match="one tensor for each of .* ranks; got 1 tensors"):
         dist.distributed_c10d._get_default_group().allgather([[value]], [value])
     with pytest.raises(lockstep.ConfigError, match=r"the tensor is on meta.*cpu:lockstep,cuda:nccl"):

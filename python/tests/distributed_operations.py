@@ -273,6 +273,11 @@ def own_values() -> int:
             dist.all_reduce(total, group=OURS)
             assert total.shape == all_ranks[0].shape
             count += 1
+    # Integers' average is truncated.
+    whole = torch.tensor([5 * RANK, -5 * RANK])
+    dist.all_reduce(whole, dist.ReduceOp.AVG, group=OURS)
+    average = int(sum(5 * rank for rank in range(SIZE)) / SIZE)
+    assert whole.tolist() == [average, -average]
     # A view with a stride is reduced in place, and the rest of its memory stays.
     memory = torch.arange(12.0).view(3, 4) + RANK
     dist.all_reduce(memory[:, 1], group=OURS)

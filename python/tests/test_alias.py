@@ -62,9 +62,13 @@ if __name__ == "__main__":
         sys.exit()
     for info in pkgutil.walk_packages(lockstep.__path__, "lockstep."):
         own, rest = importlib.import_module(info.name), info.name.removeprefix("lockstep.")
+        parent, _, child = info.name.rpartition(".")
+        attribute = getattr(sys.modules[parent], child)  # A function, if the package has one of the module's name.
         assert importlib.import_module("accelerate." + rest) is own and own.__spec__.name == info.name, info.name
         if rest.startswith("deepspeed."):
             assert importlib.import_module(rest) is own, info.name
+        assert getattr(sys.modules[parent], child) is attribute, info.name
+    assert callable(deepspeed.utils.z3_leaf_module)
 
     # A module that Lockstep lacks is an error, although the other package has it.
     message = raises(lambda: importlib.import_module("accelerate.only_in_real"))

@@ -255,9 +255,25 @@ def test_rates_in_param_groups_count_from_the_next_update_on():
         optimizer.param_groups[0]["lr"] = 0.25
         update(engine)
         assert not torch.equal(engine.module[0].weight, before)
-        with pytest.raises(ConfigError, match="engine.step"):
-            optimizer.step()
         engine.destroy()
+
+
+def test_the_optimizers_step_is_the_engines_if_there_is_no_schedule():
+    engine, optimizer, *_ = start()
+    other, *_ = start()
+    for step in range(2):  # As Lightning Fabric does.
+        engine.backward(loss_of(engine, step))
+        optimizer.step()
+        update(other, step)
+    assert engine.global_steps == 2
+    for own, expected in zip(engine.module.parameters(), other.module.parameters()):
+        assert torch.equal(own, expected)
+    with pytest.raises(ConfigError, match="call engine.step"):
+        optimizer.step(lambda: 1.0)
+    accumulating, optimizer, *_ = start(train_batch_size=8, gradient_accumulation_steps=2)
+    accumulating.backward(loss_of(accumulating))
+    with pytest.raises(ConfigError, match="call engine.step"):
+        optimizer.step()
 
 
 def test_a_client_optimizer_replaces_that_of_the_file():

@@ -163,6 +163,41 @@ def test_a_program_that_has_initialised_torch_distributed_keeps_it() -> None:
     run_ranks(program, 2, _SECONDS)
 
 
+def test_an_accelerator_joins_the_ranks_of_the_programs_torch_distributed(tmp_path: Path) -> None:
+    program = f"""
+        import os
+        import torch, torch.distributed as dist
+        from lockstep import Accelerator, CommError
+        from lockstep.state import AcceleratorState
+
+        rank = int(os.environ["RANK"])
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            del os.environ[name]  # A scheduler that sets no variables.
+        for backend in ("gloo", "lockstep"):
+            dist.init_process_group(backend, f"file://{tmp_path}/{{backend}}", rank=1 - rank, world_size=2)
+            for _ in range(2):
+                accelerator = Accelerator(cpu=True, expect_prepared_loader=False)
+                assert (accelerator.process_index, accelerator.num_processes) == (1 - rank, 2)
+                assert accelerator.local_process_index == 1 - rank and dist.get_backend() == backend
+                assert accelerator.gather(torch.tensor([accelerator.process_index])).tolist() == [0, 1]
+                del accelerator
+                AcceleratorState._reset_state(True)
+                assert dist.is_initialized()
+            if backend == "gloo":
+                dist.destroy_process_group()
+        if dist.get_rank() == 0:
+            os.environ["LOCKSTEP_JOIN_TIMEOUT_MS"] = "100"
+            try:
+                Accelerator(cpu=True)
+            except CommError as error:
+                assert "[Accelerator] rank 1 of 2 did not join" in str(error), error
+            else:
+                raise AssertionError("no error")
+        dist.barrier()
+    """
+    run_ranks(program, 2, _SECONDS)
+
+
 def test_one_process_has_torch_distributed_after_init_distributed() -> None:
     program = """
 import torch, torch.distributed as dist, lockstep

@@ -15,8 +15,8 @@
 namespace lockstep::storage {
 namespace {
 
-constexpr int kPopulateRead =
-    22;  // MADV_POPULATE_READ, which glibc's headers have since 2.35 only.
+/// MADV_POPULATE_READ, which glibc's headers have since 2.35 only.
+constexpr int kPopulateRead = 22;
 
 /// Returns whether the error of madvise means that an access would raise SIGBUS.
 bool is_read_error(int error) {

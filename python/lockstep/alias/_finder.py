@@ -55,6 +55,7 @@ class _AliasLoader(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._own_name)
+        _name_loaded_modules(spec.name, self._own_name)
         if spec.name == "accelerate":
             accelerate = _Accelerate(spec.name, module.__doc__)
             accelerate.__file__ = module.__file__
@@ -118,6 +119,17 @@ def replace(name: str) -> None:
     """Replaces a module of PACKAGES, which is being imported, by Lockstep's."""
     del sys.modules[name]
     importlib.import_module(name)
+
+
+def _name_loaded_modules(name: str, own_name: str) -> None:
+    """Adds the imported modules in a package to sys.modules, under names in the package `name`.
+
+    The import system would otherwise set an attribute of the package to each of them, also where the package has a
+    function of the module's name, such as lockstep.deepspeed.utils.z3_leaf_module.
+    """
+    for loaded, module in list(sys.modules.items()):
+        if loaded.startswith(f"{own_name}."):
+            sys.modules.setdefault(name + loaded.removeprefix(own_name), module)
 
 
 def _is_ours(module: ModuleType) -> bool:

@@ -96,7 +96,7 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
         self.device_placement = True
         self.scaler = None
         self._prepared = None
-        self._accelerator = None
+        self._no_sync = None
         self._name = settings["type"]
         self._known = list(settings["param_groups"][0])
         self._inner = inner
@@ -106,7 +106,6 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
         """Connects the optimizer with the engine that updates by it."""
         self._engine = weakref.proxy(engine)
         self._prepared = prepared
-        self._accelerator = self._engine
 
     def push_options(self) -> None:
         """Gives the options in `param_groups` to the C++ library."""
@@ -127,11 +126,36 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
         vars(self.optimizer)["_opt_called"] = True
         vars(self)["_opt_called"] = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
-        raise _core.ConfigError(
-            "[optimizer] optimizer.step() was called, which would skip clipping, counters and the schedule; call "
-            "engine.step()"
-        )
+    def _syncs(self) -> bool:
+        return self._engine.sync_gradients
+
+    def _state_by_index(self) -> dict[int, dict[str, torch.Tensor]]:
+        """Returns the states of the parameters that this process has in full: under ZeRO none."""
+        return {} if self._is_sharded() else super()._state_by_index()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._is_sharded():
+            raise _core.ConfigError(
+                "[optimizer] load_state_dict was called under ZeRO, where state_dict() has no states, since each process "
+                "has a shard of them; call engine.save_checkpoint and engine.load_checkpoint"
+            )
+        super().load_state_dict(state_dict)
+
+    def _is_sharded(self) -> bool:
+        return self._prepared is not None and self._prepared.is_sharded
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Does what engine.step() does, as for Lightning Fabric, which calls the optimizer's.
+
+        Throws ConfigError if the engine accumulates or has a schedule, which only engine.step() counts and steps.
+        """
+        engine = self._engine
+        if closure is not None or engine.lr_scheduler is not None or engine.gradient_accumulation_steps() > 1:
+            raise _core.ConfigError(
+                "[optimizer] optimizer.step() was called with a closure, an engine that accumulates gradients, or one "
+                "with a schedule; expected none of these; call engine.step()"
+            )
+        engine.step()
 
     def zero_grad(self, set_to_none: bool | None = True) -> None:
         """Drops the gradients, also those of micro-steps before the boundary."""

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from .. import _core
 from .connection import connect
-from .job import provide, withdraw
+from .job import connect_program, provide, withdraw
 from .process_group import ProcessGroupLockstep
 
-__all__ = ["provide", "register", "withdraw"]
+__all__ = ["connect_program", "provide", "register", "withdraw"]
 
 BACKEND = "lockstep"
 

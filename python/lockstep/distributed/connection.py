@@ -31,45 +31,52 @@ def connect(
     """
     if size == 1:
         return _core.Group()
+    advice = f"the group '{name}'", "every rank of the group must call init_process_group or new_group"
+    world = find_world(store, rank, size, timeout, "init_process_group", *advice)
+    # The flight record has one rank for each process, that of the group of all ranks.
+    flight_group = 1 + world.restart_count if global_ranks else 0
+    limit = milliseconds(timeout)
+    return _core.connect(world, limit, limit, flight_group)
+
+
+def find_world(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, call: str, joined: str, advice: str
+) -> _core.WorldSpec:
+    """Returns where the ranks of a group meet, which they exchange through its store. Collective.
+
+    Its restart_count is a random number. Throws CommError if a rank is missing when `timeout` ends; the message has
+    `call`, `joined` and `advice`.
+    """
     world = _core.WorldSpec()
     world.rank, world.size, world.source = rank, size, "torch.distributed"
     own = {"machine": _machine(), "address": _address(store), "port": _free_port(), "token": secrets.randbits(31)}
     store.set(f"rank_{rank}", json.dumps(own))
-    places = _places(store, size, timeout, name)
+    keys = [f"rank_{other}" for other in range(size)]
+    start = time.monotonic()
+    try:
+        store.wait(keys, timeout)
+        places = [json.loads(store.get(key)) for key in keys]
+    except RuntimeError as error:
+        missing = ", ".join(str(other) for other in range(size) if not store.check([keys[other]]))
+        if not missing:
+            raise
+        seconds = time.monotonic() - start
+        raise _core.CommError(
+            f"[{call}] rank {missing} of {size} did not join {joined} within {seconds:.1f} s; {advice}"
+        ) from error
     neighbours = [other for other in range(size) if places[other]["machine"] == own["machine"]]
     world.local_rank, world.local_size = neighbours.index(rank), len(neighbours)
     world.master_addr = places[0]["address"] if world.local_size < size else "127.0.0.1"
     world.master_port = places[0]["port"]
     # No other group has the number, so an earlier use of the port does not matter.
     world.restart_count = places[0]["token"]
-    # The flight record has one rank for each process, that of the group of all ranks.
-    flight_group = 1 + places[0]["token"] if global_ranks else 0
-    limit = milliseconds(timeout)
-    return _core.connect(world, limit, limit, flight_group)
+    return world
 
 
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("", 0))
         return cast(int, listener.getsockname()[1])
-
-
-def _places(store: dist.Store, size: int, timeout: timedelta, name: str) -> list[dict[str, Any]]:
-    """Returns what each rank has written to the store."""
-    keys = [f"rank_{rank}" for rank in range(size)]
-    start = time.monotonic()
-    try:
-        store.wait(keys, timeout)
-        return [json.loads(store.get(key)) for key in keys]
-    except RuntimeError as error:
-        missing = ", ".join(str(rank) for rank in range(size) if not store.check([keys[rank]]))
-        if not missing:
-            raise
-        seconds = time.monotonic() - start
-        raise _core.CommError(
-            f"[init_process_group] rank {missing} of {size} did not join the group '{name}' within {seconds:.1f} s; "
-            "every rank of the group must call init_process_group or new_group"
-        ) from error
 
 
 def _machine() -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed for programs that an Accelerator or an engine has connected: its default group is the job's."""
+"""The default group of torch.distributed and the job's connection: the one that exists first serves the other."""
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _core
+from .connection import find_world
 
 _BACKENDS = {"cpu": "lockstep", "cuda": "cpu:lockstep,cuda:nccl"}
 # The default group that provide() has made, and its store, whose methods c10d calls as long as the group lives.
@@ -37,6 +39,37 @@ def provide(group: _core.Group, world: _core.WorldSpec, device: torch.device) ->
         pg_options=group,
     )
     _given = dist.group.WORLD, store
+
+
+def connect_program(timeout_ms: int | None) -> tuple[_core.WorldSpec, _core.Group] | None:
+    """Connects the ranks of the default group that the program has initialised itself; returns None without one.
+
+    Collective. The ranks and their places are those of torch.distributed, whatever variables the scheduler sets.
+    `timeout_ms`: the time for one operation.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    store = dist.distributed_c10d._get_default_store()
+    if store is None:  # The backend of MPI has none, and mpirun sets variables.
+        return None
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = _core.WorldSpec()
+    world.source = "torch.distributed"
+    if size == 1:
+        return world, _core.connect(world, timeout_ms)
+    joins = store.add(f"lockstep/{rank}", 1)  # Every rank connects equally often.
+    world = find_world(
+        dist.PrefixStore(f"lockstep/{joins}", store),
+        rank,
+        size,
+        timedelta(milliseconds=_core.join_timeout_ms()),
+        "Accelerator",
+        "the others",
+        "every rank of torch.distributed must construct an Accelerator or an engine",
+    )
+    group = _core.connect(world, timeout_ms)
+    world.restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return world, group
 
 
 def withdraw() -> None:

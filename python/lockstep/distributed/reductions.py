@@ -78,8 +78,10 @@ def check(where: str, dtype: torch.dtype, op: Any) -> None:
     kind = kind_of(op)
     if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         _refuse(where, dtype, kind, "an integer tensor")
-    if kind in (_RedOp.AVG, _RedOp.PREMUL_SUM) and not (dtype.is_floating_point or dtype.is_complex):
+    if kind == _RedOp.PREMUL_SUM and not (dtype.is_floating_point or dtype.is_complex):
         _refuse(where, dtype, kind, "a floating point tensor")
+    if kind == _RedOp.AVG and dtype == torch.bool:
+        _refuse(where, dtype, kind, "a number")
     if dtype.is_complex and kind not in (_RedOp.SUM, _RedOp.AVG):
         _refuse(where, dtype, kind, "a real tensor")
 
@@ -100,5 +102,5 @@ def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
     for row in rows[1:]:
         total = pairwise(total, row)
     if kind == _RedOp.AVG:
-        total = total / len(rows)
+        total = torch.div(total, len(rows), rounding_mode=None if dtype.is_floating_point else "trunc")
     return total.to(dtype)

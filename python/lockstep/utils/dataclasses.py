@@ -19,6 +19,7 @@ import torch
 
 from .._core import ConfigError
 from .._enums import (
+    BACKENDS,
     BaseEnum,
     ComputeEnvironment,
     CustomDtype,
@@ -32,6 +33,7 @@ from .._enums import (
     RNGType,
     SageMakerDistributedType,
 )
+from ..parallelism_config import ParallelismConfig
 from ._deepspeed_plugin import DeepSpeedPlugin
 from ._fsdp_plugin import FullyShardedDataParallelPlugin
 from .environment import str_to_bool
@@ -72,6 +74,7 @@ __all__ = [
     "TorchDynamoPlugin",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
+    "get_module_class_from_name",
 ]
 
 
@@ -193,8 +196,8 @@ class GradScalerKwargs(KwargsHandler):
 class InitProcessGroupKwargs(KwargsHandler):
     """Options of the connection between processes.
 
-    Lockstep selects shared memory, Gloo or NCCL for each tensor itself, so `backend` may be None, "nccl", "gloo" or
-    "cuda:nccl,cpu:gloo". `timeout` is that of one operation.
+    Lockstep selects shared memory, Gloo or NCCL for each tensor itself, so `backend` may be None, "nccl", "gloo",
+    "lockstep", or a pair of them such as "cpu:lockstep,cuda:nccl". `timeout` is that of one operation.
     """
 
     backend: str | None = "nccl"
@@ -202,10 +205,10 @@ class InitProcessGroupKwargs(KwargsHandler):
     timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in (None, "nccl", "gloo", "cuda:nccl,cpu:gloo"):
+        if self.backend not in BACKENDS:
             raise ConfigError(
-                f"[InitProcessGroupKwargs] backend is {self.backend!r}; expected None, 'nccl' or 'gloo'; Lockstep has "
-                "no other transports"
+                f"[InitProcessGroupKwargs] backend is {self.backend!r}; expected None, 'nccl', 'gloo' or "
+                "'lockstep'; Lockstep has no other transports"
             )
         if self.init_method not in (None, "env://"):
             raise ConfigError(
@@ -382,6 +385,11 @@ class TorchDynamoPlugin(KwargsHandler):
         return kwargs
 
 
+def get_module_class_from_name(module: torch.nn.Module, name: str) -> type[torch.nn.Module] | None:
+    """Returns the class with this name of the module or of one inside of it; None if there is none."""
+    return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
+
+
 def _flag(name: str) -> bool:
     return bool(str_to_bool(os.environ.get(name, "false")))
 
@@ -439,10 +447,6 @@ class _UnsupportedParallelism(_Unsupported):
         "Lockstep has no tensor, context or sequence parallelism; to shard a model use FullyShardedDataParallelPlugin, "
         "whose HYBRID_SHARD shards within a host and replicates between hosts"
     )
-
-
-class ParallelismConfig(_UnsupportedParallelism):
-    """Sizes of the dimensions of parallelism. The constructor throws ConfigError."""
 
 
 class TorchTensorParallelPlugin(_UnsupportedParallelism):
