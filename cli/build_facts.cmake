@@ -21,10 +21,15 @@ if(LOCKSTEP_SANITIZE)
 endif()
 string(STRIP "${build_flags}" build_flags)
 
+set(build_torch "${Torch_VERSION}")
+if(LOCKSTEP_SEVERAL_TORCHES)  # A wheel has one command line for all of them.
+  string(REPLACE "," ", " build_torch "${LOCKSTEP_SEVERAL_TORCHES}")
+endif()
+
 add_library(lockstep_build_facts STATIC common/build_facts.cpp "${commit_header}")
 target_include_directories(lockstep_build_facts PRIVATE
   "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_BINARY_DIR}/build_facts")
 target_compile_definitions(lockstep_build_facts PRIVATE
   LOCKSTEP_VERSION="${PROJECT_VERSION}" LOCKSTEP_BUILD_TYPE="${CMAKE_BUILD_TYPE}"
-  LOCKSTEP_BUILD_FLAGS="${build_flags}" LOCKSTEP_BUILD_TORCH="${Torch_VERSION}")
+  LOCKSTEP_BUILD_FLAGS="${build_flags}" LOCKSTEP_BUILD_TORCH="${build_torch}")
 lockstep_warnings(lockstep_build_facts)

@@ -7,7 +7,8 @@ option(LOCKSTEP_BUILD_PYTHON "Build the module of the Python package lockstep; n
 option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUNDLE_LIBRARIES "Let a wheel contain yaml-cpp, zlib and nlohmann-json" ON)
-option(LOCKSTEP_SEVERAL_TORCHES "Install the files for this torch beside those for others; scripts/wheels sets it" OFF)
+set(LOCKSTEP_SEVERAL_TORCHES "" CACHE STRING
+  "The minor versions of torch in a wheel with files for several, such as 2.13,2.14; scripts/wheels sets it")
 option(BUILD_SHARED_LIBS "Build shared libraries, and thus smaller programs, instead of static libraries" OFF)
 set(lockstep_unity_default ON)
 if(PROJECT_IS_TOP_LEVEL)  # Its developers change sources.
