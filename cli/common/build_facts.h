@@ -10,7 +10,8 @@ struct BuildFacts {
   const char* type;
   const char* compiler;
   const char* flags;
-  const char* torch;  ///< The version of torch that the library was built with, or those of a wheel with several.
+  const char* torch;  ///< The version of torch that the library was built with, or those of a wheel
+                      ///< with several.
 };
 
 extern const BuildFacts kBuild;

@@ -450,7 +450,8 @@ TEST(AsyncSave, IsFinishedWithoutAWaitingCaller) {
     accelerator.prepare(net);
     accelerator.save_state({.async = true});
   });
-  EXPECT_THAT(names_in(folder / "checkpoints"), ElementsAre(".lockstep_lock", "checkpoint_0", "latest"));
+  EXPECT_THAT(
+      names_in(folder / "checkpoints"), ElementsAre(".lockstep_lock", "checkpoint_0", "latest"));
 }
 
 }  // namespace
