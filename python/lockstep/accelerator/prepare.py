@@ -120,11 +120,8 @@ class PrepareCalls(AcceleratorBase):
         self._models.append(engine)
         if optimizer is not None:
             self._optimizers.append(optimizer)
-        if given.scheduler is not None:
-            if scheduler is None:
-                scheduler = self._make_scheduler(given.scheduler, [optimizer])
-            else:
-                self._schedulers.append(scheduler)
+        if given.scheduler is not None and scheduler is None:  # The engine saves its own one.
+            scheduler = self._make_scheduler(given.scheduler, [optimizer])
         replaced = [(given.model, engine), (given.optimizer, optimizer), (given.scheduler, scheduler)]
         results = [
             loader if loader is not None else next((new for old, new in replaced if obj is old), obj)

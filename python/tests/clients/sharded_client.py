@@ -108,6 +108,7 @@ CASES = {
     "file_1": functools.partial(of_file, stage=1),
     "file_3": functools.partial(of_file, stage=3),
     "resume_2": lambda folder: resumed(folder, deepspeed=config_of(2)),
+    "resume_own_3": lambda folder: resumed(folder, deepspeed=config_of(3)),
     "resume_3": lambda folder: resumed(folder, deepspeed=config_of(3, optimizer=OPTIMIZER, scheduler=SCHEDULER)),
     "fsdp": fsdp,
     "resume_fsdp": lambda folder: resumed(folder, **fsdp_options()),
