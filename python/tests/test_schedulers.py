@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from launch import binary, python_path
 
 _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples/python/schedulers"
-_SECONDS = 300
+_SECONDS = 900  # Ray and Lightning import for minutes on a busy machine.
 # The Python that has the schedulers' packages. Read here, since each test clears the variables.
 _CLIENTS = Path(os.environ.get("LOCKSTEP_CLIENTS_PYTHON", _ROOT / "build/clients/bin/python"))
 _PYTHON = str(_CLIENTS if _CLIENTS.exists() else sys.executable)
@@ -42,21 +43,32 @@ def _environment(**variables: str) -> dict[str, str]:
 
 def _loss_of(command: list[str], folder: Path, **variables: str) -> str:
     """Runs a program. Returns the last loss that it printed."""
-    return _finish([_start(command, folder, **variables)])[0]
+    return _last_loss(_run([command], folder, [variables])[0])
 
 
-def _start(command: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=_environment(**variables), **output)
+def _last_loss(output: str) -> str:
+    return _LOSS.findall(output)[-1]
 
 
-def _finish(processes: list[subprocess.Popen[str]]) -> list[str]:
-    losses = []
-    for process in processes:
-        output, _ = process.communicate(timeout=_SECONDS)
-        assert process.returncode == 0, output
-        losses.append(_LOSS.findall(output)[-1])
-    return losses
+def _run(commands: list[list[str]], folder: Path, variables: list[dict[str, str]]) -> list[str]:
+    """Runs programs at the same time. Returns what they printed. Throws AssertionError if one fails."""
+    outputs = [tempfile.TemporaryFile("w+") for _ in commands]
+    processes = [
+        subprocess.Popen(command, cwd=folder, env=_environment(**own), stdout=output, stderr=subprocess.STDOUT)
+        for command, own, output in zip(commands, variables, outputs, strict=True)
+    ]
+    texts = []
+    try:
+        for process, output in zip(processes, outputs, strict=True):
+            code = process.wait(_SECONDS)
+            output.seek(0)
+            texts.append(output.read())
+            assert code == 0, texts[-1]
+    finally:
+        for process, output in zip(processes, outputs, strict=True):
+            process.kill()
+            output.close()
+    return texts
 
 
 @functools.cache
@@ -79,8 +91,8 @@ def test_the_loop_in_pods_of_a_pytorchjob(tmp_path: Path) -> None:
     pods = {"WORLD_SIZE": "2", "MASTER_ADDR": socket.gethostname(), "MASTER_PORT": str(_free_port())}
     pods |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # One rank in each pod.
     command = [sys.executable, str(_FOLDER / "loop.py")]
-    losses = _finish([_start(command, tmp_path, RANK=str(rank), **pods) for rank in (1, 0)])
-    assert losses == [_expected()] * 2
+    outputs = _run([command] * 2, tmp_path, [{"RANK": str(rank), **pods} for rank in (0, 1)])
+    assert [_last_loss(output) for output in outputs] == [_expected()] * 2
 
 
 def test_the_loop_in_a_job_of_submitit(tmp_path: Path) -> None:
@@ -107,9 +119,7 @@ def test_lightnings_strategies_give_gloos_results(tmp_path: Path) -> None:
     program = [_PYTHON, "-m", "lockstep.alias", str(Path(__file__).with_name("clients") / "lightning_client.py")]
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0"}
     job["MASTER_PORT"] = str(_free_port())
-    processes = [_start(program, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in (1, 0)]
-    for process in processes:
-        output, _ = process.communicate(timeout=_SECONDS)
-        assert process.returncode == 0, output
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **job} for rank in (0, 1)]
+    for output in _run([program] * 2, tmp_path, ranks):
         for trained in ("fabric: DDP", "fabric: FSDP2", "fabric: DeepSpeed", "trainer: DDP", "trainer: DeepSpeed"):
             assert f"with_{trained}" in output, output
