@@ -166,6 +166,10 @@ int64_t Accelerator::gradient_accumulation_steps() const {
   return state_->step->accumulation().num_steps;
 }
 
+void Accelerator::set_gradient_accumulation_steps(int64_t steps) {
+  state_->step->set_accumulation_steps(steps);
+}
+
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
   const comm::CallScope call("backward");
   state_->backward.backward(loss, options);

@@ -140,6 +140,9 @@ class Accelerator {
   /// Returns whether this micro-step ends its accumulation group. Always true without accumulate().
   bool sync_gradients() const;
   int64_t gradient_accumulation_steps() const;
+  /// Changes the micro-steps of the next accumulation groups. All processes must set the same
+  /// number. Throws ConfigError for less than 1, and within a group.
+  void set_gradient_accumulation_steps(int64_t steps);
 
   /// Computes gradients and, with several processes, averages them. The loss is first divided by
   /// gradient_accumulation_steps, or by the actual number of micro-steps in a shorter last group.

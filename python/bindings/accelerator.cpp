@@ -144,8 +144,10 @@ void bind_step(py::class_<Accelerator>& accelerator) {
             Internals::trigger_sync(self, ids_of(models));
           })
       .def_property_readonly("sync_gradients", &Accelerator::sync_gradients)
-      .def_property_readonly(
-          "gradient_accumulation_steps", &Accelerator::gradient_accumulation_steps)
+      .def_property(
+          "gradient_accumulation_steps",
+          &Accelerator::gradient_accumulation_steps,
+          &Accelerator::set_gradient_accumulation_steps)
       .def(
           "backward",
           [](Accelerator& self, const at::Tensor& loss, bool retain_graph) {
@@ -362,15 +364,21 @@ void bind_checkpoints(py::class_<Accelerator>& accelerator) {
       .def("wait_for_save", &Accelerator::wait_for_save, NoGil())
       .def(
           "load_state",
-          [](Accelerator& self, const std::optional<std::string>& folder, bool strict) {
+          [](Accelerator& self,
+             const std::optional<std::string>& folder,
+             bool strict,
+             bool training_loop) {
             if (!folder) {
               return self.load_state().string();
             }
-            self.load_state(*folder, {.strict = strict, .may_lack_schedulers = true});
+            self.load_state(
+                *folder,
+                {.strict = strict, .may_lack_schedulers = true, .training_loop = training_loop});
             return *folder;
           },
           py::arg("folder") = std::nullopt,
           py::arg("strict") = true,
+          py::arg("training_loop") = true,
           NoGil())
       .def(
           "resume_latest",

@@ -37,9 +37,19 @@ _spelling.install()
 _torch_optimizers.install()
 
 if TYPE_CHECKING:
-    from .big_modeling import init_empty_weights, init_on_device
+    from .big_modeling import (
+        cpu_offload,
+        cpu_offload_with_hook,
+        disk_offload,
+        dispatch_model,
+        infer_auto_device_map,
+        init_empty_weights,
+        init_on_device,
+        load_checkpoint_and_dispatch,
+    )
     from .launchers import debug_launcher, notebook_launcher
     from .local_sgd import LocalSGD
+    from .parallelism_config import ParallelismConfig
 
     __version__: str
     cmake_prefix_path: str | None
@@ -60,13 +70,20 @@ __all__ = [
     "GradScalerKwargs",
     "InitProcessGroupKwargs",
     "LocalSGD",
+    "ParallelismConfig",
     "PartialState",
     "ProfileKwargs",
     "cmake_prefix_path",
+    "cpu_offload",
+    "cpu_offload_with_hook",
     "debug_launcher",
+    "disk_offload",
+    "dispatch_model",
     "find_executable_batch_size",
+    "infer_auto_device_map",
     "init_empty_weights",
     "init_on_device",
+    "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
     "notebook_launcher",
     "skip_first_batches",
@@ -76,9 +93,16 @@ __all__ = [
 # Names that most programs do not use, by their modules, which are imported at the first use: `import lockstep` is fast.
 _IMPORTED_ON_USE = {
     "LocalSGD": "local_sgd",
+    "ParallelismConfig": "parallelism_config",
+    "cpu_offload": "big_modeling",
+    "cpu_offload_with_hook": "big_modeling",
     "debug_launcher": "launchers",
+    "disk_offload": "big_modeling",
+    "dispatch_model": "big_modeling",
+    "infer_auto_device_map": "big_modeling",
     "init_empty_weights": "big_modeling",
     "init_on_device": "big_modeling",
+    "load_checkpoint_and_dispatch": "big_modeling",
     "notebook_launcher": "launchers",
 }
 

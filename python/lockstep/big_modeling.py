@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models without memory, and Accelerate's functions for models on several devices, which Lockstep refuses."""
+"""Models without memory or with small weights, and Accelerate's functions for several devices, which are refused."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from .hooks import LayerwiseCastingHook, add_hook_to_module
+from .utils.constants import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
 from .utils.environment import parse_flag_from_env
 from .utils.modeling import _refuses, infer_auto_device_map, load_checkpoint_in_model
 
 __all__ = [
+    "attach_layerwise_casting_hooks",
     "cpu_offload",
     "cpu_offload_with_hook",
     "disk_offload",
@@ -71,6 +75,35 @@ def load_checkpoint_and_dispatch(model: nn.Module, checkpoint: Any, device_map: 
     """Loads weights into a model and returns it; see load_checkpoint_in_model. `device_map` has at most one device."""
     load_checkpoint_in_model(model, checkpoint, device_map=device_map, **kwargs)
     return model
+
+
+def attach_layerwise_casting_hooks(
+    module: nn.Module,
+    storage_dtype: torch.dtype,
+    compute_dtype: torch.dtype,
+    skip_modules_pattern: Any = None,
+    skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
+    non_blocking: bool = False,
+) -> None:
+    """Stores the weights of linear layers and convolutions in `storage_dtype`, and casts them for their forwards.
+
+    Modules whose names match a regular expression of `skip_modules_pattern` (a text, or several) are left out, with all
+    inside of them; so are those of `skip_modules_classes`. For inference.
+    """
+    patterns = [skip_modules_pattern] if isinstance(skip_modules_pattern, str) else list(skip_modules_pattern or ())
+    _cast_layers(module, "", patterns, skip_modules_classes or (), storage_dtype, compute_dtype, non_blocking)
+
+
+def _cast_layers(
+    module: nn.Module, name: str, patterns: list[str], classes: tuple[type[nn.Module], ...], *hook_arguments: Any
+) -> None:
+    if isinstance(module, classes) or any(re.search(pattern, name) for pattern in patterns):
+        return
+    if isinstance(module, SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING):
+        add_hook_to_module(module, LayerwiseCastingHook(*hook_arguments), append=True)
+        return
+    for child_name, child in module.named_children():
+        _cast_layers(child, f"{name}.{child_name}" if name else child_name, patterns, classes, *hook_arguments)
 
 
 cpu_offload = _refuses("cpu_offload", "move a model's layers to the device during inference")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -84,10 +85,11 @@ class PythonState:
     """Adds Python's part to the checkpoints of an Accelerator, and loads it."""
 
     def __init__(self, accelerator: AcceleratorBase) -> None:
-        self._accelerator = accelerator
+        self._accelerator = weakref.proxy(accelerator)  # Which owns this object.
         accelerator._core.register_save_state_pre_hook(weak_method(self.save))
         accelerator._core.register_load_state_pre_hook(weak_method(self.load))
         self._pending = PendingState()
+        self.loads_loop = True  # Whether a load applies more than models and optimizers.
         # OrderedDicts, to which a RemovableHandle can refer weakly.
         self.save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self.load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
@@ -134,7 +136,7 @@ class PythonState:
             remaining = {id(weight) for weight in weights}
             if len(weights) != len(kept):
                 for index, weight in kept:
-                    if weight is None or id(weight) not in remaining:
+                    if accelerator._engine is None and (weight is None or id(weight) not in remaining):
                         state.exclude_model(index)
             files = {
                 str(path.relative_to(folder)): torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).clone()
@@ -148,6 +150,9 @@ class PythonState:
         """Runs within load_state, before anything is changed: reads and checks all of Python's files."""
         accelerator = self._accelerator
         self._pending = PendingState()
+        if not self.loads_loop:
+            self._check_objects(state)
+            return
         shared = read_part(state, SHARED, "load_state")
         if shared is not None:
             self._check_shared(shared)

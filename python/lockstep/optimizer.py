@@ -10,6 +10,7 @@ import torch
 from . import _core
 from ._codec import flatten, unflatten
 from ._elementwise import ElementwiseUpdate
+from .state import GradientState
 
 
 def sparse_weights(models: Iterable[torch.nn.Module]) -> set[int]:
@@ -54,8 +55,9 @@ def _settings(inner: _core.InnerOptimizer, known: list[str], groups: list[dict[s
     """Returns the settings of `inner` with the options of `groups`, which may lack some that Python's class has not."""
     settings = inner.settings()
     own = settings["param_groups"]
+    saved = [name for name in known if not own or name in own[0]]  # Not "capturable", which is no state.
     settings["param_groups"] = [
-        {**(own[index] if index < len(own) else {}), **_options_of(group, known)} for index, group in enumerate(groups)
+        {**(own[index] if index < len(own) else {}), **_options_of(group, saved)} for index, group in enumerate(groups)
     ]
     return settings
 
@@ -146,7 +148,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.device_placement = device_placement
         self.scaler = scaler
         self._prepared: Any = None  # The C++ handle; set by Accelerator.prepare.
-        self._accelerator: Any = None
+        self._no_sync: Any = None  # The Accelerator's blocks without averaging; set by Accelerator.prepare.
         has_sparse = any(id(one) in (sparse or set()) for group in optimizer.param_groups for one in group["params"])
         self._name = None if has_sparse else _core_class(optimizer)
         self._known = (_core.optimizer_options(self._name) or []) if self._name else []
@@ -256,8 +258,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops the gradients at the end of an accumulation group. False: sets them to zero instead."""
-        if set_to_none is False and self._accelerator is not None and not self._prepared.is_sharded:
-            if self._accelerator.sync_gradients:
+        if self._prepared is not None and GradientState().holds_updates:
+            return
+        if set_to_none is False and self._prepared is not None and not self._prepared.is_sharded:
+            if self._syncs():
                 self.optimizer.zero_grad(set_to_none=False)
             return
         if self._prepared is None:
@@ -265,14 +269,20 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         else:
             self._prepared.zero_grad()
 
+    def _syncs(self) -> bool:
+        """Returns whether the current micro-step ends its accumulation group."""
+        return GradientState().sync_gradients
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._prepared is None:
             raise _core.ConfigError("[optimizer] step() was called before accelerator.prepare(optimizer)")
-        self._accelerator._begin_step()
+        if GradientState().holds_updates:
+            return None
+        self._no_sync.on_step()
         if self._name is None:
             return self._run(closure)
         self._push_options()
-        hooks = self._accelerator.sync_gradients
+        hooks = self._syncs()
         if hooks:
             self._call_hooks(self.optimizer._optimizer_step_pre_hooks)
         loss = self._run(closure)
@@ -311,11 +321,27 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"
 
-    def _refuse_copy(self, *args: Any) -> NoReturn:
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        return self._prepared is not None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise _core.ConfigError(
-            "[optimizer] a prepared optimizer cannot be copied or pickled, since its state is in the C++ library; use "
-            "state_dict(), or accelerator.save_state()"
+            "[optimizer] a prepared optimizer cannot be copied, since its state is in the C++ library; use state_dict(), "
+            "or accelerator.save_state()"
         )
 
-    __deepcopy__ = _refuse_copy
-    __reduce_ex__ = _refuse_copy
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickles the given optimizer and its state. The copy must be prepared. Throws ConfigError under ZeRO."""
+        return _unpickled, (type(self), self.optimizer, self.device_placement, self.state_dict())
+
+
+def _unpickled(
+    kind: type[AcceleratedOptimizer],
+    optimizer: torch.optim.Optimizer,
+    device_placement: bool,
+    state_dict: dict[str, Any],
+) -> AcceleratedOptimizer:
+    copy = kind(optimizer, device_placement)
+    copy.load_state_dict(state_dict)
+    return copy

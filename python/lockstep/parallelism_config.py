@@ -1,6 +1,201 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerate's module of ParallelismConfig, whose constructor throws ConfigError."""
+"""Accelerate's ParallelismConfig, as far as it means data parallelism."""
 
-from .utils.dataclasses import ParallelismConfig
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ._core import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ParallelismConfig"]
+
+_WHERE = "ParallelismConfig"
+_HINT = (
+    "Lockstep has no tensor, context or sequence parallelism; to shard a model use FullyShardedDataParallelPlugin, "
+    "whose HYBRID_SHARD shards within a host and replicates between hosts"
+)
+
+
+def _size(name: str, given: int | None) -> int:
+    """Returns a size, or that of the variable PARALLELISM_CONFIG_<NAME>, or 1. Throws ConfigError for less than 1."""
+    size = int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) if given is None else given
+    if size < 1:
+        raise ConfigError(f"[{_WHERE}] {name} is {size}; expected at least 1")
+    return size
+
+
+@dataclass
+class ParallelismConfig:
+    """How many processes have copies of the model, and how many share a copy. A size that is None is a variable's.
+
+    `dp_replicate_size` is the number of copies; `dp_shard_size` that of the processes that share one, which needs
+    fsdp_plugin. With both, the processes of a host share a copy: HYBRID_SHARD. Sizes of 1 mean that all processes have
+    copies. Another size than 1 of `tp_size`, `cp_size` and `sp_size`, and a handler, is a ConfigError.
+    """
+
+    dp_replicate_size: int = None  # type: ignore[assignment]  # Set by __post_init__.
+    dp_shard_size: int = None  # type: ignore[assignment]
+    tp_size: int = None  # type: ignore[assignment]
+    cp_size: int = None  # type: ignore[assignment]
+    cp_backend: str | None = None
+    sp_size: int = None  # type: ignore[assignment]
+    sp_backend: str | None = None
+    tp_handler: Any = None
+    cp_handler: Any = None
+    sp_handler: Any = None
+    device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
+            setattr(self, name, _size(name, getattr(self, name)))
+        for name in ("tp", "cp", "sp"):
+            if getattr(self, f"{name}_size") > 1 or getattr(self, f"{name}_handler") is not None:
+                raise ConfigError(
+                    f"[{_WHERE}] {name}_size is {getattr(self, f'{name}_size')} and {name}_handler is "
+                    f"{getattr(self, f'{name}_handler')}; expected 1 and None; {_HINT}"
+                )
+        for name, known in (("cp_backend", "torch"), ("sp_backend", "deepspeed")):
+            if getattr(self, name) not in (None, known):
+                raise ConfigError(f"[{_WHERE}] {name} is {getattr(self, name)!r}; expected None; {_HINT}")
+            setattr(self, name, known)
+
+    # --- sizes
+    @property
+    def data_parallel_size(self) -> int:
+        return self.dp_replicate_size * self.dp_shard_size
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        return self.tp_size * self.cp_size * self.sp_size
+
+    @property
+    def total_size(self) -> int:
+        return self.data_parallel_size * self.non_data_parallel_size
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        return self.dp_replicate_size > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        return self.dp_shard_size > 1
+
+    @property
+    def tp_enabled(self) -> bool:
+        return self.tp_size > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        return self.cp_size > 1
+
+    @property
+    def sp_enabled(self) -> bool:
+        return self.sp_size > 1
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether several groups of processes each share a copy of the model."""
+        return self.dp_shard_enabled and self.dp_replicate_enabled
+
+    # --- names of the mesh's dimensions
+    @property
+    def dp_dim_names(self) -> list[str]:
+        """The dimensions whose processes get batches of their own."""
+        sizes = {"dp_replicate": self.dp_replicate_size, "dp_shard": self.dp_shard_size}
+        return [name for name, size in sizes.items() if size > 1]
+
+    @property
+    def non_dp_dim_names(self) -> list[str]:
+        """The dimensions whose processes get the same batches: none."""
+        return []
+
+    @property
+    def dp_shard_cp_dim_names(self) -> list[str]:
+        """The dimensions over which a copy of the model is sharded."""
+        return ["dp_shard"] if self.dp_shard_enabled else []
+
+    @property
+    def dp_cp_dim_names(self) -> list[str]:
+        """The dimensions over which losses are averaged."""
+        return self.dp_dim_names
+
+    @property
+    def fsdp_dim_names(self) -> list[str]:
+        """The dimensions that torch's FSDP takes."""
+        return [*(["dp_replicate"] if self.dp_replicate_enabled else []), "dp_shard_cp"]
+
+    @property
+    def active_mesh_dims(self) -> list[str]:
+        return self.dp_dim_names
+
+    def _get_mesh(self) -> tuple[tuple[Any, ...], ...]:
+        """Returns the names and the sizes of the mesh's dimensions; an empty tuple without any."""
+        names = self.active_mesh_dims
+        return (tuple(names), tuple(getattr(self, f"{name}_size") for name in names)) if names else ()
+
+    def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
+        """Returns a mesh of torch.distributed with the joint dimensions dp, dp_shard_cp and dp_cp; None without any.
+
+        torch.distributed must be initialised. Collective.
+        """
+        mesh = self._get_mesh()
+        if not mesh:
+            return None
+        from torch.distributed.device_mesh import init_device_mesh
+
+        names, shape = mesh
+        built = init_device_mesh(device_type, shape, mesh_dim_names=names)
+        for parts, joint in (
+            (self.dp_dim_names, "dp"),
+            (self.dp_shard_cp_dim_names, "dp_shard_cp"),
+            (self.dp_cp_dim_names, "dp_cp"),
+        ):
+            if parts:
+                built[parts]._flatten(joint)  # type: ignore[index]  # It takes a list, too.
+        return built
+
+    def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
+        """Returns the mesh, which the first call builds on `device_type`. Throws ConfigError for another device."""
+        if self.device_mesh is None:
+            if device_type is None:
+                raise ConfigError(f"[{_WHERE}] the mesh does not exist yet; expected a device_type, such as 'cpu'")
+            self.device_mesh = self.build_device_mesh(device_type)
+        elif device_type not in (None, self.device_mesh.device_type):
+            raise ConfigError(
+                f"[{_WHERE}] the mesh is on {self.device_mesh.device_type}; got device_type {device_type!r}; omit it"
+            )
+        return self.device_mesh
+
+    def resolve(self, num_processes: int, local_size: int, shards: bool) -> None:
+        """Checks the sizes against a job.
+
+        `local_size` is the number of processes of a host; `shards` says whether the job shards models. Sizes of 1 become
+        those of the job. Throws ConfigError for sizes that are not the job's.
+        """
+        if self.total_size == 1:
+            self.dp_shard_size, self.dp_replicate_size = (num_processes, 1) if shards else (1, num_processes)
+        if self.total_size != num_processes:
+            raise ConfigError(
+                f"[{_WHERE}] dp_replicate_size {self.dp_replicate_size} times dp_shard_size {self.dp_shard_size} is "
+                f"{self.total_size}; expected the number of processes, {num_processes}"
+            )
+        if self.dp_shard_enabled and not shards:
+            raise ConfigError(
+                f"[{_WHERE}] dp_shard_size is {self.dp_shard_size}, but the Accelerator shards no model; expected "
+                "fsdp_plugin=FullyShardedDataParallelPlugin(), or dp_shard_size=1"
+            )
+        if shards and not self.dp_shard_enabled and num_processes > 1:
+            raise ConfigError(
+                f"[{_WHERE}] dp_shard_size is 1, but the Accelerator shards models; expected dp_shard_size="
+                f"{num_processes}, or no fsdp_plugin"
+            )
+        if self.is_hybrid and self.dp_shard_size != local_size:
+            raise ConfigError(
+                f"[{_WHERE}] dp_shard_size is {self.dp_shard_size}, with several copies of the model; expected the "
+                f"number of processes of a host, {local_size}, since the processes of a host share a copy"
+            )

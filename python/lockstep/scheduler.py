@@ -14,6 +14,8 @@ class AcceleratedScheduler:
     every process, unless batches are split: a schedule counts the batches of all processes.
     """
 
+    _is_accelerate_prepared = True
+
     def __init__(
         self, scheduler: Any, optimizers: Any, step_with_optimizer: bool = True, split_batches: bool = False
     ) -> None:

@@ -113,6 +113,16 @@ class PartialState:
         distributed.withdraw()
         PartialState._shared_state.clear()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the values without the connection: transformers pickles a PartialState with its arguments.
+
+        The unpickled object describes the process that wrote it, and cannot communicate.
+        """
+        return {name: value for name, value in self.__dict__.items() if name not in ("group", "world")}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = dict(values)
+
     @property
     def initialized(self) -> bool:
         return PartialState._shared_state != {}
@@ -249,7 +259,8 @@ class PartialState:
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise AttributeError(
-                f"PartialState has no attribute {name!r} since its state was reset; create a new PartialState()"
+                f"`PartialState` object has no attribute {name!r}. This happens if `PartialState._reset_state()` was called; "
+                "create a new PartialState()"
             )
         raise AttributeError(f"'PartialState' object has no attribute {name!r}")
 
@@ -266,14 +277,16 @@ class AcceleratorState:
         dynamo_plugin: Any = None,
         deepspeed_plugin: Any = None,
         fsdp_plugin: Any = None,
+        parallelism_config: Any = None,
         _from_accelerator: bool = False,
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
+        partial = PartialState(cpu, **kwargs)  # Connects again after a reset of that state only.
         if self.initialized:
+            self._partial = partial
             self._check_initialized(mixed_precision, cpu)
             return
-        partial = PartialState(cpu, **kwargs)
         if mixed_precision is None:
             mixed_precision = os.environ.get(
                 "ACCELERATE_MIXED_PRECISION", os.environ.get("LOCKSTEP_MIXED_PRECISION", "no")
@@ -282,6 +295,7 @@ class AcceleratorState:
         self._mixed_precision = str(mixed_precision).lower()
         self.dynamo_plugin = dynamo_plugin
         self.fsdp_plugin = fsdp_plugin
+        self.parallelism_config = parallelism_config
         plugins = deepspeed_plugin
         self.deepspeed_plugins: dict[str, Any] | None = (
             plugins if isinstance(plugins, dict) or plugins is None else {"default": plugins}
@@ -312,7 +326,9 @@ class AcceleratorState:
 
     @property
     def mixed_precision(self) -> str:
-        return self._mixed_precision
+        """The precision of the ds_config, or else that of the Accelerator."""
+        plugin = self.deepspeed_plugin
+        return (plugin.mixed_precision if plugin is not None else None) or self._mixed_precision
 
     @property
     def deepspeed_plugin(self) -> Any:
@@ -346,7 +362,9 @@ class AcceleratorState:
     def __getattr__(self, name: str) -> Any:
         if hasattr(PartialState, name):  # Its methods and properties need no Accelerator.
             return getattr(PartialState(), name)
-        if name != "_partial" and "_partial" in self.__dict__:
+        if "_partial" in self.__dict__:
+            if name not in self._partial.__dict__ and self._partial.initialized:
+                raise AttributeError(f"'AcceleratorState' object has no attribute {name!r}")
             return getattr(self._partial, name)
         raise AttributeError(
             f"`AcceleratorState` object has no attribute `{name}`. This happens if `AcceleratorState._reset_state()` "
@@ -367,13 +385,19 @@ class GradientState:
         if not self.initialized:
             self._accelerator = lambda: None
             self._loaders: list[Any] = [None]
+            self._given_sync: bool | None = None
             self.plugin: Any = None
         if gradient_accumulation_plugin is not None:
             self.plugin = gradient_accumulation_plugin
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies share the state of this process."""
+        return GradientState, ()
+
     def _bind(self, accelerator: Any) -> None:
         """Reads the values of this C++ Accelerator from now on."""
         self._accelerator = weakref.ref(accelerator)
+        self._set_sync_gradients(None)
 
     @property
     def initialized(self) -> bool:
@@ -395,13 +419,29 @@ class GradientState:
     def sync_with_dataloader(self) -> bool:
         return self.plugin_kwargs.get("sync_with_dataloader", True)
 
+    def _set_sync_gradients(self, sync_gradients: bool | None) -> None:
+        """Sets sync_gradients, for a program that counts micro-steps itself. None: the C++ library sets it.
+
+        accumulate() ends the program's setting. While it is false, prepared optimizers and schedulers do nothing.
+        """
+        self._given_sync = sync_gradients
+
+    @property
+    def holds_updates(self) -> bool:
+        """Whether the program has said that the current micro-step only accumulates."""
+        return self._given_sync is False
+
     @property
     def sync_gradients(self) -> bool:
+        if self._given_sync is not None:
+            return self._given_sync
         accelerator = self._accelerator()
         return True if accelerator is None else accelerator._core.sync_gradients
 
     @property
     def end_of_dataloader(self) -> bool:
+        if self._accelerator() is None:
+            return self.in_dataloader and self.active_dataloader.end_of_dataloader
         batch = self._current_batch() if self.in_dataloader else None
         return batch is not None and batch[0]
 

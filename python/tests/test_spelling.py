@@ -18,7 +18,7 @@ from launch import run_ranks
 import lockstep
 from lockstep import Accelerator, LocalSGD, PartialState, _core, deepspeed, utils
 from lockstep._spelling import SPELLING, in_python
-from lockstep.data_loader.shard import DataLoaderShard
+from lockstep.data_loader.map_shard import DataLoaderMapShard
 from lockstep.optimizer import AcceleratedOptimizer
 from lockstep.scheduler import AcceleratedScheduler
 
@@ -95,7 +95,7 @@ def names_of_python() -> set[str]:
     owners: list[Any] = [
         builtins, torch, torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, lockstep,
         Accelerator, PartialState, LocalSGD, utils, deepspeed, deepspeed.DeepSpeedEngine, deepspeed.zero, deepspeed.utils,
-        DataLoaderShard, AcceleratedOptimizer, AcceleratedScheduler, torch.utils.data.Dataset,
+        DataLoaderMapShard, AcceleratedOptimizer, AcceleratedScheduler, torch.utils.data.Dataset,
     ]  # fmt: skip
     return {name for owner in owners for name in dir(owner)} | {"engine"}  # The program's variable is callable.
 

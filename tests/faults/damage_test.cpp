@@ -144,7 +144,9 @@ TEST_F(Damage, OfTheOnlyCheckpointIsAnErrorOfResume) {
           HasSubstr("model.safetensors"),
           HasSubstr("to start again, remove it, or set another project_dir")));
   EXPECT_EQ(last_step(damaged_, 0), 0);
-  EXPECT_THAT(storage::names_in(damaged_ / "checkpoints"), ElementsAre("checkpoint_0", "latest"));
+  EXPECT_THAT(
+      storage::names_in(damaged_ / "checkpoints"),
+      ElementsAre(".lockstep_lock", "checkpoint_0", "latest"));
 }
 
 TEST_F(Damage, RanksThatLoadDifferentCheckpointsAreRefused) {

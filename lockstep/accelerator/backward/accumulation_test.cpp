@@ -23,6 +23,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 using torch::nn::Linear;
 
 at::Tensor regression_loss(Linear net, const data::Batch& batch) {
@@ -197,6 +198,27 @@ TEST(Accumulate, CountsBothWaysOfSettingTheSteps) {
           WorldSpec{},
           Group()),
       ConfigError);
+}
+
+TEST(Accumulate, ANewNumberOfStepsHoldsFromTheNextGroup) {
+  Accelerator accelerator({.gradient_accumulation_steps = 1}, WorldSpec{}, Group());
+  auto net = accelerator.prepare(one_by_one());
+  accelerator.set_gradient_accumulation_steps(2);
+  {
+    auto micro_step = accelerator.accumulate(net);
+    EXPECT_FALSE(accelerator.sync_gradients());
+    accelerator.backward(net->forward(at::full({1, 1}, 1.0F)).sum());
+  }
+  EXPECT_THAT(
+      [&] { accelerator.set_gradient_accumulation_steps(3); },
+      ThrowsMessage<ConfigError>(HasSubstr("set within an accumulation group")));
+  {
+    auto micro_step = accelerator.accumulate(net);
+    EXPECT_TRUE(accelerator.sync_gradients());
+    accelerator.backward(net->forward(at::full({1, 1}, 5.0F)).sum());
+  }
+  EXPECT_EQ(net->weight.grad().item<float>(), 3) << "the mean of both micro-steps";
+  EXPECT_THROW(accelerator.set_gradient_accumulation_steps(0), ConfigError);
 }
 
 TEST(NoSync, KeepsGradientsLocalUntilABackwardOutsideOrATrigger) {

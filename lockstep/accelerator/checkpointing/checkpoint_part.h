@@ -51,6 +51,7 @@ struct StateToLoad {
   int saved_by() const { return saved.processes; }
   bool is_resharded() const { return saved_by() != processes; }
   bool loads_optimizers() const { return options.optimizers && !options.models_only; }
+  bool loads_loop() const { return options.training_loop && !options.models_only; }
   /// The rank whose files this process reads.
   int source() const { return is_resharded() ? 0 : rank; }
 
@@ -91,7 +92,7 @@ class CheckpointPart {
   /// still collected. A part that communicates must do so on all processes, and throws only after.
   virtual void collect(StateToSave& state) const = 0;
   /// Returns whether a load with the program's options includes this part; else it is not checked.
-  virtual bool is_loaded(const StateToLoad& state) const { return !state.options.models_only; }
+  virtual bool is_loaded(const StateToLoad& state) const { return state.loads_loop(); }
   /// Adds functions to `apply`, and changes nothing. Throws CheckpointError for a state that does
   /// not fit the program. Local.
   virtual void check(StateToLoad& state) const = 0;

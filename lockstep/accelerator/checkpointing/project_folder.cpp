@@ -104,7 +104,10 @@ ProjectFolder::ProjectFolder(const RunContext& context)
   const std::vector<std::string> reports = reports_of_disks(groups_, folder, [&] {
     if (!folder.empty()) {
       probe(folder);
-      take_lock();
+      if (context.options.project_config.automatic_checkpoint_naming ||
+          context.options.save_when_preempted) {
+        take_lock();
+      }
       if (fs::exists(folder / "checkpoints")) {
         probe(folder / "checkpoints");
       }

@@ -18,10 +18,10 @@ namespace lockstep::internal {
 /// newest one, and removes old ones. Not thread-safe, except for `finish_save`'s result.
 class ProjectFolder {
  public:
-  /// Takes the folder's lock and checks that the folder can be written. Without a project_dir it
-  /// only determines who writes checkpoints. Throws ConfigError for save_on_each_node with ranks
-  /// that are not numbered by host; throws CheckpointError if the folder cannot be used.
-  /// Collective.
+  /// Checks that the folder can be written. Takes its lock, unless the program names all folders
+  /// of checkpoints itself. Without a project_dir it only determines who writes checkpoints. Throws
+  /// ConfigError for save_on_each_node with ranks that are not numbered by host; throws
+  /// CheckpointError if the folder cannot be used. Collective.
   explicit ProjectFolder(const RunContext& context);
 
   const SavingGroups& groups() const { return groups_; }

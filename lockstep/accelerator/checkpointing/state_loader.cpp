@@ -109,7 +109,8 @@ StateLoader::Checked StateLoader::check(const fs::path& folder, const LoadStateO
   if (!is_accelerate_folder(folder)) {
     return check_saved(folder, options);
   }
-  if (options.models_only || !options.strict || !options.optimizers || !options.schedulers) {
+  if (options.models_only || !options.training_loop || !options.strict || !options.optimizers ||
+      !options.schedulers) {
     throw ConfigError(
         "load_state",
         fmt::format(

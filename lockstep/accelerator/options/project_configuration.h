@@ -63,6 +63,9 @@ struct LoadStateOptions {
   /// Loads only the models: no loader positions, random numbers or registered objects. The two
   /// options above have no effect then.
   bool models_only = false;
+  /// False: only models and optimizers are loaded, no schedules, loader positions, random numbers or
+  /// registered objects, for a program that restores its loop itself.
+  bool training_loop = true;
 };
 
 /// Cost of the last save, in this process.

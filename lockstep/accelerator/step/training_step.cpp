@@ -43,6 +43,21 @@ void TrainingStep::remove_observers() {
 
 // --- accumulation
 
+void TrainingStep::set_accumulation_steps(int64_t steps) {
+  if (steps < 1) {
+    throw ConfigError(
+        "gradient_accumulation_steps",
+        fmt::format("got {} micro-steps; expected at least 1", steps));
+  }
+  if (!position_.sync_gradients || position_.in_micro_step) {
+    throw ConfigError(
+        "gradient_accumulation_steps",
+        "it was set within an accumulation group, whose losses are divided by the old number; set "
+        "it after the last micro-step of a group");
+  }
+  accumulation_.num_steps = steps;
+}
+
 double TrainingStep::begin_micro_step(bool at_end) {
   if (position_.in_micro_step) {
     throw ConfigError(

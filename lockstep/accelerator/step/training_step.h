@@ -79,6 +79,9 @@ class TrainingStep {
 
   // --- accumulation
   const GradientAccumulationPlugin& accumulation() const { return accumulation_; }
+  /// Changes num_steps of the next accumulation groups. Throws ConfigError for less than 1, and
+  /// within a group.
+  void set_accumulation_steps(int64_t steps);
   const AccumulationPosition& position() const { return position_; }
   bool sync_gradients() const { return position_.sync_gradients; }
   /// Returns whether the running backward is the last of an update.

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 #include <sys/stat.h>
+#include <system_error>
 #include <thread>
 #include <unistd.h>
 
@@ -98,6 +99,8 @@ std::string holder_of(const fs::path& path) {
 
 ProjectLock::ProjectLock(const fs::path& folder, std::chrono::milliseconds patience) {
   const fs::path path = folder / kProjectLockName;
+  std::error_code ignored;  // Opening the file then fails, with a better reason.
+  fs::create_directory(path.parent_path(), ignored);
   const auto give_up = std::chrono::steady_clock::now() + patience;
   while (!try_lock(path)) {
     if (std::chrono::steady_clock::now() >= give_up) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from .. import _core
@@ -20,12 +21,15 @@ from ..utils.dataclasses import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    ParallelismConfig,
     ProfileKwargs,
     ProjectConfiguration,
 )
 from ..utils.memory import release_memory
 from .arguments import (
     accumulation_plugin,
+    check_parallelism,
+    compile_plugin,
     handlers_by_type,
     loader_config,
     make_core,
@@ -47,6 +51,13 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
     batches, averaging of gradients, accumulation, clipping, mixed precision, updates, checkpoints. A prepared model is
     the same module, without a wrapper.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Accelerator:
+        accelerator = super().__new__(cls)
+        accelerator._arguments = (args, kwargs)  # For pickles.
+        return accelerator
+
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __init__(
         self,
@@ -72,7 +83,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         dynamo_backend: Any = None,
         dynamo_plugin: Any = None,
         deepspeed_plugins: Any = None,
-        parallelism_config: Any = None,
+        parallelism_config: ParallelismConfig | None = None,
         *,
         shared_parameters: bool = False,
         zero: dict[str, Any] | None = None,
@@ -80,13 +91,9 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         expect_prepared_loader: bool = True,
         expect_equal_passes: bool = True,
     ) -> None:
-        has_no_backend = str(dynamo_backend).lower() in ("none", "no", "dynamobackend.no")
         refuse_unsupported(
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
-            dynamo_backend=None if has_no_backend else dynamo_backend,
-            dynamo_plugin=dynamo_plugin,
-            parallelism_config=parallelism_config,
         )
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
             raise _core.ConfigError("[Accelerator] deepspeed_plugin and deepspeed_plugins are both given; pass one")
@@ -103,11 +110,16 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
             mixed_precision,
             cpu,
             deepspeed_plugin=deepspeed_plugin or deepspeed_plugins or plugin_of_environment(DeepSpeedPlugin),
+            dynamo_plugin=compile_plugin(dynamo_backend, dynamo_plugin),
             fsdp_plugin=fsdp_plugin or plugin_of_environment(FullyShardedDataParallelPlugin),
+            parallelism_config=parallelism_config or plugin_of_environment(ParallelismConfig),
             _from_accelerator=True,
             **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
         )
-        accumulation = accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
+        check_parallelism(state, zero)
+        accumulation = accumulation_plugin(
+            gradient_accumulation_steps, gradient_accumulation_plugin, state.deepspeed_plugin
+        )
         self.gradient_state = GradientState(accumulation)
         self.gradient_state._bind(self)
         trackers = filter_trackers(log_with, project.logging_dir)
@@ -151,11 +163,23 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
     @property
     def loss_scale(self) -> float | None:
         """The loss scale with fp16, else None."""
+        if self._engine is not None:
+            return self._engine.engine.loss_scale() if self.mixed_precision == "fp16" else None
         return self._core.loss_scale
 
     @property
     def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
         return self.state.deepspeed_plugin
+
+    @property
+    def parallelism_config(self) -> ParallelismConfig | None:
+        return self.state.parallelism_config
+
+    @property
+    def torch_device_mesh(self) -> Any:
+        """The torch.distributed mesh of parallelism_config; None without one, or without a dimension. Collective."""
+        config = self.state.parallelism_config
+        return None if config is None else config.get_device_mesh(self.device.type)
 
     @property
     def is_fsdp2(self) -> bool:
@@ -211,14 +235,27 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
 
     @property
     def sync_gradients(self) -> bool:
-        return self._core.sync_gradients
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state._set_sync_gradients(sync_gradients)
 
     @property
     def gradient_accumulation_steps(self) -> int:
         return self._core.gradient_accumulation_steps
 
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        """Holds from the next accumulation group on. Throws ConfigError within one, and for less than 1."""
+        plugin = replace(self.gradient_state.plugin, num_steps=steps)
+        self._core.gradient_accumulation_steps = steps
+        self.gradient_state.plugin = plugin
+
     @property
     def optimizer_step_was_skipped(self) -> bool:
+        if self._engine is not None:
+            return any(optimizer.step_was_skipped for optimizer in self._optimizers)
         return self._core.optimizer_step_was_skipped
 
     # --- trackers
@@ -252,6 +289,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         """Forgets all prepared objects. Returns None for each of `objects`, to reassign them."""
         self._no_sync.end()
         self._core.free_memory()
+        self._engine = None
         for known in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             known.clear()
         return release_memory(*objects)
@@ -273,5 +311,27 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise _core.ConfigError("[Accelerator] it cannot be copied: it is connected to the other processes")
 
-    def __reduce__(self) -> NoReturn:
-        raise _core.ConfigError("[Accelerator] it cannot be pickled: it is connected to the other processes")
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the arguments of the constructor and the prepared objects.
+
+        The copy has prepared them again, so that all processes must unpickle it together.
+        """
+        objects = (self._models, self._optimizers, self._dataloaders, self._schedulers, self._custom_objects)
+        return _unpickled, (type(self), *self._arguments, *objects)
+
+
+def _unpickled(
+    kind: type[Accelerator],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    models: list[Any],
+    optimizers: list[Any],
+    loaders: list[Any],
+    schedulers: list[Any],
+    custom_objects: list[Any],
+) -> Accelerator:
+    copy = kind(*args, **kwargs)
+    copy.prepare(*models, *optimizers, *loaders)
+    copy._schedulers += schedulers
+    copy.register_for_checkpointing(*custom_objects)
+    return copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from .. import _core
@@ -12,13 +13,16 @@ from ..utils.dataclasses import (
     DataLoaderConfiguration,
     DeepSpeedPlugin,
     DistributedDataParallelKwargs,
+    DynamoBackend,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    ParallelismConfig,
     ProfileKwargs,
     ProjectConfiguration,
+    TorchDynamoPlugin,
 )
 
 _HANDLERS = (
@@ -31,9 +35,12 @@ _HANDLERS = (
 _INSTEAD = {
     "torch_tp_plugin": "Lockstep has no tensor parallelism; shard the model with fsdp_plugin",
     "megatron_lm_plugin": "Lockstep does not run Megatron-LM; shard the model with fsdp_plugin",
-    "dynamo_backend": "call torch.compile on the model before prepare",
-    "dynamo_plugin": "call torch.compile on the model before prepare",
-    "parallelism_config": "Lockstep has data parallelism and ZeRO; shard the model with fsdp_plugin",
+}
+
+_VARIABLES: dict[type, str] = {
+    DeepSpeedPlugin: "ACCELERATE_USE_DEEPSPEED",
+    FullyShardedDataParallelPlugin: "ACCELERATE_USE_FSDP",
+    ParallelismConfig: "ACCELERATE_USE_PARALLELISM_CONFIG",
 }
 
 
@@ -46,8 +53,30 @@ def refuse_unsupported(**given: Any) -> None:
 
 def plugin_of_environment(kind: type) -> Any:
     """Returns the plugin that the launcher requested by variables, or None."""
-    name = "ACCELERATE_USE_DEEPSPEED" if kind is DeepSpeedPlugin else "ACCELERATE_USE_FSDP"
-    return kind() if os.environ.get(name, "false").lower() in ("true", "1") else None
+    return kind() if os.environ.get(_VARIABLES[kind], "false").lower() in ("true", "1") else None
+
+
+def compile_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
+    """Returns the options of torch.compile: the plugin, or one of `backend`, or of the launcher's variables."""
+    if backend is None:
+        return TorchDynamoPlugin() if plugin is None else plugin
+    if plugin is not None:
+        raise _core.ConfigError("[Accelerator] dynamo_backend and dynamo_plugin are both given; pass dynamo_plugin")
+    return TorchDynamoPlugin(backend=backend)
+
+
+def check_parallelism(state: AcceleratorState, zero: dict[str, Any] | None) -> None:
+    """Throws ConfigError if the state's ParallelismConfig does not fit the job and its plugins."""
+    config = state.parallelism_config
+    if config is None:
+        return
+    shards = zero is not None or state.fsdp_plugin is not None or state.deepspeed_plugin is not None
+    config.resolve(state.num_processes, state.world.local_size, shards)
+    if config.is_hybrid and state.fsdp_plugin is None:
+        raise _core.ConfigError(
+            "[ParallelismConfig] dp_replicate_size and dp_shard_size are both above 1, which needs fsdp_plugin; pass "
+            "FullyShardedDataParallelPlugin(), or set zero_hpz_partition_size in the options of ZeRO"
+        )
 
 
 def loader_config(
@@ -84,16 +113,25 @@ def handlers_by_type(handlers: list[KwargsHandler]) -> dict[type, Any]:
     return found
 
 
-def accumulation_plugin(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
-    """Returns the plugin, or one of `steps` micro-steps or as many as the launcher requested."""
-    if plugin is not None:
-        if steps != 1:
-            raise _core.ConfigError(
-                "[Accelerator] gradient_accumulation_steps and gradient_accumulation_plugin are both given; pass "
-                "the plugin only"
-            )
+def accumulation_plugin(
+    steps: int, plugin: GradientAccumulationPlugin | None, deepspeed_plugin: DeepSpeedPlugin | None
+) -> GradientAccumulationPlugin:
+    """Returns the plugin, or one of `steps` micro-steps or as many as the launcher requested.
+
+    The number in a ds_config replaces both.
+    """
+    if plugin is None:
+        requested = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps))
+        plugin = GradientAccumulationPlugin(num_steps=requested)
+    elif steps != 1:
+        raise _core.ConfigError(
+            "[Accelerator] gradient_accumulation_steps and gradient_accumulation_plugin are both given; pass the "
+            "plugin only"
+        )
+    if deepspeed_plugin is None or not deepspeed_plugin.has_engine:
         return plugin
-    return GradientAccumulationPlugin(num_steps=int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)))
+    of_file = deepspeed_plugin.get_value("gradient_accumulation_steps", "auto")
+    return plugin if of_file == "auto" else replace(plugin, num_steps=int(of_file))
 
 
 def make_core(
@@ -124,7 +162,9 @@ def make_core(
     if data_parallel is not None:
         options["data_parallel"] = data_parallel._core_options()
     if state.fsdp_plugin is not None:
-        options["fsdp_plugin"] = state.fsdp_plugin._core_options()
-    if state.deepspeed_plugin is not None:
-        options |= state.deepspeed_plugin._accelerator_options()
+        is_hybrid = state.parallelism_config is not None and state.parallelism_config.is_hybrid
+        options["fsdp_plugin"] = state.fsdp_plugin._core_options(is_hybrid)
+    plugin = state.deepspeed_plugin
+    if plugin is not None and not plugin.has_engine:
+        options["deepspeed_plugin"] = plugin._core_options()
     return _core.Accelerator(options, state.world, state.group)

@@ -12,25 +12,19 @@ import torch
 from .. import _core
 from .._collective_block import collective_block
 from .._own_module import own_module
-from ..state import AcceleratorState
-from ..utils.dataclasses import DistributedType, ProjectConfiguration
+from ..state import GradientState
+from ..utils.dataclasses import DistributedType
 from .base import AcceleratorBase
-from .no_sync import NoSyncBlocks
 
 
 class BackwardCalls(AcceleratorBase):
     """The calls of an Accelerator from accumulation to the gradients of an update."""
 
-    def __init__(
-        self, state: AcceleratorState, core: _core.Accelerator, project_configuration: ProjectConfiguration
-    ) -> None:
-        super().__init__(state, core, project_configuration)
-        self._no_sync = NoSyncBlocks(core, state)
-
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
         """Runs one micro-step. Only the last of its accumulation group averages gradients and updates."""
-        scope = self._core.accumulate([own_module(model) for model in models])
+        GradientState()._set_sync_gradients(None)
+        scope = self._core.accumulate([own_module(model) for model in models if not self._is_engine(model)])
         try:
             yield
         finally:
@@ -42,8 +36,14 @@ class BackwardCalls(AcceleratorBase):
 
         The backward of a forward within the block averages nothing either, when it follows after the block.
         """
+        if self._is_engine(model):  # It averages at the end of its update.
+            yield
+            return
         with self._no_sync.block(model):
             yield
+
+    def _is_engine(self, model: Any) -> bool:
+        return self._engine is not None and model is self._engine.engine
 
     @contextmanager
     def trigger_sync_in_backward(self, model: Any) -> Iterator[None]:
@@ -57,6 +57,9 @@ class BackwardCalls(AcceleratorBase):
         The loss is first divided by the micro-steps of the accumulation group. With `count=n` the loss is a sum over n
         tokens or samples, and the gradient that of the mean over all counted ones.
         """
+        if self._engine is not None:
+            self._engine.backward(loss, GradientState().sync_gradients, **kwargs)
+            return
         retain_graph = bool(kwargs.pop("retain_graph", None))
         count = kwargs.pop("count", None)
         if kwargs:
@@ -75,10 +78,6 @@ class BackwardCalls(AcceleratorBase):
         else:
             self._core.backward(loss, retain_graph)
 
-    def _begin_step(self) -> None:
-        """Runs before each update of a prepared optimizer."""
-        self._no_sync.on_step()
-
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns the loss that backward(loss) differentiates, for a program that calls .backward() on it."""
         return self._core.scale_loss(loss)
@@ -91,8 +90,13 @@ class BackwardCalls(AcceleratorBase):
         for one in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
             self._core.unscale_gradients(one._prepared)
 
-    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Scales gradients down to a total norm of `max_norm`, and returns the norm before."""
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        """Scales gradients down to a total norm of `max_norm`, and returns the norm before.
+
+        With a ds_config backward() has clipped already, by its gradient_clipping; this returns the norm then.
+        """
+        if self._engine is not None:
+            return self._engine.get_global_grad_norm()
         return self._core.clip_grad_norm_(self._list_of(parameters), float(max_norm), float(norm_type))
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:

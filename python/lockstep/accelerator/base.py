@@ -10,7 +10,9 @@ from .. import _core
 from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState
+from ..utils._deepspeed_wrappers import DeepSpeedEngineWrapper
 from ..utils.dataclasses import ProjectConfiguration
+from .no_sync import NoSyncBlocks
 
 
 class AcceleratorBase:
@@ -25,8 +27,10 @@ class AcceleratorBase:
         self.state = state
         self.project_configuration = project_configuration
         self._core = core
+        self._engine: DeepSpeedEngineWrapper | None = None  # Trains the model, with a ds_config.
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
         self._custom_objects: list[Any] = []
+        self._no_sync = NoSyncBlocks(core, state)

@@ -17,6 +17,7 @@ from ..checkpointing import PythonState
 from ..data_loader import skip_first_batches
 from ..logging import get_logger
 from ..state import AcceleratorState
+from ..utils.constants import MODEL_NAME
 from ..utils.dataclasses import ProjectConfiguration
 from ..utils.other import save
 from .base import AcceleratorBase
@@ -59,6 +60,8 @@ class CheckpointCalls(AcceleratorBase):
         for optimizer in self._optimizers:
             optimizer._push_options()
         saved = self._core.save_state(folder, async_save, folder is not None, exclude_frozen)
+        if self._engine is not None:
+            self._engine.engine.save_checkpoint(saved, MODEL_NAME, exclude_frozen_parameters=exclude_frozen)
         if automatic:
             self.project_configuration.iteration = int(Path(saved).name.rsplit("_", 1)[1]) + 1
         return saved
@@ -76,8 +79,19 @@ class CheckpointCalls(AcceleratorBase):
             raise _core.ConfigError(f"[load_state] unknown argument '{unknown}'")
         if input_dir is None and not self.project_configuration.automatic_checkpoint_naming:
             raise _core.ConfigError("[load_state] input_dir is missing; pass a folder")
-        self._core.load_state(None if input_dir is None else os.fspath(input_dir), strict)
+        loaded = self._core.load_state(None if input_dir is None else os.fspath(input_dir), strict)
+        if self._engine is not None:
+            self._engine.engine.load_checkpoint(loaded, MODEL_NAME, load_module_strict=strict)
         self._resumes = False
+        self._apply_loaded()
+
+    def _load_models_and_optimizers(self, folder: str) -> None:
+        """Loads only these of a checkpoint, for a program that restores its training loop itself. Collective."""
+        self._python_state.loads_loop = False
+        try:
+            self._core.load_state(folder, True, False)
+        finally:
+            self._python_state.loads_loop = True
         self._apply_loaded()
 
     def _apply_loaded(self) -> None:
@@ -112,10 +126,15 @@ class CheckpointCalls(AcceleratorBase):
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Adds objects with state_dict() and load_state_dict() to all later checkpoints."""
-        invalid = [obj for obj in objects if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))]
+        invalid = [
+            f"Item at index {index}, a {type(obj).__name__},"
+            for index, obj in enumerate(objects)
+            if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))
+        ]
         if invalid:
             raise _core.ConfigError(
-                f"[register_for_checkpointing] {type(invalid[0]).__name__} has no state_dict() and load_state_dict()"
+                f"[register_for_checkpointing] {' '.join(invalid)} has no state_dict() and load_state_dict(); pass objects "
+                "that have both"
             )
         for obj in objects:
             self._python_state.register(obj)
@@ -143,7 +162,8 @@ class CheckpointCalls(AcceleratorBase):
         if not safe_serialization:
             raise _core.ConfigError("[save_model] Lockstep writes safetensors only; remove safe_serialization=False")
         size = f"{max_shard_size}B" if isinstance(max_shard_size, int) else max_shard_size
-        self._core.save_model(own_module(model), os.fspath(save_directory), size)
+        core, module = self._core_and_module(model)
+        core.save_model(module, os.fspath(save_directory), size)
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Saves an object on the main process (of each host with save_on_each_node)."""
@@ -156,16 +176,22 @@ class CheckpointCalls(AcceleratorBase):
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
         """Returns the model's full state dict, on every process. Collective under ZeRO stage 3."""
-        model = own_module(model)
-        if not self._core.shards_parameters:
-            return model.state_dict()
+        core, module = self._core_and_module(model)
+        if not core.shards_parameters:
+            return module.state_dict()
         result: dict[str, torch.Tensor] = {}
 
         def copy() -> None:
-            result.update({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+            result.update({name: tensor.detach().clone() for name, tensor in module.state_dict().items()})
 
-        self._core.with_gathered_parameters(list(model.parameters()), copy, None)
+        core.with_gathered_parameters(list(module.parameters()), copy, None)
         return result
+
+    def _core_and_module(self, model: torch.nn.Module) -> tuple[Any, torch.nn.Module]:
+        """Returns a prepared model without its engine and torch.compile, and the C++ Accelerator that trains it."""
+        if self._engine is None or own_module(model) not in (self._engine.engine, self._engine.engine.module):
+            return self._core, own_module(model)
+        return self._engine.engine.core.accelerator, own_module(self._engine.engine.module)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Makes the next pass over a loader skip this process's first batches."""

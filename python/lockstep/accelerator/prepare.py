@@ -16,8 +16,18 @@ from ..data_loader.loop import PreparedLoader, share_seed
 from ..optimizer import AcceleratedOptimizer, sparse_weights
 from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState
-from ..utils.dataclasses import AutocastKwargs, DataLoaderConfiguration, ProjectConfiguration
+from ..utils._deepspeed_wrappers import DummyOptim, DummyScheduler
+from ..utils.dataclasses import AutocastKwargs, DataLoaderConfiguration, DynamoBackend, ProjectConfiguration
+from ..utils.imports import is_bitsandbytes_multi_backend_available
+from ..utils.other import (
+    compile_regions,
+    compile_regions_deepspeed,
+    extract_model_from_parallel,
+    has_compiled_regions,
+    is_compiled_module,
+)
 from .base import AcceleratorBase
+from .engine import GivenTraining, make_engine
 from .forward import AutocastForward, move_inputs
 
 
@@ -58,6 +68,8 @@ class PrepareCalls(AcceleratorBase):
             raise _core.ConfigError(
                 f"[prepare] device_placement has {len(places)} values; expected one for each of {len(args)} objects"
             )
+        if self._trains_with_engine(args):
+            return self._prepare_engine(args, places)
         self._sparse_weights |= sparse_weights(obj for obj in args if isinstance(obj, torch.nn.Module))
         results = [self._prepare_first(obj, place) for obj, place in zip(args, places)]
         models = [obj for obj in results if isinstance(obj, torch.nn.Module)]
@@ -65,7 +77,7 @@ class PrepareCalls(AcceleratorBase):
         loaders = [obj for obj in results if isinstance(obj, PreparedLoader)]
         self._register(models, loaders, optimizers)
         results = [
-            self._make_scheduler(obj, optimizers) if self._is_scheduler(obj) else obj for obj in results
+            self._make_scheduler(obj, optimizers) if self._is_scheduler(obj) else self._compile(obj) for obj in results
         ]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -79,12 +91,66 @@ class PrepareCalls(AcceleratorBase):
             return self._make_optimizer(obj)
         return obj
 
-    def _register(self, models: list[Any], loaders: list[Any], optimizers: list[AcceleratedOptimizer]) -> None:
-        if (models or optimizers) and self.state.deepspeed_plugin is not self._deepspeed_plugin:
+    def _trains_with_engine(self, objects: tuple[Any, ...]) -> bool:
+        """Returns whether DeepSpeed's engine trains a model of this call: there is a ds_config."""
+        plugin = self.state.deepspeed_plugin
+        kinds = (torch.nn.Module, torch.optim.Optimizer, DummyOptim, DummyScheduler)
+        return plugin is not None and plugin.has_engine and any(isinstance(obj, kinds) for obj in objects)
+
+    def _prepare_engine(self, objects: tuple[Any, ...], places: list[bool]) -> Any:
+        """Returns the objects with DeepSpeed's engine in place of the model. Collective."""
+        self._expect_own_plugin()
+        loaders = [
+            self._make_loader(obj, place) if isinstance(obj, torch.utils.data.DataLoader) else None
+            for obj, place in zip(objects, places)
+        ]
+        self._register([], [loader for loader in loaders if loader is not None], [])
+        given = GivenTraining(objects, self._is_scheduler)
+        self._engine, optimizer, scheduler = make_engine(
+            self.state.deepspeed_plugin,
+            given,
+            [loader for loader in loaders if loader is not None],
+            self.state.mixed_precision,
+            self._core.gradient_accumulation_steps,
+            self.state.num_processes,
+            1 if self.dataloader_config.split_batches else self.state.num_processes,
+        )
+        engine = self._engine.engine
+        self._compile_engine(engine)
+        self._models.append(engine)
+        if optimizer is not None:
+            self._optimizers.append(optimizer)
+        if given.scheduler is not None:
+            if scheduler is None:
+                scheduler = self._make_scheduler(given.scheduler, [optimizer])
+            else:
+                self._schedulers.append(scheduler)
+        replaced = [(given.model, engine), (given.optimizer, optimizer), (given.scheduler, scheduler)]
+        results = [
+            loader if loader is not None else next((new for old, new in replaced if obj is old), obj)
+            for obj, loader in zip(objects, loaders)
+        ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _compile_engine(self, engine: Any) -> None:
+        plugin = self.state.dynamo_plugin
+        if plugin is None or plugin.backend is DynamoBackend.NO:
+            return
+        if plugin.use_regional_compilation:
+            compile_regions_deepspeed(engine.module, **plugin.to_kwargs())
+        else:
+            engine.module.compile(**plugin.to_kwargs())
+
+    def _expect_own_plugin(self) -> None:
+        if self.state.deepspeed_plugin is not self._deepspeed_plugin:
             raise _core.ConfigError(
                 "[prepare] another DeepSpeed plugin was selected after this Accelerator was created, which keeps its "
                 "own; select a plugin before you create the Accelerator for it"
             )
+
+    def _register(self, models: list[Any], loaders: list[Any], optimizers: list[AcceleratedOptimizer]) -> None:
+        if models or optimizers:
+            self._expect_own_plugin()
         new_models = [model for model in models if not any(model is known for known in self._models)]
         handles = self._core.prepare(
             [own_module(model) for model in models],
@@ -96,10 +162,11 @@ class PrepareCalls(AcceleratorBase):
         share_seed(new_loaders, len(self._dataloaders))
         for optimizer, handle in zip(optimizers, handles):
             optimizer._prepared = handle
-            optimizer._accelerator = self
+            optimizer._no_sync = self._no_sync
         for known, new in ((self._models, models), (self._optimizers, optimizers), (self._dataloaders, loaders)):
             known += [obj for obj in new if not any(obj is other for other in known)]
         for model in models:
+            model._is_accelerate_prepared = True
             if self.state.mixed_precision != "no":
                 self._wrap_forward(model)
             if self.state.num_processes > 1 and self.device_placement and self.state.device.type != "cpu":
@@ -111,6 +178,13 @@ class PrepareCalls(AcceleratorBase):
             raise _core.ConfigError(
                 "[prepare] the model is spread over several devices (hf_device_map); load it without device_map"
             )
+        if getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False):
+            offloaded = {"cpu", "disk"} & {str(device) for device in device_map.values()}
+            if offloaded - ({"cpu"} if is_bitsandbytes_multi_backend_available() else set()):
+                raise _core.ConfigError(
+                    "[prepare] the model is quantized with CPU or disk offload (hf_device_map), which cannot be trained; "
+                    "load it on the device of this process"
+                )
         # Buffers that are not saved are not the C++ library's.
         if place and self.device_placement and self.state.device.type != "cpu":
             model.to(self.state.device)
@@ -127,10 +201,20 @@ class PrepareCalls(AcceleratorBase):
         if evaluation_mode:
             if self.state.mixed_precision != "no":
                 self._wrap_forward(model)
-            return model
+            return self._compile(model)
         self._sparse_weights |= sparse_weights([model])
         self._register([model], [], [])
-        return model
+        return self._compile(model)
+
+    def _compile(self, obj: Any) -> Any:
+        """Returns a model as torch.compile's module, if a backend is set. Returns other objects unchanged."""
+        plugin = self.state.dynamo_plugin
+        if plugin is None or plugin.backend is DynamoBackend.NO or not isinstance(obj, torch.nn.Module):
+            return obj
+        if is_compiled_module(obj) or has_compiled_regions(obj):
+            return obj
+        compiled = compile_regions if plugin.use_regional_compilation else torch.compile
+        return compiled(obj, **plugin.to_kwargs())
 
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
@@ -202,9 +286,13 @@ class PrepareCalls(AcceleratorBase):
     def unwrap_model(
         self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> torch.nn.Module:
-        """Returns the model itself: prepare wraps nothing around it. Options remove autocast and torch.compile."""
-        if not keep_torch_compile:
-            model = own_module(model)
+        """Returns the model itself: prepare wraps nothing around it, except an engine with a ds_config.
+
+        It also removes torch's DistributedDataParallel and DataParallel. Options remove autocast and torch.compile.
+        """
+        if self._engine is not None and model is self._engine.engine:
+            model = model.module
+        model = extract_model_from_parallel(model, keep_torch_compile=keep_torch_compile)
         if not keep_fp32_wrapper and isinstance(model.__dict__.get("forward"), AutocastForward):
             original = model.forward.original
             del model.forward

@@ -9,6 +9,7 @@ import torch
 from .. import _core
 from .._codec import decode, encode
 from .._tree import first_rows, leaves_of, map_tensors
+from ..state import GradientState
 from .base import AcceleratorBase
 
 
@@ -39,12 +40,27 @@ class ValueCalls(AcceleratorBase):
 
     def _gather_samples(self, value: Any, as_objects: bool) -> Any:
         if not as_objects and all(isinstance(leaf, torch.Tensor) for leaf in leaves_of(value)):
-            return map_tensors(value, self._core.gather_for_metrics)
+            return map_tensors(self._without_repeats(value), self._core.gather_for_metrics)
         batch = self._core.current_batch
         if batch is not None:
             rows, new = batch[1][self.state.process_index], batch[2][self.state.process_index]
             value = first_rows(value, rows, new)
         return self._gather_objects(value)
+
+    def _without_repeats(self, value: Any) -> Any:
+        """Returns tensors that have a row for each sample of a complete batch with only the rows of a smaller last one.
+
+        transformers' evaluation repeats a loss so, and relies on Accelerate's trimming.
+        """
+        batch, loader = self._core.current_batch, GradientState().active_dataloader
+        if batch is None or not batch[0] or not hasattr(loader, "total_batch_size"):
+            return value
+        rows, complete = batch[1][self.state.process_index], loader.total_batch_size // self.state.num_processes
+        if rows == complete:
+            return value
+        return map_tensors(
+            value, lambda tensors: [one[:rows] if one.dim() > 0 and len(one) == complete else one for one in tensors]
+        )
 
     def _gather_objects(self, value: Any) -> list[Any]:
         parts = [decode(text) for text in _core.all_gather_bytes(self.state.group, encode(value))]

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from .. import _core
+
 # The arguments of a DataLoader that a prepared one keeps.
 _KEPT = (
     "num_workers",
@@ -25,6 +27,14 @@ _KEPT = (
 def given_batch_size(loader: DataLoader) -> int:
     """Returns the rows of a batch of the given loader; 1 if its batch sampler has no batch_size."""
     return getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
+
+
+def refuse_mesh(where: str, mesh: Any) -> None:
+    """Throws ConfigError for a mesh of devices, which tells Accelerate what processes get the same batches."""
+    if mesh is not None:
+        raise _core.ConfigError(
+            f"[{where}] torch_device_mesh is given; expected None, since every process gets batches of its own; remove it"
+        )
 
 
 def _kept_arguments(loader: DataLoader) -> dict[str, Any]:

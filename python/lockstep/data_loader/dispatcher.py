@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from .. import _core
 from .._codec import decode, encode
 from ..state import PartialState
-from .arguments import _kept_arguments, given_batch_size
+from .arguments import _kept_arguments, given_batch_size, refuse_mesh
 from .rounds import join, rows_of, share
 from .sample_random import Visits, digest_of_sample, keyed_batches
 from .samplers import get_sampler
@@ -26,9 +27,37 @@ class DataLoaderDispatcher(_StreamLoader):
     The batches of a round are concatenated, then split evenly. A last round that does not divide is completed with the
     first samples, by at most one sample for each process. A value without rows, such as a flag, goes to the processes
     that get samples of its batch.
+
+    The constructor has Accelerate's arguments. `kwargs` are those of DataLoader; every pass skips `skip_batches`.
     """
 
     def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        slice_fn: Any = None,
+        torch_device_mesh: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        del use_stateful_dataloader  # Every prepared loader has state_dict().
+        refuse_mesh("DataLoaderDispatcher", torch_device_mesh)
+        state = PartialState()
+        options = {
+            "split_batches": split_batches,
+            "drop_last": _drop_last,
+            "device": state.device,
+            "non_blocking": _non_blocking,
+            "slice_fn": slice_fn,
+        }
+        division = (state.process_index, state.num_processes, True, split_batches)
+        self._finish(DataLoader(dataset, **kwargs), division, options)
+        self._skip_always = skip_batches
+
+    def _set_up(  # type: ignore[override]  # Each kind has its own options.
         self,
         loader: DataLoader,
         *,
@@ -69,8 +98,7 @@ class DataLoaderDispatcher(_StreamLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         self._resume_if_requested()
-        sampler = getattr(self.batch_sampler, "sampler", None)
-        self._set_epoch_of(self.dataset, self.batch_sampler, sampler)
+        self._set_epochs()
         return self._loop(self._begun_batches(self._dispatched))
 
     def _dispatched(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
@@ -199,6 +227,9 @@ class DataLoaderDispatcher(_StreamLoader):
         finally:
             values.end()
 
+    def _followers(self) -> list[Any]:
+        return [self.dataset, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+
     def _sampling(self) -> dict[str, Any]:
         if self.batch_sampler is None:
             return {"sampler": _KeyedSampler(self, self.sampler), "batch_size": None}
@@ -223,7 +254,7 @@ class _KeyedSampler(BatchSampler):
     """Yields the batches of a sampler as (index, visit) pairs, or without batches its values."""
 
     def __init__(self, loader: DataLoaderDispatcher, source: Any) -> None:
-        self._loader = loader
+        self._loader = weakref.proxy(loader)  # Which owns this sampler.
         self._source = source
 
     def __len__(self) -> int:

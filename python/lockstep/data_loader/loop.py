@@ -2,8 +2,8 @@
 """The loop over a prepared loader."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -15,13 +15,16 @@ from ..utils.operations import send_to_device
 from .sample_random import SampleRandom, needs_reader, reader_of
 
 
-def _synchronize(rng_types: list[Any] | None, owner: Any) -> None:
+_KEPT_BY_PICKLES = ("_synchronizes", "_synchronized_generator", "_skip_always", "_hides_remainder")
+_Kind = TypeVar("_Kind", bound="PreparedLoader")
+
+
+def _synchronize(rng_types: list[Any] | None, generator: Any) -> None:
     """Gives every process the main process's random states, as `rng_types` says. Collective.
 
-    `owner`: the sampler or stream whose `generator` is of the type "generator"; it may have none.
+    `generator` is that of the type "generator"; None if there is none.
     """
     types = [str(getattr(kind, "value", kind)) for kind in rng_types or ()]
-    generator = getattr(owner, "generator", None)
     group = PartialState().group
     if "generator" in types and isinstance(generator, torch.Generator):
         generator.set_state(group.broadcast(generator.get_state().clone(), 0))
@@ -47,17 +50,27 @@ def share_seed(loaders: list[Any], first_number: int) -> None:
 class PreparedLoader(DataLoader):
     """A DataLoader of one process's batches, with the attributes that Accelerate's loaders have.
 
-    `core` has the position within the epoch. Not thread-safe.
+    Accelerate's name of this class is DataLoaderStateMixin. `base_dataloader` is the loader of which it was made. A pickle
+    has that loader, the options and the position; the copy is divided between processes in the same way. Not thread-safe.
     """
+
+    base_dataloader: DataLoader
+    _making: tuple[Any, ...] = ()  # The arguments of of(), after the loader.
+    _synchronizes = False  # Whether it makes random states equal although each process reads the same batches.
+    _synchronized_generator: torch.Generator | None = None  # That of the random type "generator"; None: the sampler's.
+    _is_accelerate_prepared = True
 
     _sample_random: SampleRandom | None = None  # None if no sample draws random numbers.
     _reader: DataLoader | None = None
     _seed = 0  # Seeds the samples' random numbers.
     _program_seed: int | None = None  # The program's seed when `_seed` was set.
     _number = 0  # Counts the loaders in the order of prepare(): they draw different numbers.
+    _hides_remainder = False  # Whether the program drops the last samples itself.
     _skip = 0  # The batches that the next pass skips.
+    _skip_always = 0  # The batches that every other pass skips.
     _passes = 0  # Counts the passes that have begun.
     _running = False  # Whether the last of them has not ended.
+    _at_last = False  # Whether the loop has got the last batch of the running pass.
 
     def __init__(
         self,
@@ -79,6 +92,29 @@ class PreparedLoader(DataLoader):
         if seeds_always or needs_reader(self):
             self._sample_random = SampleRandom(self.num_workers > 0, process_index)
 
+    @classmethod
+    def of(cls: type[_Kind], loader: DataLoader, division: tuple[int, int, bool, bool], **options: Any) -> _Kind:
+        """Makes a prepared loader of `loader`.
+
+        `division`: this process, the number of processes, even_batches, split_batches. `options` are those of _set_up().
+        """
+        made = cls.__new__(cls)
+        made._finish(loader, division, options)
+        return made
+
+    def _finish(self, loader: DataLoader, division: tuple[int, int, bool, bool], options: dict[str, Any]) -> None:
+        self._set_up(loader, **options)
+        self._core.shard(*division)
+        self.base_dataloader = loader
+        self._making = (division, options)
+
+    def _set_up(self, loader: DataLoader, **options: Any) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        kept = {name: getattr(self, name) for name in _KEPT_BY_PICKLES}
+        return _restored, (type(self), self.base_dataloader, *self._making, kept, self.state_dict())
+
     def _resume_if_requested(self) -> None:
         """Loads the newest checkpoint before the first pass, if the launcher requested it. Collective."""
         accelerator = self.gradient_state._accelerator()
@@ -89,7 +125,7 @@ class PreparedLoader(DataLoader):
         if self._running:  # The program still has the iterator of a loop that it left, for example in a traceback.
             self._running = False
             self._core.leave_pass()
-        skip, self._skip = self._skip, 0
+        skip, self._skip = self._skip or self._skip_always, 0
         plan = self._core.begin_pass(skip)
         self._running = True
         self._passes += 1
@@ -141,6 +177,7 @@ class PreparedLoader(DataLoader):
             finished = True
         finally:
             self.gradient_state._remove_dataloader(self)
+            self._at_last = False
             if self._running and self._passes == number:
                 self._running = False
                 if finished:
@@ -154,13 +191,15 @@ class PreparedLoader(DataLoader):
 
     @property
     def end_of_dataloader(self) -> bool:
-        return self.gradient_state.active_dataloader is self and self.gradient_state.end_of_dataloader
+        """Whether the loop has the last batch."""
+        return self._at_last
 
     def set_epoch(self, epoch: int) -> None:
-        """Selects the epoch of the next pass. Without a call each pass is the next epoch."""
+        """Selects the epoch of the next pass, also for samplers and datasets. Without a call it is the next epoch."""
         if epoch != self._core.epoch:
             self._core.set_epoch(epoch)
             self._load_saved_state({})
+            self._set_epochs()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position within the epoch, after the last batch that the loop has received."""
@@ -190,7 +229,26 @@ class PreparedLoader(DataLoader):
             return batch
         return send_to_device(batch, self.device, non_blocking=self._non_blocking)
 
-    def _set_epoch_of(self, *objects: Any) -> None:
-        for target in objects:
+    def _followers(self) -> list[Any]:
+        """Returns the objects that may have a set_epoch()."""
+        return [self.dataset]
+
+    def _set_epochs(self) -> None:
+        for target in self._followers():
             if hasattr(target, "set_epoch"):
                 target.set_epoch(self._core.epoch)
+
+
+def _restored(
+    kind: type[PreparedLoader],
+    loader: DataLoader,
+    division: tuple[int, int, bool, bool],
+    options: dict[str, Any],
+    kept: dict[str, Any],
+    state: dict[str, Any],
+) -> PreparedLoader:
+    """Returns the copy of a loader that was pickled."""
+    copy = kind.of(loader, division, **options)
+    vars(copy).update(kept)
+    copy.load_state_dict(state)
+    return copy

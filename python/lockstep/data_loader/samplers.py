@@ -37,7 +37,8 @@ class BatchSamplerShard(BatchSampler):
     """The batches of one process from a batch sampler of any kind.
 
     Without `split_batches` the processes get full batches in turn; with it each gets its slice of every batch. With
-    `even_batches` the last round is completed with samples from the beginning. It reads all batches first.
+    `even_batches` the last round is completed with samples from the beginning; with the first batches, if the batch
+    sampler has no `batch_size`.
     """
 
     def __init__(
@@ -57,12 +58,8 @@ class BatchSamplerShard(BatchSampler):
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         if split_batches and (self.batch_size is None or self.batch_size % num_processes != 0):
             raise _core.ConfigError(
-                f"[BatchSamplerShard] split_batches needs a batch_size that is divisible by {num_processes} processes; "
-                f"got {self.batch_size}"
-            )
-        if even_batches and self.batch_size is None and hasattr(batch_sampler, "drop_last"):
-            raise _core.ConfigError(
-                "[BatchSamplerShard] even_batches needs a batch sampler with a batch_size; pass even_batches=False"
+                f"[BatchSamplerShard] split_batches needs a batch_size that is a round multiple of {num_processes} "
+                f"processes; got {self.batch_size}"
             )
 
     @property
@@ -88,6 +85,7 @@ class BatchSamplerShard(BatchSampler):
         """
         world = self.num_processes
         beginning: list[Any] = []
+        first_batches: list[list[Any]] = []
         for batch in itertools.islice(batches, begin):
             if len(beginning) < self._round_rows():
                 beginning += batch
@@ -99,12 +97,15 @@ class BatchSamplerShard(BatchSampler):
             samples = list(itertools.chain.from_iterable(group))
             if len(beginning) < self._round_rows():
                 beginning += samples
+            first_batches = first_batches or group
             is_full = len(group) == per_round and len(samples) >= self._round_rows()
             if self.drop_last and not is_full:
                 continue
             if self.batch_size is None or (is_full and not self.split_batches):
-                shares = group + [[]] * (world - len(group))
-                new = [len(share) for share in shares]
+                missing = world - len(group)
+                added = list(itertools.islice(itertools.cycle(first_batches), missing))
+                shares = group + (added if self.even_batches else [[]] * missing)
+                new = [len(share) for share in group] + [0] * missing
             else:
                 shares, new = self._shares(samples, beginning)
             if shares[self.process_index]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
@@ -75,6 +76,7 @@ class _StreamLoader(PreparedLoader):
                 if cursor.batches == 0 and cursor.first_sample == 0:
                     self._compare_first_samples()
             self._core.begin_stream_batch(rows, new, is_last)
+            self._at_last = is_last
             yield batch
 
     def _check_position(self, first_sample: int) -> None:
@@ -144,21 +146,22 @@ class DataLoaderStreamShard(_StreamLoader):
     """A DataLoader of which every process reads everything and keeps its share: of an IterableDataset, or with a batch
     sampler of the program's own class."""
 
-    def __init__(
+    def _set_up(  # type: ignore[override]  # Each kind has its own options.
         self,
         loader: DataLoader,
         *,
-        num_processes: int,
-        process_index: int,
-        split_batches: bool,
-        even_batches: bool,
-        device: torch.device | None,
-        non_blocking: bool,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+        device: torch.device | None = None,
+        non_blocking: bool = False,
         rng_types: list[Any] | None = None,
     ) -> None:
         self.rng_types = rng_types
         self._spec = {"num_processes": num_processes, "process_index": process_index, "split_batches": split_batches}
         self._rounds: Any = None
+        self._has_own_files = False  # Whether each process reads a shard of the stream's files.
         # The stream or sampler that may draw from a generator of its own.
         self._random = loader.dataset if isinstance(loader.dataset, IterableDataset) else get_sampler(loader)
         batch_size = given_batch_size(loader)
@@ -166,7 +169,10 @@ class DataLoaderStreamShard(_StreamLoader):
         if isinstance(loader.dataset, IterableDataset):
             self._each = batch_size // num_processes if split_batches else batch_size
             dataset: Any = loader.dataset
-            if num_processes > 1:
+            self._has_own_files = num_processes > 1 and not split_batches and _shards_of(dataset) == num_processes
+            if self._has_own_files:
+                dataset = dataset.shard(num_shards=num_processes, index=process_index)
+            elif num_processes > 1:
                 dataset = IterableDatasetShard(
                     dataset, batch_size, drop_last, num_processes, process_index, split_batches
                 )
@@ -196,20 +202,17 @@ class DataLoaderStreamShard(_StreamLoader):
             process_index=process_index,
         )
         is_stream = self._rounds is None
-        self._compares = is_stream and 1 < num_processes == PartialState().num_processes
+        self._compares = is_stream and not self._has_own_files and 1 < num_processes == PartialState().num_processes
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         self._resume_if_requested()
-        if self._spec["num_processes"] > 1:
-            _synchronize(self.rng_types, self._random)
+        if self._spec["num_processes"] > 1 or self._synchronizes:
+            _synchronize(self.rng_types, self._synchronized_generator or getattr(self._random, "generator", None))
+        self._set_epochs()
         if self._rounds is not None:
-            source = self._rounds.batch_sampler
-            if self._rounds.batch_size is not None:
-                self._rounds.even_batches = self._core.even_batches  # join_uneven_inputs changes it.
-            self._set_epoch_of(self.dataset, source, getattr(source, "sampler", None))
+            self._rounds.even_batches = self._core.even_batches  # join_uneven_inputs changes it.
             self._queue: list[tuple[list[int], list[int]]] = []
             return self._loop(self._begun_batches(self._sampled_batches))
-        self._set_epoch_of(self.dataset)
         return self._loop(self._begun_batches(self._stream_batches))
 
     def _sampled_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
@@ -225,6 +228,12 @@ class DataLoaderStreamShard(_StreamLoader):
             new = [rows] * world
             yield batch, [rows] * world, new, is_last
 
+    def _followers(self) -> list[Any]:
+        if self._rounds is None:
+            return [self.dataset]
+        source = self._rounds.batch_sampler
+        return [self.dataset, source, getattr(source, "sampler", None)]
+
     def _sampling(self) -> dict[str, Any]:
         if self.batch_sampler is None:
             return {"sampler": self.sampler, "batch_size": None}
@@ -234,13 +243,20 @@ class DataLoaderStreamShard(_StreamLoader):
         return self._core.cursor.first_sample
 
     def _check_position(self, first_sample: int) -> None:
-        if self._rounds is not None:
+        unknown = ""
+        if self._rounds is not None and self._rounds.batch_size is not None:
             super()._check_position(first_sample)
+        elif self._rounds is not None:
+            unknown = "the sizes of the batches that its batch sampler gave are unknown"
+        elif self._has_own_files:
+            unknown = "each process reads a shard of its own, and where each shard's reader stood is unknown"
         elif self.num_workers > 1 or self._sample_random is None:
+            unknown = "where its several workers stood is unknown"
+        if unknown:
             raise _core.ConfigError(
-                f"[load_state] a pass over a stream was saved at sample {first_sample} by another number of processes; "
-                "where its several workers stood is unknown; resume with the number of processes of the checkpoint, or "
-                "use num_workers=1 or DataLoaderConfiguration(dispatch_batches=True)"
+                f"[load_state] a pass was saved at sample {first_sample} by another number of processes; {unknown}; "
+                "resume with the number of processes of the checkpoint, or use a batch sampler with a batch_size, "
+                "num_workers=1 or DataLoaderConfiguration(dispatch_batches=True)"
             )
 
     @property
@@ -249,11 +265,17 @@ class DataLoaderStreamShard(_StreamLoader):
         return self._batch_rows if self._spec["split_batches"] else self._batch_rows * world
 
 
+def _shards_of(dataset: Any) -> int | None:
+    """Returns the number of shards of an IterableDataset of the package datasets; None for another dataset."""
+    module = type(dataset).__module__.partition(".")[0]
+    return getattr(dataset, "num_shards", None) if module == "datasets" else None
+
+
 class _RankBatchSampler(BatchSampler):
     """Yields this process's batches of (index, visit) pairs, and remembers the rows of each."""
 
     def __init__(self, loader: DataLoaderStreamShard) -> None:
-        self._loader = loader
+        self._loader = weakref.proxy(loader)  # Which owns this sampler.
         rounds = loader._rounds
         self.batch_sampler = rounds.batch_sampler
         self.sampler = getattr(rounds.batch_sampler, "sampler", rounds.batch_sampler)

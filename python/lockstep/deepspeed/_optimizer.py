@@ -96,7 +96,7 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
         self.device_placement = True
         self.scaler = None
         self._prepared = None
-        self._accelerator = None
+        self._no_sync = None
         self._name = settings["type"]
         self._known = list(settings["param_groups"][0])
         self._inner = inner
@@ -106,7 +106,6 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
         """Connects the optimizer with the engine that updates by it."""
         self._engine = weakref.proxy(engine)
         self._prepared = prepared
-        self._accelerator = self._engine
 
     def push_options(self) -> None:
         """Gives the options in `param_groups` to the C++ library."""
@@ -126,6 +125,9 @@ class DeepSpeedOptimizer(AcceleratedOptimizer):
         """Tells torch's schedulers that an update came before their step."""
         vars(self.optimizer)["_opt_called"] = True
         vars(self)["_opt_called"] = True
+
+    def _syncs(self) -> bool:
+        return self._engine.sync_gradients
 
     def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
         raise _core.ConfigError(

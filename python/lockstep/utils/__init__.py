@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from . import constants, dataclasses, deepspeed, environment, imports, memory, modeling, operations, other, random
+from . import (
+    constants,
+    dataclasses,
+    deepspeed,
+    environment,
+    fsdp_utils,
+    imports,
+    memory,
+    modeling,
+    offload,
+    operations,
+    other,
+    random,
+)
 from ._absent import ABSENT
 from .constants import *  # noqa: F403
 from .dataclasses import *  # noqa: F403
 from .deepspeed import *  # noqa: F403
 from .environment import *  # noqa: F403
+from .fsdp_utils import *  # noqa: F403
 from .imports import *  # noqa: F403
 from .memory import *  # noqa: F403
 from .modeling import *  # noqa: F403
+from .offload import *  # noqa: F403
 from .operations import *  # noqa: F403
 from .other import *  # noqa: F403
 from .random import *  # noqa: F403
@@ -36,9 +51,11 @@ __all__ = sorted(
                 dataclasses,
                 deepspeed,
                 environment,
+                fsdp_utils,
                 imports,
                 memory,
                 modeling,
+                offload,
                 operations,
                 other,
                 random,

@@ -7,9 +7,7 @@ __all__ = ["ABSENT"]
 
 _FP8 = "Lockstep does not train in fp8; use mixed_precision='bf16'"
 _MEGATRON = "Lockstep does not use Megatron-LM; to shard a model use FullyShardedDataParallelPlugin"
-_DEEPSPEED = "Lockstep does not use the package deepspeed; prepare returns the wrapped objects"
 _FSDP = "Lockstep does not use torch's FSDP; accelerator.prepare shards the model"
-_FSDP_FILES = "Lockstep does not use torch's FSDP; call accelerator.save_state and load_state"
 _SEVERAL_DEVICES = (
     "Lockstep does not spread one model over devices; shard it by FullyShardedDataParallelPlugin or DeepSpeedPlugin"
 )
@@ -32,20 +30,14 @@ ABSENT: dict[str, str] = {
             "gather_across_data_parallel_groups megatron_lm_initialize megatron_lm_prepare_data_loader "
             "megatron_lm_prepare_model_optimizer_scheduler megatron_lm_prepare_optimizer megatron_lm_prepare_scheduler"
         ),
-        _DEEPSPEED: (
-            "DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper map_pytorch_optim_to_deepspeed"
-        ),
+        "Lockstep offloads the state of every optimizer that it updates": "map_pytorch_optim_to_deepspeed",
         _FSDP: (
             "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac "
             "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
             "get_fsdp2_grad_scaler"
         ),
-        _FSDP_FILES: "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer",
         "run `lockstep merge-weights CHECKPOINT OUTPUT`": "merge_fsdp_weights",
-        _SEVERAL_DEVICES: (
-            "OffloadedWeightsLoader PrefixedDataset check_device_map extract_submodules_state_dict get_balanced_memory "
-            "load_offloaded_weight load_offloaded_weights offload_state_dict offload_weight save_offload_index"
-        ),
+        _SEVERAL_DEVICES: "OffloadedWeightsLoader PrefixedDataset",
         "it is a part of transformers' loading; use find_tied_parameters": "check_tied_parameters_in_config",
         "the Accelerator owns its loss scale; pass GradScalerKwargs": "get_grad_scaler",
         "use accelerator.autocast()": "get_mixed_precision_context_manager",

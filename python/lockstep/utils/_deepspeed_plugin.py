@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _core
 from .._core import ConfigError
 from .deepspeed import HfDeepSpeedConfig
 from .environment import str_to_bool
@@ -66,6 +65,7 @@ class DeepSpeedPlugin:
             self._merge_config()
         else:
             self.hf_ds_config = HfDeepSpeedConfig(self._config_of_fields())
+        self._own_config = self.hf_ds_config
         self.deepspeed_config = self.hf_ds_config.config
 
     def _read_variables(self) -> None:
@@ -249,23 +249,18 @@ class DeepSpeedPlugin:
     def _enables(self, dtype: str) -> bool:
         return str(self.deepspeed_config.get(dtype, {}).get("enabled", False)).lower() == "true"
 
-    def _accelerator_options(self) -> dict[str, Any]:
-        """Returns options of the C++ Accelerator: zero or deepspeed_plugin, and for a ds_config also others.
+    @property
+    def has_engine(self) -> bool:
+        """Whether prepare returns DeepSpeed's engine: for a ds_config, also one that the program has set later."""
+        return self.uses_ds_config or self.hf_ds_config is not self._own_config
 
-        Throws ConfigError for a value that the Accelerator does not honour.
-        """
-        if self.uses_ds_config:
-            return self._options_of_config()
-        return {"deepspeed_plugin": self._core_options()}
-
-    def _options_of_config(self) -> dict[str, Any]:
-        return _core.plugin_options(json.dumps(_given(self.deepspeed_config), default=_refuse_value))
+    def given_config(self) -> dict[str, Any]:
+        """Returns a copy of the ds_config without the keys that mean the default. Throws ConfigError for odd values."""
+        return json.loads(json.dumps(_given(self.deepspeed_config), default=_refuse_value))
 
     def _core_options(self) -> dict[str, Any]:
         """Returns the value of the Accelerator's option deepspeed_plugin, for a plugin without a ds_config."""
-        if self.uses_ds_config:
-            self._options_of_config()  # Throws for keys without effect.
-        elif self.gradient_clipping != "auto":
+        if self.gradient_clipping != "auto":
             raise ConfigError(
                 f"[{_WHERE}] gradient_clipping is {self.gradient_clipping}; expected it unset; call "
                 "accelerator.clip_grad_norm_(model.parameters(), max_norm) before optimizer.step()"

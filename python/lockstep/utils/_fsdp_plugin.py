@@ -16,6 +16,7 @@ from .environment import parse_flag_from_env, str_to_bool
 logger = logging.getLogger(__name__)
 
 _WHERE = "FullyShardedDataParallelPlugin"
+_KEEP_PARAMETERS = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")  # torch's strategies that shard no parameters.
 
 
 @dataclass
@@ -230,15 +231,21 @@ class FullyShardedDataParallelPlugin:
             raise ConfigError(f"[{_WHERE}] forward_prefetch needs backward_prefetch='BACKWARD_PRE'; got NO_PREFETCH")
         return name
 
-    def _core_options(self) -> dict[str, Any]:
-        """Returns the value of the Accelerator's option fsdp_plugin. Throws ConfigError for missing class names."""
+    def _core_options(self, is_hybrid: bool = False) -> dict[str, Any]:
+        """Returns the value of the Accelerator's option fsdp_plugin. Throws ConfigError for missing class names.
+
+        `is_hybrid`: each host keeps a copy of the model, whatever the plugin says.
+        """
         options: dict[str, Any] = {
             "auto_wrap_policy": self.auto_wrap_policy.lower(),
             "backward_prefetch": self.backward_prefetch,
             "cpu_offload": self.cpu_offload,
             "state_dict_type": self.state_dict_type.name,
         }
-        if self.fsdp_version == 2:
+        if is_hybrid:
+            keeps = self.reshard_after_forward is False or getattr(self.sharding_strategy, "name", "") in _KEEP_PARAMETERS
+            options["sharding_strategy"] = "HYBRID_SHARD_ZERO2" if keeps else "HYBRID_SHARD"
+        elif self.fsdp_version == 2:
             options["reshard_after_forward"] = self.reshard_after_forward
         else:
             options["sharding_strategy"] = self.sharding_strategy.name.lstrip("_")

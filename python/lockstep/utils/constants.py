@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import operator
 
+from torch import nn
+
 from .._core import fsdp_words
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "SCALER_NAME",
     "SCHEDULER_NAME",
     "STR_OPERATION_TO_FUNC",
+    "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
     "TORCH_DISTRIBUTED_OPERATION_TYPES",
     "TORCH_DYNAMO_MODES",
     "TORCH_LAUNCH_PARAMS",
@@ -55,6 +58,16 @@ FSDP_SHARDING_STRATEGY = fsdp_words("sharding_strategy")
 FSDP_AUTO_WRAP_POLICY = fsdp_words("auto_wrap_policy")
 FSDP_BACKWARD_PREFETCH = fsdp_words("backward_prefetch")
 FSDP_STATE_DICT_TYPE = fsdp_words("state_dict_type")
+# Layers whose weights attach_layerwise_casting_hooks stores in another dtype.
+SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+)
 TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
 
 MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"

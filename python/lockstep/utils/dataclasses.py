@@ -32,6 +32,7 @@ from .._enums import (
     RNGType,
     SageMakerDistributedType,
 )
+from ..parallelism_config import ParallelismConfig
 from ._deepspeed_plugin import DeepSpeedPlugin
 from ._fsdp_plugin import FullyShardedDataParallelPlugin
 from .environment import str_to_bool
@@ -72,6 +73,7 @@ __all__ = [
     "TorchDynamoPlugin",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
+    "get_module_class_from_name",
 ]
 
 
@@ -382,6 +384,11 @@ class TorchDynamoPlugin(KwargsHandler):
         return kwargs
 
 
+def get_module_class_from_name(module: torch.nn.Module, name: str) -> type[torch.nn.Module] | None:
+    """Returns the class with this name of the module or of one inside of it; None if there is none."""
+    return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
+
+
 def _flag(name: str) -> bool:
     return bool(str_to_bool(os.environ.get(name, "false")))
 
@@ -439,10 +446,6 @@ class _UnsupportedParallelism(_Unsupported):
         "Lockstep has no tensor, context or sequence parallelism; to shard a model use FullyShardedDataParallelPlugin, "
         "whose HYBRID_SHARD shards within a host and replicates between hosts"
     )
-
-
-class ParallelismConfig(_UnsupportedParallelism):
-    """Sizes of the dimensions of parallelism. The constructor throws ConfigError."""
 
 
 class TorchTensorParallelPlugin(_UnsupportedParallelism):

@@ -8,8 +8,23 @@ import os
 from typing import Any
 
 from .._core import ConfigError, ds_config_content
+from ._deepspeed_wrappers import (
+    DeepSpeedEngineWrapper,
+    DeepSpeedOptimizerWrapper,
+    DeepSpeedSchedulerWrapper,
+    DummyOptim,
+    DummyScheduler,
+)
 
-__all__ = ["DummyOptim", "DummyScheduler", "HfDeepSpeedConfig", "get_active_deepspeed_plugin"]
+__all__ = [
+    "DeepSpeedEngineWrapper",
+    "DeepSpeedOptimizerWrapper",
+    "DeepSpeedSchedulerWrapper",
+    "DummyOptim",
+    "DummyScheduler",
+    "HfDeepSpeedConfig",
+    "get_active_deepspeed_plugin",
+]
 
 
 class HfDeepSpeedConfig:
@@ -80,28 +95,6 @@ def _read_config(given: Any) -> dict[str, Any]:
         except ConfigError as error:
             why = f": {error}"
     raise ConfigError(f"[DeepSpeedPlugin] the ds_config is {given!r}; expected a dict, or a file with JSON{why}")
-
-
-class DummyOptim:
-    """Accelerate's stand-in for the optimizer of a ds_config. The constructor throws ConfigError."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        raise ConfigError(
-            "[DummyOptim] the Accelerator does not create the optimizer of a ds_config; create it in the program, and "
-            "remove the section optimizer"
-        )
-
-
-class DummyScheduler:
-    """Accelerate's stand-in for the schedule of a ds_config. The constructor throws ConfigError."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        raise ConfigError(
-            "[DummyScheduler] the Accelerator does not create the schedule of a ds_config; create it in the program, "
-            "and remove the section scheduler"
-        )
 
 
 def get_active_deepspeed_plugin(state: Any) -> Any:

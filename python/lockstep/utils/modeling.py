@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +24,18 @@ from .other import extract_model_from_parallel
 __all__ = [
     "align_module_device",
     "calculate_maximum_sizes",
+    "check_device_map",
     "check_tied_parameters_on_same_device",
+    "clean_device_map",
     "compute_module_sizes",
+    "compute_module_total_buffer_size",
     "convert_file_size_to_int",
     "dtype_byte_size",
     "find_tied_parameters",
     "get_max_layer_size",
     "get_max_memory",
+    "get_module_size_with_ties",
+    "get_non_persistent_buffers",
     "has_offloaded_params",
     "id_tensor_storage",
     "infer_auto_device_map",
@@ -96,17 +102,23 @@ def named_module_tensors(
     yield from module.named_parameters(recurse=recurse)
     if not include_buffers:
         return
-    transient = set()
-    if remove_non_persistent:
-        parts = module.named_modules() if recurse else [("", module)]
-        transient = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, part in parts
-            for name in part._non_persistent_buffers_set
-        }
+    transient = get_non_persistent_buffers(module, recurse, fqns=True) if remove_non_persistent else set()
     for name, buffer in module.named_buffers(recurse=recurse):
         if name not in transient:
             yield name, buffer
+
+
+def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
+    """Returns the names of buffers that a state dict lacks; with `recurse` also of the modules inside.
+
+    `fqns`: the names have those of their modules in front.
+    """
+    parts = module.named_modules() if recurse else [("", module)]
+    return {
+        f"{prefix}.{name}" if prefix and fqns else name
+        for prefix, part in parts
+        for name in part._non_persistent_buffers_set
+    }
 
 
 def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
@@ -144,6 +156,39 @@ def check_tied_parameters_on_same_device(tied_params: list[list[str]], device_ma
         devices = {name: device_of(name) for name in names}
         if len(set(devices.values())) > 1:
             logger.warning("tied parameters are on different devices: %s; give them the same one", devices)
+
+
+def check_device_map(model: nn.Module, device_map: dict[str, Any]) -> None:
+    """Throws ConfigError if a tensor of the model has no device. Warns about names that the model lacks."""
+    modules = {name for name, _ in model.named_modules()}
+    tensors = {*model.state_dict(), *(name for name, _ in named_module_tensors(model, recurse=True))}
+    unknown = [name for name in device_map if name not in modules | tensors]
+    if unknown:
+        warnings.warn(f"the device_map keys do not match any submodules in the model: {unknown}", stacklevel=2)
+    missing = [
+        name
+        for name in sorted(tensors)
+        if "" not in device_map and not any(name == key or name.startswith(f"{key}.") for key in device_map)
+    ]
+    if missing:
+        raise ConfigError(f"[check_device_map] no device for {', '.join(missing)}; expected one for each tensor; add them")
+
+
+def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:
+    """Replaces the entries of each module whose parts are on one device by an entry of the module. In place."""
+    prefix = f"{module_name}." if module_name else ""
+    parts = [name for name in device_map if name.startswith(prefix)]
+    if len(parts) > 1 and len({device_map[name] for name in parts}) == 1:
+        device = device_map[parts[0]]
+        for name in parts:
+            del device_map[name]
+        device_map[module_name] = device
+        return device_map
+    inner = {prefix + name[len(prefix) :].partition(".")[0] for name in parts if name != module_name}
+    for name in sorted(inner):
+        if any(part.startswith(f"{name}.") for part in parts):
+            clean_device_map(device_map, name)
+    return device_map
 
 
 def _dtype_of(dtype: Any) -> Any:
@@ -193,6 +238,27 @@ def get_max_layer_size(
             pending = [(f"{name}.{child_name}", child) for child_name, child in children] + pending
     largest = max(layers.values(), default=0)
     return largest, [name for name, size in layers.items() if size == largest and size > 0]
+
+
+def compute_module_total_buffer_size(
+    model: nn.Module, dtype: Any = None, special_dtypes: dict[str, Any] | None = None
+) -> float:
+    """Returns the bytes of all buffers; see compute_module_sizes."""
+    return compute_module_sizes(model, dtype=dtype, special_dtypes=special_dtypes, buffers_only=True).get("", 0)
+
+
+def get_module_size_with_ties(
+    tied_params: list[str],
+    module_size: float,
+    module_sizes: dict[str, float],
+    modules_to_treat: list[tuple[str, nn.Module]],
+) -> tuple[float, list[str], list[nn.Module]]:
+    """Returns the bytes of a module and of those that share its parameters `tied_params`, their names, and them."""
+    owners = []
+    for name in tied_params:
+        owners.append(next(pair for pair in modules_to_treat if name.startswith(f"{pair[0]}.")))
+        module_size += module_sizes[owners[-1][0]] - module_sizes[name]
+    return module_size, [name for name, _ in owners], [module for _, module in owners]
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[float, tuple[float, list[str]]]:

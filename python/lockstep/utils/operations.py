@@ -392,6 +392,8 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     """
     state = PartialState()
     tensors = _tensors_of(tensor, "pad_across_processes")
+    if any(one.is_nested for one in tensors):
+        warnings.warn("a nested tensor cannot be padded and stays as it is", CannotPadNestedTensorWarning, stacklevel=2)
     if state.num_processes == 1:
         return tensor
     shapes = [None if one.is_nested else list(one.shape) for one in tensors]
@@ -411,10 +413,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
 
 def _pad(tensor: torch.Tensor, dim: int, size: int, pad_index: float, pad_first: bool) -> torch.Tensor:
-    if tensor.is_nested:
-        warnings.warn("a nested tensor cannot be padded and stays as it is", CannotPadNestedTensorWarning, stacklevel=2)
-        return tensor
-    if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] == size:
+    if tensor.is_nested or not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] == size:
         return tensor
     shape = list(tensor.shape)
     shape[dim] = size

@@ -142,7 +142,7 @@ def get_model_tp_size(model: torch.nn.Module) -> int | None:
 def extract_model_from_parallel(
     model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
 ) -> Any:
-    """Returns the model inside of torch's DistributedDataParallel, DataParallel and FullyShardedDataParallel.
+    """Returns the model inside of torch's DistributedDataParallel, DataParallel and FSDP, and DeepSpeed's engine.
 
     `keep_torch_compile=False` also removes torch.compile; `keep_fp32_wrapper=False` restores the forward that
     `prepare` replaced; `recursive` also unwraps the modules inside.
@@ -152,7 +152,7 @@ def extract_model_from_parallel(
         compiled, model = model, model._orig_mod
     elif "_orig_mod" in getattr(model, "__dict__", {}):
         compiled, model = model, model.__dict__["_orig_mod"]
-    while isinstance(model, _wrapper_classes()):
+    while isinstance(model, _wrapper_classes()) or type(model).__name__ == "DeepSpeedEngine":
         model = model.module
     if recursive:
         model = _unwrap_recursively(model)
@@ -311,7 +311,7 @@ def check_os_kernel() -> None:
     info = platform.uname()
     found = re.match(r"(\d+)\.(\d+)", info.release)
     if info.system == "Linux" and found and (int(found[1]), int(found[2])) < (5, 5):
-        logger.warning("the kernel is Linux %s; processes can hang before 5.5; upgrade it", info.release)
+        logger.warning(f"the kernel is Linux {info.release}; processes can hang before 5.5.0; upgrade it")
 
 
 def recursive_getattr(obj: Any, attr: str) -> Any:

@@ -23,7 +23,7 @@ class SchedulersPart final : public CheckpointPart {
     }
   }
   bool is_loaded(const StateToLoad& state) const override {
-    return state.options.schedulers && !state.options.models_only;
+    return state.options.schedulers && state.loads_loop();
   }
   void check(StateToLoad& state) const override;
 

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models from configurations, generated data, and the record of a run, for client programs.
+
+The programs import no name of Lockstep: real Accelerate and DeepSpeed, or Lockstep in their place, run them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 64
+LENGTH = 12
+
+
+class Texts(torch.utils.data.Dataset):
+    """Generated sequences; `varied` gives them different lengths."""
+
+    def __init__(self, count: int, varied: bool = False) -> None:
+        generator = torch.Generator().manual_seed(11)
+        first = torch.randint(2, VOCABULARY, (count, 1), generator=generator)
+        steps = torch.arange(LENGTH)
+        self.rows = (first + steps * (1 + first % 3)) % (VOCABULARY - 2) + 2
+        self.lengths = [4 + 4 * (index % 3) if varied else LENGTH for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = self.rows[index, : self.lengths[index]].tolist()
+        return {"input_ids": ids, "labels": ids, "attention_mask": [1] * len(ids)}
+
+
+def pad_batch(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A collator that pads to the longest sequence."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    pads = {"input_ids": 0, "labels": -100, "attention_mask": 0}
+    return {
+        name: torch.tensor([row[name] + [pad] * (longest - len(row[name])) for row in rows])
+        for name, pad in pads.items()
+    }
+
+
+def make_gpt2(dropout: float = 0.0) -> Any:
+    transformers.set_seed(7)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=32,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        bos_token_id=1,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def sum_of(model: Any) -> float:
+    """Returns a number that depends on all trained values of a full model."""
+    return sum(float(value.detach().double().abs().sum()) for value in model.parameters() if value.requires_grad)
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def run_cases(cases: dict[str, Callable[[Path], Any]], names: list[str], out: Path) -> None:
+    """Runs cases of this process, and writes what each returned, or its error, as `out`/rank_N.json."""
+    rank = os.environ.get("RANK", "0")
+    results: dict[str, Any] = {}
+    for name in names or cases:
+        print(f"case {name}", flush=True)
+        try:
+            results[name] = cases[name](out / name)
+        except BaseException:
+            results[name] = {"error": traceback.format_exc()}
+            if os.environ.get("WORLD_SIZE", "1") != "1":  # The other processes wait in the case.
+                break
+    (out / f"rank_{rank}.json").write_text(json.dumps(results))
