@@ -76,7 +76,6 @@ RUN = (
         (2,),
         "Test DataLoader with sampler as an instance of `BatchSampler`",
         edits=(
-            Edit("    test_pickle_accelerator()\n", "", row="`pickle.dumps(accelerator)` copies it"),
             Edit(
                 "_state(tmpdir)", '_state("checkpoint")', row="each process saves its part in the folder that it passes"
             ),

@@ -120,14 +120,12 @@ def trained() -> tuple[Any, ...]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     loader = DataLoader(torch.arange(32.0).view(8, 4), batch_size=1)
     objects = accelerator.prepare(net, optimizer, scheduler, loader)
-    train(accelerator, *objects, stop=4)
+    train(accelerator, *objects)
     return accelerator, *objects
 
 
-def train(accelerator: Any, net: Any, optimizer: Any, scheduler: Any, loader: Any, stop: int = 100) -> list[float]:
-    for index, batch in enumerate(loader):
-        if index == stop:
-            break
+def train(accelerator: Any, net: Any, optimizer: Any, scheduler: Any, loader: Any) -> list[float]:
+    for batch in loader:
         with accelerator.accumulate(net):
             accelerator.backward(net(batch).square().sum())
             optimizer.step()
@@ -151,8 +149,8 @@ def test_a_pickled_optimizer_has_its_state_and_must_be_prepared() -> None:
     _, _, optimizer, _, _ = trained()
     copied = pickle.loads(pickle.dumps(optimizer))
     for mine, theirs in zip(copied.state.values(), optimizer.state.values()):
-        assert torch.equal(mine["exp_avg"], theirs["exp_avg"]) and mine["step"] == theirs["step"] == 2
-    assert copied.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.025
+        assert torch.equal(mine["exp_avg"], theirs["exp_avg"]) and mine["step"] == theirs["step"] == 4
+    assert copied.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.1 / 16
     assert not copied._is_accelerate_prepared and optimizer._is_accelerate_prepared
     with pytest.raises(ConfigError, match="before accelerator.prepare"):
         copied.step()
@@ -191,10 +189,10 @@ def test_a_new_number_of_accumulation_steps_holds_from_the_next_group() -> None:
 
 
 OF_TWO = """
-import sys, types
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from lockstep import Accelerator, DataLoaderConfiguration
+from lockstep import Accelerator
+from lockstep.data_loader import prepare_data_loader
 from lockstep.parallelism_config import ParallelismConfig
 from lockstep.utils import FullyShardedDataParallelPlugin
 
@@ -235,9 +233,8 @@ class Sharded(IterableDataset):
 Sharded.__module__ = "datasets.iterable_dataset"
 parts = [[0, 1, 2, 3], [10, 11, 12, 13]]
 read = []
-for options in ({"dispatch_batches": False}, {"dispatch_batches": False, "split_batches": True}):
-    accelerator.dataloader_config = DataLoaderConfiguration(**options)
-    loader = accelerator.prepare(DataLoader(Sharded(parts), batch_size=2))
+for splits in (False, True):
+    loader = prepare_data_loader(DataLoader(Sharded(parts), batch_size=2), split_batches=splits)
     read.append([batch.tolist() for batch in loader])
 mine = [[10 * rank, 10 * rank + 1], [10 * rank + 2, 10 * rank + 3]]
 assert read[0] == mine, read

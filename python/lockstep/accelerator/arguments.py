@@ -70,6 +70,10 @@ def check_parallelism(state: AcceleratorState, zero: dict[str, Any] | None) -> N
     config = state.parallelism_config
     if config is None:
         return
+    if not isinstance(config, ParallelismConfig):
+        raise _core.ConfigError(
+            f"[Accelerator] parallelism_config is a {type(config).__name__}; expected a ParallelismConfig"
+        )
     shards = zero is not None or state.fsdp_plugin is not None or state.deepspeed_plugin is not None
     config.resolve(state.num_processes, state.world.local_size, shards)
     if config.is_hybrid and state.fsdp_plugin is None:

@@ -23,7 +23,7 @@ class BackwardCalls(AcceleratorBase):
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
         """Runs one micro-step. Only the last of its accumulation group averages gradients and updates."""
-        GradientState()._set_sync_gradients(None)
+        GradientState()._bind(self)  # A program may have several Accelerators.
         scope = self._core.accumulate([own_module(model) for model in models if not self._is_engine(model)])
         try:
             yield

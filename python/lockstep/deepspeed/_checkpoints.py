@@ -56,6 +56,8 @@ class EngineCheckpoints(EngineBase):
         if client_state and client_sd:
             raise _core.ConfigError("[save_checkpoint] client_sd is another name of client_state; pass only one")
         values = self._saved_state.client_json(client_state or client_sd or {})
+        if self.optimizer is not None:
+            self.optimizer.push_options()
         try:
             self.core.save_checkpoint(
                 _folder("save_checkpoint", save_dir),
