@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.distributed import device_mesh as meshes
 
 from ._core import ConfigError
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ParallelismConfig"]
 
@@ -48,7 +47,7 @@ class ParallelismConfig:
     tp_handler: Any = None
     cp_handler: Any = None
     sp_handler: Any = None
-    device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
+    device_mesh: meshes.DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
@@ -138,7 +137,7 @@ class ParallelismConfig:
         names = self.active_mesh_dims
         return (tuple(names), tuple(getattr(self, f"{name}_size") for name in names)) if names else ()
 
-    def build_device_mesh(self, device_type: str) -> DeviceMesh | None:
+    def build_device_mesh(self, device_type: str) -> meshes.DeviceMesh | None:
         """Returns a mesh of torch.distributed with the joint dimensions dp, dp_shard_cp and dp_cp; None without any.
 
         torch.distributed must be initialised. Collective.
@@ -146,10 +145,8 @@ class ParallelismConfig:
         mesh = self._get_mesh()
         if not mesh:
             return None
-        from torch.distributed.device_mesh import init_device_mesh
-
         names, shape = mesh
-        built = init_device_mesh(device_type, shape, mesh_dim_names=names)
+        built = meshes.init_device_mesh(device_type, shape, mesh_dim_names=names)
         for parts, joint in (
             (self.dp_dim_names, "dp"),
             (self.dp_shard_cp_dim_names, "dp_shard_cp"),
@@ -159,7 +156,7 @@ class ParallelismConfig:
                 built[parts]._flatten(joint)  # type: ignore[index]  # It takes a list, too.
         return built
 
-    def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
+    def get_device_mesh(self, device_type: str | None = None) -> meshes.DeviceMesh | None:
         """Returns the mesh, which the first call builds on `device_type`. Throws ConfigError for another device."""
         if self.device_mesh is None:
             if device_type is None:
