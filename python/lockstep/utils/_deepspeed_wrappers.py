@@ -75,9 +75,10 @@ class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
     def __init__(self, optimizer: AcceleratedOptimizer) -> None:
         self.__dict__ = dict(optimizer.__dict__)  # Its options, state and hooks are the engine's.
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
             raise ConfigError("[optimizer] step() takes no closure with a ds_config; call accelerator.backward(loss)")
+        return None
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         del set_to_none

@@ -72,6 +72,9 @@ def sum_of(model: Any) -> float:
 
 
 def files_of(folder: Path) -> list[str]:
+    """Returns the files of a folder on the first process; others may see it while that process changes it."""
+    if os.environ.get("RANK", "0") != "0":
+        return []
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 

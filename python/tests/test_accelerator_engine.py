@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An Accelerator with a ds_config: DeepSpeed's engine trains the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstep import Accelerator, ConfigError, DeepSpeedPlugin
+from lockstep.utils import DummyOptim, DummyScheduler
+
+
+def test_prepare_returns_an_engine_for_a_ds_config(tmp_path):
+    """The loop has Accelerate's calls: backward() updates, clips and steps the schedule of the file."""
+    torch.manual_seed(0)
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.1,
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 4}},
+        "zero_optimization": {"stage": 2},
+    }
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+    model = torch.nn.Linear(4, 1)
+    optimizer = DummyOptim(model.parameters(), lr=0.5)
+    loader = torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2)
+    engine, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, DummyScheduler(optimizer), loader)
+    assert engine.module is model and accelerator.unwrap_model(engine) is model
+    assert engine.train_micro_batch_size_per_gpu() == 2 and accelerator.gradient_accumulation_steps == 2
+    before = model.weight.detach().clone()
+    changed, rates = [], []
+    for batch in loader:
+        with accelerator.accumulate(engine):
+            accelerator.backward(engine(batch).square().mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        changed.append(not torch.equal(before, model.weight))
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert accelerator.clip_grad_norm_(engine.parameters(), 1.0) == engine.get_global_grad_norm()
+    assert rates[1] == rates[2] and rates[3] > rates[1] and engine.global_steps == 3
+    assert changed == [False] * 5 + [True]  # The schedule begins with the rate 0, twice.
+    accelerator.save_state(tmp_path / "state")
+    saved = accelerator.get_state_dict(engine)["weight"].clone()
+    with torch.no_grad():
+        model.weight.zero_()
+    accelerator.load_state(tmp_path / "state")
+    assert torch.equal(accelerator.get_state_dict(engine)["weight"], saved)
+
+
+def test_an_engine_needs_a_model_and_the_optimizer_of_one_place():
+    plugin = DeepSpeedPlugin(
+        hf_ds_config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+            "zero_optimization": {"stage": 1},
+        }
+    )
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin)
+    model = torch.nn.Linear(2, 2)
+    own = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ConfigError, match="pass the model in the same call"):
+        accelerator.prepare(own)
+    with pytest.raises(ConfigError, match="the program passes its own; remove the section"):
+        accelerator.prepare(model, own)
+    with pytest.raises(ConfigError, match="DummyScheduler needs a section scheduler"):
+        accelerator.prepare(model, DummyOptim(model.parameters()), DummyScheduler(own))
