@@ -125,13 +125,10 @@ void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
   }
   const RunContext& context = objects_.context;
   const AcceleratorOptions& options = context.options;
-  // Python shards its loaders before, and its Accelerator's even_batches may have changed since
-  // construction.
-  const bool even = loader->is_sharded() ? loader->spec().even_batches : options.even_batches;
   loader->shard(
       {.rank = context.rank(),
        .world = context.size(),
-       .even_batches = even,
+       .even_batches = options.even_batches,
        .split_batches = options.split_batches,
        .dispatch_batches = options.dispatch_batches},
       context.group);
