@@ -164,8 +164,8 @@ class Transport {
   /// Allocates `bytes` zeros that all ranks share. Returns an undefined tensor on all ranks if they
   /// cannot share memory. Collective.
   virtual at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout);
-  /// Gives the other ranks a number other than 0, for published_by. Once; local. Throws Error if
-  /// the transport has no place for it, which only those of tests lack.
+  /// Gives the other ranks a number other than 0, for published_by. Once; local. Throws Error if the
+  /// transport has no place for it, which only those of tests lack.
   virtual void publish(uint64_t number);
   /// Returns the number that `rank` has published. Blocks until it has, though that rank need not
   /// take part. Throws CommError when `timeout` ends.
