@@ -201,3 +201,9 @@ def test_the_versions_are_those_that_lockstep_follows() -> None:
     tested = re.search(r"accelerate_version=(\S+)", bootstrap)
     assert tested
     assert versions == {"accelerate": tested[1], "deepspeed": lockstep.deepspeed.__version__}
+
+
+def test_accelerates_home_page_is_named() -> None:
+    """sentence-transformers takes a package for Accelerate if its home page is Hugging Face's."""
+    pages = {found.name: found.metadata["Home-page"] for found in Distribution.discover(path=[str(PACKAGES)])}
+    assert pages["accelerate"] == "https://github.com/huggingface/accelerate"

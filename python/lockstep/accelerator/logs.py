@@ -113,7 +113,8 @@ class Trackers:
                 for name, value in values.items()
                 if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
             }
-            others = sorted(set(values) - set(numbers) - set(texts))
+            absent = {name for name, value in values.items() if value is None}  # Programs have no value yet.
+            others = sorted(set(values) - set(numbers) - set(texts) - absent)
             if others:
                 raise _core.ConfigError(
                     f"[log] the values of {others} are not numbers; expected int, float, str or a tensor of one element"
