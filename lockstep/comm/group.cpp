@@ -306,14 +306,14 @@ Group Group::with_observer(std::shared_ptr<comm::GroupObserver> observer) const 
   return other;
 }
 
-void Group::publish(uint64_t number) {
+void Group::set_number(uint64_t number) {
   if (transport_) {
-    transport_->publish(number);
+    transport_->set_number(number);
   }
 }
 
-uint64_t Group::published_by(int rank) const {
-  return transport_ ? transport_->published_by(rank, timeout_) : 0;
+uint64_t Group::number_of(int rank) const {
+  return transport_ ? transport_->number_of(rank, timeout_) : 0;
 }
 
 Group Group::split(int color, int key) {

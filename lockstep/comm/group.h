@@ -130,11 +130,13 @@ class Group {
   /// have no shared memory. The memory is freed with the group. Collective.
   at::Tensor shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
 
-  /// Gives the other ranks a number other than 0, such as a port, for published_by. Once; local.
-  void publish(uint64_t number);
-  /// Returns the number that `rank` has published. Blocks until it has; that rank need not take
-  /// part. Throws CommError when the group's timeout ends. Thread-safe.
-  uint64_t published_by(int rank) const;
+  /// Sets a number of this rank, other than 0, such as a port, which the others read by number_of.
+  /// A later call replaces it. Local. Thread-safe.
+  void set_number(uint64_t number);
+  /// Returns the number that `rank` has set. Blocks until it has; that rank need not take part.
+  /// Throws CommError when the group's timeout ends. A group of one has no numbers: returns 0.
+  /// Thread-safe.
+  uint64_t number_of(int rank) const;
 
   /// Splits the group: ranks with equal `color` form a new one, ordered by `key`, then by rank.
   /// Collective.

@@ -280,12 +280,12 @@ TEST_P(GroupTest, APublishedNumberIsReadWhileItsRankIsElsewhere) {
   run(
       [&](Group group) {
         if (group.rank() == 0) {
-          group.publish(uint64_t{1} << 63U);
+          group.set_number(uint64_t{1} << 63U);
         } else if (group.rank() == 1) {
-          EXPECT_EQ(group.published_by(0), uint64_t{1} << 63U);
+          EXPECT_EQ(group.number_of(0), uint64_t{1} << 63U);
           EXPECT_THAT(
-              [&] { group.published_by(1); },
-              ThrowsMessage<CommError>(HasSubstr("rank 1 has published no number within 0.5 s")));
+              [&] { group.number_of(1); },
+              ThrowsMessage<CommError>(HasSubstr("rank 1 has set no number within 0.5 s")));
         }
       },
       std::chrono::milliseconds(500));

@@ -21,7 +21,6 @@
 #include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/setup/engine_setup.h"
-#include "lockstep/engine/setup/plugin_options.h"
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/sharding.h"
@@ -30,7 +29,6 @@
 #include "python/bindings/json.h"
 #include "python/bindings/models.h"
 #include "python/bindings/optimizers.h"
-#include "python/bindings/options.h"
 
 namespace lockstep::python {
 namespace {
@@ -415,11 +413,6 @@ void bind_engine(py::module_& module) {
     const std::string plain = plain_config_text(text);
     const size_t begin = plain.find_first_not_of(" \t\r\n");
     return begin != std::string::npos && plain[begin] == '{';
-  });
-  // Returns the Accelerator's options of a ds_config.json that a DeepSpeedPlugin has.
-  module.def("plugin_options", [](const std::string& text) {
-    return dict_of_plugin_options(
-        plugin_options(config::parse_document("ds_config", text, config::Format::kCommentedJson)));
   });
 }
 

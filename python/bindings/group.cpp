@@ -117,8 +117,8 @@ void bind_group(py::module_& module) {
           },
           NoGil())
       .def("barrier", &Group::barrier, NoGil())
-      .def("publish", &Group::publish, py::arg("number"))
-      .def("published_by", &Group::published_by, py::arg("rank"), NoGil())
+      .def("set_number", &Group::set_number, py::arg("number"))
+      .def("number_of", &Group::number_of, py::arg("rank"), NoGil())
       .def("split", &Group::split, py::arg("color"), py::arg("key") = 0, NoGil());
   bind_starts(bound);
   module.def(

@@ -273,41 +273,6 @@ void read_options(DictReader& reader, AcceleratorOptions& options) {
   reader.read("non_finite", options.non_finite);
 }
 
-template <typename Value>
-py::object object_of(const Value& value) {
-  if constexpr (std::is_enum_v<Value>) {
-    return py::str(word_of(value));
-  } else {
-    return py::cast(value);
-  }
-}
-py::object object_of(const std::filesystem::path& value) {
-  return py::str(value.string());
-}
-py::object object_of(const std::optional<FloatDtype>& value) {
-  return value ? object_of(*value) : py::none();
-}
-
-py::dict dict_of(const ZeroPlugin& zero) {
-  py::dict result;
-  visit_zero_options(zero, [&](const char* name, const auto& value, const ZeroRule& /*rule*/) {
-    result[name] = object_of(value);
-  });
-  return result;
-}
-
-/// Returns the items of `values` that `others` lacks or has with another value.
-py::dict difference(const py::dict& values, const py::dict& others) {
-  py::dict result;
-  for (const auto& [name, value] : values) {
-    if (!others.contains(name) ||
-        !py::object(others[name]).equal(py::reinterpret_borrow<py::object>(value))) {
-      result[name] = value;
-    }
-  }
-  return result;
-}
-
 }  // namespace
 
 std::vector<std::string> fsdp_words(const std::string& member) {
@@ -320,25 +285,6 @@ std::vector<std::string> fsdp_words(const std::string& member) {
     }
   }
   return words;
-}
-
-py::dict dict_of_plugin_options(const AcceleratorOptions& options) {
-  const AcceleratorOptions unset;
-  py::dict result;
-  if (options.zero) {
-    ZeroPlugin plain;
-    plain.stage = 0;
-    result["zero"] = difference(dict_of(*options.zero), dict_of(plain));
-  } else {
-    result["deepspeed_plugin"] = py::dict(py::arg("zero_stage") = 0);
-  }
-  if (options.grad_scaler != unset.grad_scaler) {
-    result["grad_scaler"] = py::dict(
-        py::arg("init_scale") = options.grad_scaler.init_scale,
-        py::arg("growth_interval") = options.grad_scaler.growth_interval);
-  }
-  result["gradient_accumulation_steps"] = options.gradient_accumulation_steps;
-  return result;
 }
 
 AcceleratorOptions accelerator_options(const py::dict& values) {

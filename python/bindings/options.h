@@ -10,10 +10,6 @@ namespace lockstep::python {
 /// unknown name or value.
 AcceleratorOptions accelerator_options(const py::dict& values);
 
-/// Returns {"zero": {...}, "grad_scaler": {...}, "gradient_accumulation_steps": n}, as
-/// accelerator_options() reads them. Of ZeRO and the scaler only what differs from the default.
-py::dict dict_of_plugin_options(const AcceleratorOptions& options);
-
 /// Returns the words of an option, a member of FsdpPlugin, in torch's order. Empty for others.
 std::vector<std::string> fsdp_words(const std::string& member);
 

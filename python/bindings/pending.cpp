@@ -58,10 +58,19 @@ void complete(Future& future, std::vector<Pending>& pendings, const Tensors& val
   future.markCompleted(value);
 }
 
-/// Completes futures of a group's operations, on threads if they are not done soon. The futures of
-/// one lane complete in order, on one thread. Thread-safe with the GIL.
+/// Completes futures of a group's operations, on threads if they are not done soon. Those of one
+/// lane that take longer complete in order, on one thread. Thread-safe with the GIL.
 class FutureThreads {
  public:
+  FutureThreads() = default;
+  /// A thread may need the GIL to free what its last future has held.
+  ~FutureThreads() {
+    const py::gil_scoped_release released;
+    lanes_.clear();
+  }
+  FutureThreads(const FutureThreads&) = delete;
+  FutureThreads& operator=(const FutureThreads&) = delete;
+
   /// Returns a future with `value` that completes when all `pendings` are done.
   std::shared_ptr<torch::jit::PythonFutureWrapper> future(
       std::vector<Pending> pendings, Tensors value, int64_t lane) {

@@ -271,7 +271,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def _syncs(self) -> bool:
         """Returns whether the current micro-step ends its accumulation group."""
-        return GradientState().sync_gradients
+        return GradientState().sync_gradients_of(self._no_sync.core)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if self._prepared is None:

@@ -438,10 +438,14 @@ class GradientState:
 
     @property
     def sync_gradients(self) -> bool:
+        accelerator = self._accelerator()
+        return self.sync_gradients_of(None if accelerator is None else accelerator._core)
+
+    def sync_gradients_of(self, core: Any) -> bool:
+        """Returns what the program has set, else the value of this C++ Accelerator; True without one."""
         if self._given_sync is not None:
             return self._given_sync
-        accelerator = self._accelerator()
-        return True if accelerator is None else accelerator._core.sync_gradients
+        return True if core is None else core.sync_gradients
 
     @property
     def end_of_dataloader(self) -> bool:

@@ -173,7 +173,7 @@ def test_an_accelerator_joins_the_ranks_of_the_programs_torch_distributed(tmp_pa
         rank = int(os.environ["RANK"])
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             del os.environ[name]  # A scheduler that sets no variables.
-        for backend in ("gloo", "lockstep"):
+        for backend in ("lockstep", "gloo"):  # The first lends its own connection.
             dist.init_process_group(backend, f"file://{tmp_path}/{{backend}}", rank=1 - rank, world_size=2)
             for _ in range(2):
                 accelerator = Accelerator(cpu=True, expect_prepared_loader=False)
@@ -183,7 +183,7 @@ def test_an_accelerator_joins_the_ranks_of_the_programs_torch_distributed(tmp_pa
                 del accelerator
                 AcceleratorState._reset_state(True)
                 assert dist.is_initialized()
-            if backend == "gloo":
+            if backend == "lockstep":
                 dist.destroy_process_group()
         if dist.get_rank() == 0:
             os.environ["LOCKSTEP_JOIN_TIMEOUT_MS"] = "100"

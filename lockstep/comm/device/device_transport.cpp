@@ -84,10 +84,10 @@ class DeviceTransport final : public RenewableTransport {
     return host_->allocate_shared(bytes, timeout);
   }
 
-  void publish(uint64_t number) override { first_->publish(number); }
+  void set_number(uint64_t number) override { first_->set_number(number); }
 
-  uint64_t published_by(int rank, Milliseconds timeout) override {
-    return first_->published_by(rank, timeout);
+  uint64_t number_of(int rank, Milliseconds timeout) override {
+    return first_->number_of(rank, timeout);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {

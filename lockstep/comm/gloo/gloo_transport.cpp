@@ -25,7 +25,7 @@
 #include "lockstep/comm/transport/flight.h"
 #include "lockstep/comm/transport/ordered_worker.h"
 #include "lockstep/comm/transport/plain_reason.h"
-#include "lockstep/comm/transport/published_number.h"
+#include "lockstep/comm/transport/rank_number.h"
 #include "lockstep/comm/transport/reduce.h"
 #include "lockstep/comm/transport/transport_error.h"
 
@@ -357,12 +357,12 @@ class GlooTransport final : public Transport {
     return operations_.start(std::move(collective), timeout);
   }
 
-  void publish(uint64_t number) override {
+  void set_number(uint64_t number) override {
     const auto text = std::to_string(number);
     state_->store->set(number_key(rank()), std::vector<uint8_t>(text.begin(), text.end()));
   }
 
-  uint64_t published_by(int rank, Milliseconds timeout) override {
+  uint64_t number_of(int rank, Milliseconds timeout) override {
     const std::string key = number_key(rank);
     return await_number(rank, timeout, [&]() -> uint64_t {
       if (!state_->store->check({key})) {

@@ -52,6 +52,14 @@ class HierarchyState {
     const std::lock_guard<std::mutex> lock(mutex_);
     return all_ranks_;
   }
+  /// Returns the connection of all ranks. Throws CommError once this rank has left.
+  std::shared_ptr<Transport> connected_ranks(Op op) {
+    auto link = all_ranks();
+    if (!link) {
+      failure_.check(op);
+    }
+    return link;
+  }
   std::shared_ptr<Transport> local() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return local_;
@@ -70,13 +78,7 @@ class HierarchyState {
   }
 
   void point_to_point(const Collective& c, Milliseconds timeout) {
-    guarded(c.op, [&] {
-      const auto link = all_ranks();
-      if (!link) {
-        failure_.check(c.op);
-      }
-      link->start(c, timeout)->wait(timeout);
-    });
+    guarded(c.op, [&] { connected_ranks(c.op)->start(c, timeout)->wait(timeout); });
   }
 
   template <typename Body>
@@ -137,10 +139,12 @@ class HierarchyTransport final : public Transport {
     return local ? local->allocate(bytes) : Transport::allocate(bytes);
   }
 
-  void publish(uint64_t number) override { state_->all_ranks()->publish(number); }
+  void set_number(uint64_t number) override {
+    state_->connected_ranks(Op::kBarrier)->set_number(number);
+  }
 
-  uint64_t published_by(int rank, Milliseconds timeout) override {
-    return state_->all_ranks()->published_by(rank, timeout);
+  uint64_t number_of(int rank, Milliseconds timeout) override {
+    return state_->connected_ranks(Op::kBarrier)->number_of(rank, timeout);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override;

@@ -39,7 +39,7 @@ struct Control {
   std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<RankState> state;
   int32_t pid;
-  std::atomic<uint64_t> number;  ///< Published by the rank; 0: not yet.
+  std::atomic<uint64_t> number;  ///< Set by the rank; 0: not yet.
   std::array<char, 512> why;     ///< Written before `state` becomes kFailed.
   alignas(64) std::array<PhaseHeader, 2> phase_headers;
 };

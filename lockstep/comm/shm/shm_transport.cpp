@@ -19,7 +19,7 @@
 #include "lockstep/comm/shm/rendezvous.h"
 #include "lockstep/comm/transport/exchange.h"
 #include "lockstep/comm/transport/flight.h"
-#include "lockstep/comm/transport/published_number.h"
+#include "lockstep/comm/transport/rank_number.h"
 #include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
@@ -83,11 +83,11 @@ class ShmTransport final : public Transport {
         at::TensorOptions(at::kByte));
   }
 
-  void publish(uint64_t number) override {
+  void set_number(uint64_t number) override {
     progress_engine_->segment()->control(rank()).number.store(number);
   }
 
-  uint64_t published_by(int rank, Milliseconds timeout) override {
+  uint64_t number_of(int rank, Milliseconds timeout) override {
     const std::atomic<uint64_t>& number = progress_engine_->segment()->control(rank).number;
     return await_number(rank, timeout, [&] { return number.load(); });
   }

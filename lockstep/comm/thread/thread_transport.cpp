@@ -23,7 +23,7 @@
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/comm/thread/reference_collectives.h"
 #include "lockstep/comm/transport/exchange.h"
-#include "lockstep/comm/transport/published_number.h"
+#include "lockstep/comm/transport/rank_number.h"
 #include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
@@ -78,7 +78,7 @@ class ThreadHub {
       : size_(size), present_(size, false), choices_(size), numbers_(size) {}
 
   int size() const { return size_; }
-  /// The number that a rank has published; 0: not yet.
+  /// The number that a rank has set; 0: not yet.
   std::atomic<uint64_t>& number(int rank) { return numbers_[rank]; }
 
   /// Never waits: the last rank to arrive executes the operation for all.
@@ -294,7 +294,7 @@ class ThreadHub {
   std::map<int64_t, std::shared_ptr<PendingCollective>> collectives_;  ///< By sequence number.
   std::vector<bool> present_;
   std::vector<SplitChoice> choices_;
-  std::vector<std::atomic<uint64_t>> numbers_;  ///< Published by the ranks.
+  std::vector<std::atomic<uint64_t>> numbers_;  ///< Set by the ranks.
   at::Tensor common_;
   std::map<int64_t, std::shared_ptr<ThreadHub>> parts_;
   std::mutex children_mutex_;
@@ -414,9 +414,9 @@ class ThreadTransport final : public Transport {
         start_unobserved(std::move(collective)), std::move(observer));
   }
 
-  void publish(uint64_t number) override { hub_->number(rank_).store(number); }
+  void set_number(uint64_t number) override { hub_->number(rank_).store(number); }
 
-  uint64_t published_by(int rank, Milliseconds timeout) override {
+  uint64_t number_of(int rank, Milliseconds timeout) override {
     return await_number(rank, timeout, [&] { return hub_->number(rank).load(); });
   }
 

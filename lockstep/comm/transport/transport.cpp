@@ -222,12 +222,12 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
          "; every rank must start the same operations in the same order";
 }
 
-void Transport::publish(uint64_t /*number*/) {
-  throw Error("publish", fmt::format("a group over {} keeps no numbers", name()));
+void Transport::set_number(uint64_t /*number*/) {
+  throw Error("set_number", fmt::format("a group over {} keeps no numbers", name()));
 }
 
-uint64_t Transport::published_by(int /*rank*/, Milliseconds /*timeout*/) {
-  throw Error("published_by", fmt::format("a group over {} keeps no numbers", name()));
+uint64_t Transport::number_of(int /*rank*/, Milliseconds /*timeout*/) {
+  throw Error("number_of", fmt::format("a group over {} keeps no numbers", name()));
 }
 
 at::Tensor Transport::allocate(int64_t bytes) {

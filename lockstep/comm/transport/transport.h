@@ -164,12 +164,13 @@ class Transport {
   /// Allocates `bytes` zeros that all ranks share. Returns an undefined tensor on all ranks if they
   /// cannot share memory. Collective.
   virtual at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout);
-  /// Gives the other ranks a number other than 0, for published_by. Once; local. Throws Error if
-  /// the transport has no place for it, which only those of tests lack.
-  virtual void publish(uint64_t number);
-  /// Returns the number that `rank` has published. Blocks until it has, though that rank need not
-  /// take part. Throws CommError when `timeout` ends.
-  virtual uint64_t published_by(int rank, Milliseconds timeout);
+  /// Sets a number of this rank, other than 0, which the others read by number_of. A later call
+  /// replaces it. Local, thread-safe. A group of split() has numbers of its own. Throws CommError
+  /// if this rank has left the group, and Error in the transports without numbers of some tests.
+  virtual void set_number(uint64_t number);
+  /// Returns the number that `rank` has set. Blocks until it has, though that rank need not take
+  /// part. Throws CommError when `timeout` ends. Thread-safe.
+  virtual uint64_t number_of(int rank, Milliseconds timeout);
   /// Connects ranks with the same `color` by a new transport, ordered by (key, rank). Collective.
   virtual std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) = 0;
 };

@@ -235,7 +235,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
 
     @property
     def sync_gradients(self) -> bool:
-        return self.gradient_state.sync_gradients
+        return self.gradient_state.sync_gradients_of(self._core)
 
     @sync_gradients.setter
     def sync_gradients(self, sync_gradients: bool) -> None:

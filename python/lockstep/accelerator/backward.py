@@ -101,6 +101,11 @@ class BackwardCalls(AcceleratorBase):
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Limits gradient elements to +-clip_value."""
+        if self._engine is not None:
+            raise _core.ConfigError(
+                "[clip_grad_value_] with a ds_config backward() has updated the parameters already; set gradient_clipping "
+                "in the ds_config, which limits the norm"
+            )
         self._core.clip_grad_value_(self._list_of(parameters), float(clip_value))
 
     @staticmethod

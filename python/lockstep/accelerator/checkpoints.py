@@ -50,6 +50,11 @@ class CheckpointCalls(AcceleratorBase):
         exclude_frozen = bool(kwargs.pop("exclude_frozen_parameters", False))
         if kwargs:
             raise _core.ConfigError(f"[save_state] unknown argument '{next(iter(kwargs))}'")
+        if async_save and self._engine is not None:
+            raise _core.ConfigError(
+                "[save_state] async_save is True, and an engine of a ds_config trains the model, which saves when it is "
+                "called; remove async_save"
+            )
         automatic = self.project_configuration.automatic_checkpoint_naming
         if not automatic and output_dir is None:
             raise _core.ConfigError(
@@ -80,10 +85,14 @@ class CheckpointCalls(AcceleratorBase):
         if input_dir is None and not self.project_configuration.automatic_checkpoint_naming:
             raise _core.ConfigError("[load_state] input_dir is missing; pass a folder")
         loaded = self._core.load_state(None if input_dir is None else os.fspath(input_dir), strict)
-        if self._engine is not None:
-            self._engine.engine.load_checkpoint(loaded, MODEL_NAME, load_module_strict=strict)
         self._resumes = False
+        self._load_engine(loaded, strict)
         self._apply_loaded()
+
+    def _load_engine(self, folder: str, strict: bool = True) -> None:
+        """Loads the part of a checkpoint that belongs to the engine of a ds_config, if there is one. Collective."""
+        if self._engine is not None:
+            self._engine.engine.load_checkpoint(folder, MODEL_NAME, load_module_strict=strict)
 
     def _load_models_and_optimizers(self, folder: str) -> None:
         """Loads only these of a checkpoint, for a program that restores its training loop itself. Collective."""
@@ -112,6 +121,7 @@ class CheckpointCalls(AcceleratorBase):
         if folder is None:
             logger.info("no checkpoint exists to resume from: training starts from the beginning")
             return
+        self._load_engine(folder)
         self._apply_loaded()
         logger.info("resumed from %s", folder)
         if self._dataloaders and self._dataloaders[0].iteration > 0:

@@ -93,7 +93,7 @@ class NoSyncBlocks:
     """The no_sync blocks of an Accelerator, and the models with forwards in them."""
 
     def __init__(self, core: _core.Accelerator, state: AcceleratorState) -> None:
-        self._core = core
+        self.core = core
         self._state = state
         self._open_blocks = 0
         self._forwards: dict[int, _LocalForwards] = {}  # By the id of the model.
@@ -101,7 +101,7 @@ class NoSyncBlocks:
     @contextmanager
     def block(self, model: Any) -> Iterator[None]:
         """Runs a block in which backward averages no gradients; see Accelerator.no_sync."""
-        scope = self._core.no_sync([own_module(model)])
+        scope = self.core.no_sync([own_module(model)])
         self._open_blocks += 1
         forwards = self._watch_forwards(model)
         try:
@@ -121,7 +121,7 @@ class NoSyncBlocks:
             known.pop(id(model), None)
 
         if id(model) not in known:
-            turn_off_averaging = partial(self._core.no_sync, [own_module(model)])
+            turn_off_averaging = partial(self.core.no_sync, [own_module(model)])
             known[id(model)] = _LocalForwards(model, turn_off_averaging, forget)
         known[id(model)].enter_block()
         return known[id(model)]
@@ -131,7 +131,7 @@ class NoSyncBlocks:
         """Runs a block whose backwards average also after forwards within no_sync."""
         forwards = self._forwards.get(id(model))
         if self._open_blocks > 0 or forwards is not None:
-            self._core.trigger_sync_in_backward([own_module(model)])
+            self.core.trigger_sync_in_backward([own_module(model)])
         try:
             yield
         finally:

@@ -169,7 +169,8 @@ class DataLoaderStreamShard(_StreamLoader):
         if isinstance(loader.dataset, IterableDataset):
             self._each = batch_size // num_processes if split_batches else batch_size
             dataset: Any = loader.dataset
-            self._has_own_files = num_processes > 1 and not split_batches and _shards_of(dataset) == num_processes
+            self._has_own_files = 1 < num_processes == PartialState().num_processes and not split_batches
+            self._has_own_files = self._has_own_files and _shards_of(dataset) == num_processes
             if self._has_own_files:
                 dataset = dataset.shard(num_shards=num_processes, index=process_index)
             elif num_processes > 1:
@@ -223,10 +224,42 @@ class DataLoaderStreamShard(_StreamLoader):
 
     def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         world = self._spec["num_processes"]
+        if self._has_own_files:
+            yield from self._batches_of_own_files(begin)
+            return
         for batch, is_last in _with_is_last(itertools.islice(self._read(), begin, None)):
             rows = ignorant_find_batch_size(batch) or 0
             new = [rows] * world
             yield batch, [rows] * world, new, is_last
+
+    def _batches_of_own_files(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
+        """Yields equally many batches on all processes. Collective, for each batch.
+
+        A process whose files end earlier repeats its first batch, without new rows.
+        """
+        group = PartialState().group
+        items = itertools.islice(self._read(), begin, None)
+        batch, is_new = next(items, None), True
+        first = batch if begin == 0 else None
+        while True:
+            if batch is None:
+                is_new = False
+                first = next(self._read(), None) if first is None else first
+                batch = first
+            rows = 0 if batch is None else ignorant_find_batch_size(batch) or 0
+            following = next(items, None) if is_new else None
+            mine = torch.tensor([[rows, rows if is_new else 0, int(following is not None)]])
+            by_rank = group.all_gather(mine).reshape(-1, 3).tolist()
+            if any(of_rank[0] == 0 for of_rank in by_rank):
+                raise _core.ConfigError(
+                    f"[prepare] the files of a stream have no batch on a process: {[of_rank[0] for of_rank in by_rank]} "
+                    "rows; expected some on each; pass a stream with samples in each shard, or dispatch_batches=True"
+                )
+            is_last = not any(of_rank[2] for of_rank in by_rank)
+            yield batch, [of_rank[0] for of_rank in by_rank], [of_rank[1] for of_rank in by_rank], is_last
+            if is_last:
+                return
+            batch = following
 
     def _followers(self) -> list[Any]:
         if self._rounds is None:

@@ -28,8 +28,9 @@ def _create(options: Any, connected: _core.Group | None) -> Any:
     `connected`, the pg_options of init_process_group, is its connection. If it is None, the ranks connect: collective.
     """
     _extend_monitored_barrier()
+    world = None
     if connected is None:
-        connected = connect(
+        world, connected = connect(
             options.store,
             options.group_rank,
             options.group_size,
@@ -37,7 +38,7 @@ def _create(options: Any, connected: _core.Group | None) -> Any:
             options.group_id,
             options.global_ranks_in_group,
         )
-    return ProcessGroupLockstep(options.store, connected, options.timeout, options.group_id)
+    return ProcessGroupLockstep(options.store, connected, options.timeout, options.group_id, world)
 
 
 @functools.cache
@@ -58,7 +59,7 @@ def _extend_monitored_barrier() -> None:
 
 def register() -> None:
     """Registers the backend, once in a process."""
-    if dist.is_available() and BACKEND not in dist.Backend.backend_list:
+    if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 

@@ -23,20 +23,22 @@ def milliseconds(time: timedelta) -> int:
 
 def connect(
     store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, global_ranks: Sequence[int]
-) -> _core.Group:
-    """Connects this rank to the others of its group. Collective.
+) -> tuple[_core.WorldSpec, _core.Group]:
+    """Connects this rank to the others of its group, and returns its place and the connection. Collective.
 
     `global_ranks`: the job's ranks that are in the group; empty for the group of all ranks. Throws CommError that names
     the missing ranks when `timeout` ends.
     """
     if size == 1:
-        return _core.Group()
+        return _core.WorldSpec(), _core.Group()
     advice = f"the group '{name}'", "every rank of the group must call init_process_group or new_group"
     world = find_world(store, rank, size, timeout, "init_process_group", *advice)
     # The flight record has one rank for each process, that of the group of all ranks.
     flight_group = 1 + world.restart_count if global_ranks else 0
     limit = milliseconds(timeout)
-    return _core.connect(world, limit, limit, flight_group)
+    group = _core.connect(world, limit, limit, flight_group)
+    world.restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return world, group
 
 
 def find_world(
@@ -49,6 +51,8 @@ def find_world(
     """
     world = _core.WorldSpec()
     world.rank, world.size, world.source = rank, size, "torch.distributed"
+    # A later join of the same store must not read the values of this one. All ranks join equally often.
+    store = dist.PrefixStore(f"join_{store.add(f'joins_{rank}', 1)}", store)
     own = {"machine": _machine(), "address": _address(store), "port": _free_port(), "token": secrets.randbits(31)}
     store.set(f"rank_{rank}", json.dumps(own))
     keys = [f"rank_{other}" for other in range(size)]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default group of torch.distributed and the job's connection: the one that exists first serves the other."""
+"""The default group of torch.distributed, and the job's connection: each is made from the other if that exists."""
 from __future__ import annotations
 
 import os
 import select
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,10 +16,11 @@ import torch.distributed as dist
 
 from .. import _core
 from .connection import find_world
+from .process_group import ProcessGroupLockstep
 
 _BACKENDS = {"cpu": "lockstep", "cuda": "cpu:lockstep,cuda:nccl"}
-# The default group that provide() has made, and its store, whose methods c10d calls as long as the group lives.
-_given: tuple[Any, dist.Store] | None = None
+_given: Any = None  # The default group that provide() has made.
+_store: JobStore | None = None  # Of the job's connection. c10d calls its methods as long as a group lives.
 
 
 def provide(group: _core.Group, world: _core.WorldSpec, device: torch.device) -> None:
@@ -27,39 +29,50 @@ def provide(group: _core.Group, world: _core.WorldSpec, device: torch.device) ->
     Nothing communicates before the program does. The store starts with its first use, by new_group for instance.
     """
     global _given
-    if not dist.is_available() or dist.is_initialized():
+    if dist.is_initialized():
         return
-    store = dist.HashStore() if world.size == 1 else JobStore(group, world)
     dist.init_process_group(
         _BACKENDS.get(device.type, "lockstep"),
-        store=store,
+        store=dist.HashStore() if world.size == 1 else _store_of(group, world),
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(milliseconds=group.timeout_ms),
         pg_options=group,
     )
-    _given = dist.group.WORLD, store
+    _given = dist.group.WORLD
+
+
+def _store_of(group: _core.Group, world: _core.WorldSpec) -> dist.Store:
+    """Returns the part of the connection's store for one default group. All ranks make equally many."""
+    global _store
+    if _store is None or _store.group is not group:
+        _store = JobStore(group, world)
+    _store.default_groups += 1
+    return dist.PrefixStore(f"default_group_{_store.default_groups}", _store)
 
 
 def connect_program(timeout_ms: int | None) -> tuple[_core.WorldSpec, _core.Group] | None:
-    """Connects the ranks of the default group that the program has initialised itself; returns None without one.
+    """Returns the connection of the default group that the program has initialised itself; None without one.
 
-    Collective. The ranks and their places are those of torch.distributed, whatever variables the scheduler sets.
-    `timeout_ms`: the time for one operation.
+    A group of the backend "lockstep" has one, unless `timeout_ms`, the time for one operation, is given. Else the ranks
+    connect: collective. The ranks and their places are those of torch.distributed, whatever a scheduler sets.
     """
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         return None
     store = dist.distributed_c10d._get_default_store()
-    if store is None:  # The backend of MPI has none, and mpirun sets variables.
+    if store is None:  # c10d keeps none for its backend MPI; mpirun sets variables.
         return None
+    default: Any = dist.group.WORLD
+    own = isinstance(default, ProcessGroupLockstep) and default.world is not None
+    if own and timeout_ms is None:
+        return default.world, default._group
     rank, size = dist.get_rank(), dist.get_world_size()
     world = _core.WorldSpec()
     world.source = "torch.distributed"
     if size == 1:
         return world, _core.connect(world, timeout_ms)
-    joins = store.add(f"lockstep/{rank}", 1)  # Every rank connects equally often.
     world = find_world(
-        dist.PrefixStore(f"lockstep/{joins}", store),
+        dist.PrefixStore("lockstep", store),
         rank,
         size,
         timedelta(milliseconds=_core.join_timeout_ms()),
@@ -67,45 +80,56 @@ def connect_program(timeout_ms: int | None) -> tuple[_core.WorldSpec, _core.Grou
         "the others",
         "every rank of torch.distributed must construct an Accelerator or an engine",
     )
-    group = _core.connect(world, timeout_ms)
+    # The flight record has one group with the number 0.
+    group = _core.connect(world, timeout_ms, None, 1 + world.restart_count if own else 0)
     world.restart_count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return world, group
 
 
 def withdraw() -> None:
-    """Undoes provide(), if the program has not done it."""
-    global _given
-    if _given is not None and _given[0] is dist.group.WORLD:
+    """Undoes provide(), if the program has not done it, and closes the store."""
+    global _given, _store
+    if _given is not None and _given is dist.group.WORLD:
         dist.destroy_process_group()
-    _given = None
+    if _store is not None:
+        _store.close()
+    _given = _store = None
 
 
-_Store: Any = dist.Store  # torch's types lack some of its methods.
+_Base: Any = dist.Store  # torch's types lack some of its methods.
 
 
-class JobStore(_Store):
-    """The store of the job: a TCPStore on rank 0, which starts when a rank uses it first. Thread-safe."""
+class JobStore(_Base):
+    """The store of the job: a TCPStore on rank 0, which starts when a rank uses it first. Thread-safe.
+
+    A thread of rank 0 waits for the first connection, until close().
+    """
 
     def __init__(self, group: _core.Group, world: _core.WorldSpec) -> None:
         super().__init__()
-        self._group = group
+        self.group = group
+        self.default_groups = 0  # How many used it.
         self.host = "127.0.0.1" if world.local_size == world.size else world.master_addr
         self._listener = _listen(self.host) if world.rank == 0 else None
         self._opened: Any = None
         self._mutex = threading.Lock()
         if self._listener is not None:
-            group.publish(self._listener.getsockname()[1])
-            threading.Thread(target=self._serve_others, args=[self._listener], name="JobStore", daemon=True).start()
+            group.set_number(self._listener.getsockname()[1])
+            arguments = (weakref.ref(self), self._listener)
+            threading.Thread(target=_serve_others, args=arguments, name="JobStore", daemon=True).start()
 
-    def _serve_others(self, listener: socket.socket) -> None:
-        """Waits until another rank connects, and starts the store."""
-        select.select([listener], [], [])
-        self._open()
+    def close(self) -> None:
+        """Ends the waiting of rank 0's thread. A store that has started serves its other users on."""
+        with self._mutex:
+            if self._listener is not None and self._opened is None:
+                self._listener.shutdown(socket.SHUT_RDWR)
+                self._listener.close()
+                self._listener = None
 
     def _open(self) -> Any:
         with self._mutex:
             if self._opened is None:
-                port, descriptor = self._group.published_by(0), None
+                port, descriptor = self.group.number_of(0), None
                 if self._listener is not None:
                     descriptor = self._listener.detach()
                 self._opened = dist.TCPStore(
@@ -160,10 +184,17 @@ class JobStore(_Store):
         return True
 
 
+def _serve_others(store: weakref.ref[JobStore], listener: socket.socket) -> None:
+    """Waits until another rank connects, and starts the store."""
+    poller = select.poll()
+    poller.register(listener, select.POLLIN)
+    poller.poll()
+    own = store()
+    if own is not None and own._listener is not None:
+        own._open()
+
+
 def _listen(host: str) -> socket.socket:
-    """Returns a socket that takes connections from this host, or, if ranks are on others, from all."""
-    if host == "127.0.0.1":
-        return socket.create_server((host, 0), backlog=socket.SOMAXCONN)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=socket.SOMAXCONN, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+    """Returns a socket that takes connections at this address of the host, and at no other."""
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    return socket.create_server((str(address[0]), 0), family=family, backlog=socket.SOMAXCONN)

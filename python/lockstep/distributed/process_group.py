@@ -36,6 +36,20 @@ def _device_of(argument: Any) -> str:
     return cast(str, argument.device.type) if isinstance(argument, torch.Tensor) else "cpu"
 
 
+# The names of c10d's operations before torch 2.13.
+_OLDER_NAMES = {
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+
+
+def _method_of(group: Any, name: str) -> Any:
+    return getattr(group, name if hasattr(group, name) else _OLDER_NAMES.get(name, name))
+
+
 def _dispatched(method: _Method) -> _Method:
     """Decorates an operation on CPU tensors: those of other devices go to their own backend."""
 
@@ -45,7 +59,7 @@ def _dispatched(method: _Method) -> _Method:
         if device == "cpu" and second is not None:
             device = _device_of(second)  # The outputs of gather exist on its root alone.
         if device != "cpu":
-            return getattr(self._device_group(device), method.__name__)(first, second, *others, **options)
+            return _method_of(self._device_group(device), method.__name__)(first, second, *others, **options)
         return method(self, first, second, *others, **options)
 
     return cast(_Method, dispatch)
@@ -55,10 +69,19 @@ class ProcessGroupLockstep(_Base):
     """A group of ranks that communicate over a Lockstep connection.
 
     Threads may take turns: an operation throws ConfigError while another thread is inside one of the same group.
+    `world`: this rank's place, if the group has connected itself.
     """
 
-    def __init__(self, store: dist.Store, connected: _core.Group, timeout: timedelta, name: str = "") -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        connected: _core.Group,
+        timeout: timedelta,
+        name: str = "",
+        world: _core.WorldSpec | None = None,
+    ) -> None:
         super().__init__(connected.rank, connected.size)
+        self.world = world
         self._store, self._timeout = store, timeout
         self._name, self._desc = name, ""
         self._core: _core.Group | None = connected
@@ -195,9 +218,14 @@ class ProcessGroupLockstep(_Base):
         return work
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalesced = []
+        if device.type != "cpu":
+            self._device_group(device.type)._start_coalescing(device)
+        else:
+            self._coalesced = []
 
-    def _end_coalescing(self, device: torch.device) -> Work:
+    def _end_coalescing(self, device: torch.device) -> Any:
+        if device.type != "cpu":
+            return self._device_group(device.type)._end_coalescing(device)
         parts, self._coalesced = self._coalesced or [], None
         return Work(
             [pending for part in parts for pending in part._pendings],
@@ -487,8 +515,8 @@ class ProcessGroupLockstep(_Base):
             return None
         name = group_name or f"{self._name}:split:{'_'.join(map(str, ranks))}"
         store, limit = dist.PrefixStore(f"split/{name}/", self._store), timeout or self._timeout
-        connected = connect(store, list(ranks).index(self.rank()), len(ranks), limit, name, ranks)
-        part = ProcessGroupLockstep(store, connected, limit, name)
+        world, connected = connect(store, list(ranks).index(self.rank()), len(ranks), limit, name, ranks)
+        part = ProcessGroupLockstep(store, connected, limit, name, world)
         part._set_group_desc(group_desc or f"{self._desc}:split")
         return part
 

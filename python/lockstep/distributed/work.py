@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from .connection import milliseconds
 _Base: Any = dist.Work  # The types of its methods differ from those of c10d.
 _GROUP_TIMEOUT = timedelta(0)
 
-# The futures of collectives complete in order, as those of the messages from and to each rank.
+# The lane of collectives' futures; the messages from and to each rank have others.
 COLLECTIVES = 0
 
 # What remains to do once the operation is done, such as a copy to a tensor that is not contiguous.
@@ -60,6 +61,7 @@ class Work(_Base):
         self._source = source
         self._error: Exception | None = None
         self._future: Any = None
+        self._mutex = threading.Lock()
 
     def wait(self, timeout: timedelta = _GROUP_TIMEOUT) -> bool:
         limit = timeout if timeout > _GROUP_TIMEOUT else self._timeout
@@ -78,8 +80,9 @@ class Work(_Base):
         return True
 
     def _complete(self) -> None:
-        while self._finish:
-            self._finish.pop(0)()
+        with self._mutex:  # wait() and the future's callback may run on two threads.
+            while self._finish:
+                self._finish.pop(0)()
 
     def get_future(self) -> Any:
         if self._future is None:

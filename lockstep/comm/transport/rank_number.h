@@ -8,7 +8,7 @@
 
 namespace lockstep::comm {
 
-/// Calls `read` every millisecond until it returns the number that `rank` has published, not 0.
+/// Calls `read` every millisecond until it returns the number that `rank` has set, not 0.
 /// Throws CommError when `timeout` ends.
 uint64_t await_number(int rank, Milliseconds timeout, const std::function<uint64_t()>& read);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/comm/transport/published_number.h"
+#include "lockstep/comm/transport/rank_number.h"
 
 #include <chrono>
 #include <thread>
@@ -18,9 +18,9 @@ uint64_t await_number(int rank, Milliseconds timeout, const std::function<uint64
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       throw CommError(
-          "published_by",
+          "number_of",
           fmt::format(
-              "rank {} has published no number within {:.1f} s; it must call publish",
+              "rank {} has set no number within {:.1f} s; it must call set_number",
               rank,
               std::chrono::duration<double>(timeout).count()),
           rank);
