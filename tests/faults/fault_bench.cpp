@@ -170,8 +170,9 @@ void FaultBench::expect_resumes(const fs::path& project, int from) {
 std::vector<std::string> strangers_in(const fs::path& project) {
   std::vector<std::string> strangers;
   for (const std::string& name : storage::names_in(project / "checkpoints")) {
-    const bool plain = name == "latest" || (name.starts_with("checkpoint_") &&
-                                            name.find_first_not_of("0123456789", 11) == name.npos);
+    const bool plain =
+        name == "latest" || name == ".lockstep_lock" ||
+        (name.starts_with("checkpoint_") && name.find_first_not_of("0123456789", 11) == name.npos);
     if (!plain) {
       strangers.push_back(name);
     }

@@ -218,7 +218,13 @@ TEST_F(ResumeLatest, SkippedCheckpointsDoNotCountForRetention) {
   save_two(3);
   EXPECT_THAT(
       names_in(checkpoints_),
-      ElementsAre("checkpoint_0", "checkpoint_1", "checkpoint_2", "checkpoint_3", "latest"));
+      ElementsAre(
+          ".lockstep_lock",
+          "checkpoint_0",
+          "checkpoint_1",
+          "checkpoint_2",
+          "checkpoint_3",
+          "latest"));
 }
 
 TEST(LoadState, ALoaderWithoutASavedPositionBeginsItsFirstEpochIfThatIsAllowed) {

@@ -96,14 +96,18 @@ def _machine() -> str:
 
 def _address(store: dist.Store) -> str:
     """Returns the address at which other hosts reach this one."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return own_address(cast(str, getattr(store, "host", "")) or os.environ.get("MASTER_ADDR", ""))
+
+
+def own_address(master: str) -> str:
+    """Returns the address at which other hosts reach this one; the route to `master` begins there."""
     configured = os.environ.get("LOCKSTEP_HOST_ADDR")
     if configured:
         return configured
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    host = cast(str, getattr(store, "host", "")) or os.environ.get("MASTER_ADDR", "")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host or socket.gethostname(), 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(master or socket.gethostname(), 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as route:
             route.connect(address)  # Sends nothing, but makes the kernel choose the outgoing address.
             return cast(str, route.getsockname()[0])

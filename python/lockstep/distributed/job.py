@@ -2,6 +2,7 @@
 """The default group of torch.distributed, and the job's connection: each is made from the other if that exists."""
 from __future__ import annotations
 
+import ipaddress
 import os
 import select
 import socket
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _core
-from .connection import find_world
+from .connection import find_world, own_address
 from .process_group import ProcessGroupLockstep
 
 _BACKENDS = {"cpu": "lockstep", "cuda": "cpu:lockstep,cuda:nccl"}
@@ -109,12 +110,13 @@ class JobStore(_Base):
         super().__init__()
         self.group = group
         self.default_groups = 0  # How many used it.
-        self.host = "127.0.0.1" if world.local_size == world.size else world.master_addr
-        self._listener = _listen(self.host) if world.rank == 0 else None
+        self._listener: socket.socket | None = None
         self._opened: Any = None
         self._mutex = threading.Lock()
+        if world.rank == 0:
+            self._listener = _listen("127.0.0.1" if world.local_size == world.size else own_address(world.master_addr))
+            group.set_number(_NO_PLACE if self._listener is None else _place_of(self._listener))
         if self._listener is not None:
-            group.set_number(self._listener.getsockname()[1])
             arguments = (weakref.ref(self), self._listener)
             threading.Thread(target=_serve_others, args=arguments, name="JobStore", daemon=True).start()
 
@@ -129,12 +131,17 @@ class JobStore(_Base):
     def _open(self) -> Any:
         with self._mutex:
             if self._opened is None:
-                port, descriptor = self.group.number_of(0), None
+                place, descriptor = self.group.number_of(0), None
+                if place == _NO_PLACE:
+                    raise _core.ConfigError(
+                        "[torch.distributed] rank 0 has no IPv4 address at which the other hosts reach it; set "
+                        "LOCKSTEP_HOST_ADDR to one on its host"
+                    )
                 if self._listener is not None:
                     descriptor = self._listener.detach()
                 self._opened = dist.TCPStore(
-                    self.host,
-                    port,
+                    str(ipaddress.IPv4Address(place >> 16)),
+                    place & 0xFFFF,
                     is_master=descriptor is not None,
                     timeout=self.timeout,
                     wait_for_workers=False,
@@ -194,7 +201,18 @@ def _serve_others(store: weakref.ref[JobStore], listener: socket.socket) -> None
         own._open()
 
 
-def _listen(host: str) -> socket.socket:
-    """Returns a socket that takes connections at this address of the host, and at no other."""
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    return socket.create_server((str(address[0]), 0), family=family, backlog=socket.SOMAXCONN)
+_NO_PLACE = 1  # The number of a rank 0 that cannot listen.
+
+
+def _place_of(listener: socket.socket) -> int:
+    """Returns the IPv4 address and the port as one number, which the core gives to the other ranks."""
+    host, port = listener.getsockname()
+    return int(ipaddress.IPv4Address(host)) << 16 | int(port)
+
+
+def _listen(host: str) -> socket.socket | None:
+    """Returns a socket that takes connections at this IPv4 address, and at no other; None if the host lacks it."""
+    try:
+        return socket.create_server((socket.gethostbyname(host), 0), backlog=socket.SOMAXCONN)
+    except OSError:
+        return None
