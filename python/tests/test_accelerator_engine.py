@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lockstep import Accelerator, ConfigError, DeepSpeedPlugin
-from lockstep.utils import DummyOptim, DummyScheduler
+from lockstep.state import AcceleratorState
+from lockstep.utils import DummyOptim, DummyScheduler, ProjectConfiguration
 
 
 def test_prepare_returns_an_engine_for_a_ds_config(tmp_path):
@@ -47,6 +48,39 @@ def test_prepare_returns_an_engine_for_a_ds_config(tmp_path):
         model.weight.zero_()
     accelerator.load_state(tmp_path / "state")
     assert torch.equal(accelerator.get_state_dict(engine)["weight"], saved)
+    with pytest.raises(ConfigError, match="remove async_save"):
+        accelerator.save_state(tmp_path / "state", async_save=True)
+    with pytest.raises(ConfigError, match="set gradient_clipping in the ds_config"):
+        accelerator.clip_grad_value_(engine.parameters(), 1.0)
+
+
+def test_a_job_that_the_launcher_resumes_gets_the_engines_weights(tmp_path, monkeypatch):
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 1},
+    }
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True)
+
+    def start():
+        accelerator = Accelerator(
+            cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config), project_config=project
+        )
+        model = torch.nn.Linear(2, 1)
+        loader = torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)
+        return accelerator, *accelerator.prepare(model, DummyOptim(model.parameters()), loader)
+
+    accelerator, engine, optimizer, loader = start()
+    for batch in loader:
+        accelerator.backward(engine(batch).sum())
+    accelerator.save_state()
+    saved = engine.module.weight.detach().clone()
+    AcceleratorState._reset_state(True)
+    monkeypatch.setenv("LOCKSTEP_RESUME", "1")
+    resumed, engine, _, loader = start()
+    assert not torch.equal(engine.module.weight, saved)
+    next(iter(loader))
+    assert torch.equal(engine.module.weight, saved) and engine.global_steps == 2 and resumed.sync_gradients
 
 
 def test_an_engine_needs_a_model_and_the_optimizer_of_one_place():

@@ -194,7 +194,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lockstep import Accelerator
 from lockstep.data_loader import prepare_data_loader
 from lockstep.parallelism_config import ParallelismConfig
-from lockstep.utils import FullyShardedDataParallelPlugin
+from lockstep.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 
 accelerator = Accelerator()
 rank = accelerator.process_index
@@ -239,6 +239,13 @@ for splits in (False, True):
 mine = [[10 * rank, 10 * rank + 1], [10 * rank + 2, 10 * rank + 3]]
 assert read[0] == mine, read
 assert read[1] == [[[0], [2], [10], [12]], [[1], [3], [11], [13]]][rank], read
+
+# The shorter part's process repeats its first batch, which counts for no metric.
+own = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+uneven = own.prepare(DataLoader(Sharded([[0, 1, 2, 3], [10, 11]]), batch_size=2))
+batches = [(batch.tolist(), own.gather_for_metrics(batch).tolist()) for batch in uneven]
+assert [batch for batch, _ in batches] == [[[0, 1], [2, 3]], [[10, 11], [10, 11]]][rank], batches
+assert [gathered for _, gathered in batches] == [[0, 1, 10, 11], [2, 3]], batches
 
 for config, plugin, text in (
     (ParallelismConfig(dp_replicate_size=2), None, ""),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .._core import ConfigError
+from .._environment import patch_environment
 from ..utils._deepspeed_wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -82,7 +83,8 @@ def make_engine(
     if isinstance(given.scheduler, DummyScheduler) and given.scheduler.lr_scheduler_callable is not None:
         arguments["lr_scheduler"] = given.scheduler.lr_scheduler_callable
     initialize = import_module("lockstep.deepspeed").initialize
-    engine, engine_optimizer, _, engine_scheduler = initialize(**arguments)
+    with patch_environment(LOCKSTEP_RESUME="0"):  # The Accelerator resumes; the engine has no folder of its own.
+        engine, engine_optimizer, _, engine_scheduler = initialize(**arguments)
     optimizer = None if engine_optimizer is None else DeepSpeedOptimizerWrapper(engine_optimizer)
     scheduler: Any = None
     if isinstance(given.scheduler, DummyScheduler):
