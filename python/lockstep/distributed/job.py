@@ -6,6 +6,7 @@ import ipaddress
 import os
 import select
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ def provide(group: _core.Group, world: _core.WorldSpec, device: torch.device) ->
     global _given
     if dist.is_initialized():
         return
+    hook = sys.excepthook
     dist.init_process_group(
         _BACKENDS.get(device.type, "lockstep"),
         store=dist.HashStore() if world.size == 1 else _store_of(group, world),
@@ -40,6 +42,7 @@ def provide(group: _core.Group, world: _core.WorldSpec, device: torch.device) ->
         timeout=timedelta(milliseconds=group.timeout_ms),
         pg_options=group,
     )
+    sys.excepthook = hook  # torch's would put the rank before each line; the launcher names it.
     _given = dist.group.WORLD
 
 
