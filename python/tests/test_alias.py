@@ -17,7 +17,7 @@ from launch import binary, finish_ranks, python_path, run_ranks
 PACKAGES = Path(lockstep.__file__).with_name("alias") / "packages"
 ROOT = Path(__file__).resolve().parents[2]
 
-# What both a process with the aliases and its children must see.
+# A process with the aliases runs this program, and so do its child processes.
 CHECKS = """
 import importlib, importlib.metadata, importlib.util, sys
 

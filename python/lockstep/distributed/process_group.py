@@ -93,7 +93,7 @@ class ProcessGroupLockstep(_Base):
         self._sending: list[_core.Pending] = []
         self._flush = weakref.finalize(self, _wait_quietly, self._sending)
 
-    # What c10d would keep in its own class.
+    # c10d keeps these values in its class for backends in C++, and asks a class of Python for them.
 
     def getBackendName(self) -> str:
         return "lockstep"

@@ -20,7 +20,7 @@ _GROUP_TIMEOUT = timedelta(0)
 # The lane of collectives' futures; the messages from and to each rank have others.
 COLLECTIVES = 0
 
-# What remains to do once the operation is done, such as a copy to a tensor that is not contiguous.
+# A Finish runs after its operation, and copies the result to a tensor that is not contiguous, for instance.
 Finish = Callable[[], None]
 
 
