@@ -89,6 +89,10 @@ void AcceleratorInternals::add_checkpoint_part(
   accelerator.state_->checkpointer.add_first_part(std::move(part));
 }
 
+void AcceleratorInternals::set_own_files(Accelerator& accelerator, StateSaver::OwnFiles write) {
+  accelerator.state_->checkpointer.saver().set_own_files(std::move(write));
+}
+
 void AcceleratorInternals::add_checkpointable(Accelerator& accelerator, AnyCheckpointable object) {
   accelerator.add_checkpointable(std::move(object));
 }

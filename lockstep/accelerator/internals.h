@@ -10,6 +10,7 @@
 
 #include "lockstep/accelerator/backward/collective_scope.h"
 #include "lockstep/accelerator/backward/gradient_scope.h"
+#include "lockstep/accelerator/checkpointing/state_saver.h"
 #include "lockstep/accelerator/prepare/preparer.h"
 #include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
@@ -69,6 +70,8 @@ class AcceleratorInternals {
       const checkpoint::SaveModelOptions& options);
   /// Adds a part that checkpoints save, and loads check, before all others.
   static void add_checkpoint_part(Accelerator& accelerator, std::shared_ptr<CheckpointPart> part);
+  /// Sets what writes files of its own into each checkpoint, before it is complete.
+  static void set_own_files(Accelerator& accelerator, StateSaver::OwnFiles write);
   static void add_checkpointable(Accelerator& accelerator, AnyCheckpointable object);
   /// Sets AcceleratorOptions::project_name, and calls Accelerator::init_trackers. Step records that
   /// have begun keep their folder.

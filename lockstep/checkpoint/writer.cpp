@@ -218,6 +218,14 @@ void Writer::write(const Contents& contents) {
   });
 }
 
+void Writer::add_own(const std::function<void(const fs::path& folder)>& write) {
+  try {
+    write(folder_);  // After a failure, too: the other ranks take part.
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
 std::string Writer::own_report() const {
   Json records = Json::array();
   for (const storage::FileRecord& record : files_) {

@@ -82,6 +82,10 @@ class Writer {
   /// written. Returns on every rank after the checkpoint is on disk and visible at the target.
   void commit(const nlohmann::json& meta);
 
+  /// Runs `write` with the temporary folder, in which it may write files and folders of its own
+  /// that the manifest does not list. All ranks may call it, and `write` may communicate.
+  void add_own(const std::function<void(const std::filesystem::path& folder)>& write);
+
   /// Returns the absolute path.
   const std::filesystem::path& target() const { return target_; }
 

@@ -110,6 +110,28 @@ TEST_P(WriterTest, OneRankThatFailsFailsAllAndTheOldOneStays) {
   EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("step_1"));
 }
 
+TEST_P(WriterTest, FoldersOfItsOwnBelongToTheCheckpoint) {
+  const auto save_with = [&](const Group& group, bool fails) {
+    Writer writer(group, target_, {.overwrite = true});
+    writer.add_own([&](const fs::path& made) {
+      Group all = group;
+      all.barrier();  // It may communicate.
+      if (group.rank() == last()) {
+        fs::create_directory(made / "engine");
+        storage::write_bytes(made / "engine" / "latest", fails ? "new" : "old");
+      }
+      if (fails && group.rank() == last()) {
+        throw ConfigError("engine", "no more");
+      }
+    });
+    writer.commit(Json::object());
+  };
+  ranks(GetParam(), [&](const Group& group) { save_with(group, false); });
+  everyone_refuses([&](const Group& group) { save_with(group, true); }, "no more");
+  EXPECT_EQ(storage::read_bytes(target_ / "engine" / "latest"), "old");
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("step_1"));
+}
+
 TEST_P(WriterTest, TheFirstRankThatFailsIsTheOneReported) {
   everyone_refuses(
       [&](const Group& group) {

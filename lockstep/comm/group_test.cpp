@@ -236,6 +236,28 @@ TEST_P(GroupTest, TwoRanksMaySendToEachOtherBeforeTheyReceive) {
   });
 }
 
+TEST_P(GroupTest, MessagesOfSeveralPeersDoNotWaitForEachOther) {
+  run([&](Group group) {
+    std::vector<Pending> sent;
+    std::vector<Pending> received;
+    for (int i = 0; i < group.size(); ++i) {  // Even and odd ranks have opposite orders.
+      const int peer = group.rank() % 2 == 0 ? i : group.size() - 1 - i;
+      if (peer != group.rank()) {
+        received.push_back(group.recv(at::empty({1000}, at::kLong), peer));
+        sent.push_back(group.send(at::full({1000}, group.rank(), at::kLong), peer));
+      }
+    }
+    int64_t total = group.rank();
+    for (Pending& message : received) {
+      total += message.wait()[999].item<int64_t>();
+    }
+    for (Pending& message : sent) {
+      message.wait();
+    }
+    EXPECT_EQ(total, group.size() * (group.size() - 1) / 2);
+  });
+}
+
 TEST_P(GroupTest, OperationsStartedTogetherFinishInOrder) {
   run([&](Group group) {
     std::vector<Pending> pending;

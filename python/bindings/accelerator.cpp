@@ -298,6 +298,8 @@ void bind_saved_states(py::module_& module) {
       });
   py::class_<StateBeingLoaded>(module, "StateBeingLoaded")
       .def_readonly("models", &StateBeingLoaded::models)
+      .def_property_readonly(
+          "folder", [](const StateBeingLoaded& state) { return state.checkpoint.path().string(); })
       .def(
           "exclude_model",
           [](StateBeingLoaded& state, size_t model) { state.excluded_models.insert(model); })
@@ -320,20 +322,26 @@ void bind_saved_states(py::module_& module) {
       });
 }
 
+/// Calls Python for all ranks, to which a failure's message is reported. That of a program's
+/// exception has its traceback. The caller has the GIL.
+template <typename... Arguments>
+void call_hook(const Held<>& hook, Arguments&&... arguments) {
+  try {
+    hook.get()(std::forward<Arguments>(arguments)...);
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(py::module_::import("lockstep._core").attr("Error"))) {
+      throw;
+    }
+    throw std::runtime_error(py::str(error.value()).cast<std::string>());
+  }
+}
+
 /// Returns a hook that calls Python.
 template <typename State>
 std::function<void(State&)> hook_of(py::object hook) {
   return [held = Held<>(std::move(hook))](State& state) {
     const py::gil_scoped_acquire gil;
-    try {
-      held.get()(py::cast(state, py::return_value_policy::reference));
-    } catch (const py::error_already_set& error) {
-      // The message is reported on all ranks. That of a program's exception has its traceback.
-      if (!error.matches(py::module_::import("lockstep._core").attr("Error"))) {
-        throw;
-      }
-      throw std::runtime_error(py::str(error.value()).cast<std::string>());
-    }
+    call_hook(held, py::cast(state, py::return_value_policy::reference));
   };
 }
 
@@ -404,6 +412,17 @@ void bind_checkpoints(py::class_<Accelerator>& accelerator) {
           [](Accelerator& self, const py::object& object, py::object get, py::object set) {
             Internals::add_checkpointable(
                 self, checkpointable_of(std::move(get), std::move(set), object.ptr()));
+          })
+      .def(
+          "set_own_files",
+          [](Accelerator& self, py::object write) {
+            Internals::set_own_files(
+                self,
+                [held = Held<>(std::move(write))](
+                    const std::filesystem::path& folder, const SaveStateOptions& options) {
+                  const py::gil_scoped_acquire gil;
+                  call_hook(held, folder.string(), options.exclude_frozen_parameters);
+                });
           })
       .def(
           "register_save_state_pre_hook",
@@ -486,7 +505,7 @@ void bind_accelerator(py::module_& module) {
   bind_saved_states(module);
   module.def("fsdp_words", &fsdp_words);
   module.def("share_of", &share_of);
-  py::class_<Accelerator> accelerator(module, "Accelerator");
+  py::class_<Accelerator> accelerator(module, "Accelerator", DestroyedWithoutGil());
   accelerator
       .def(py::init([](const py::dict& options, const WorldSpec& world, const Group& group) {
         AcceleratorOptions parsed = accelerator_options(options);

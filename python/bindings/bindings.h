@@ -21,6 +21,10 @@ namespace py = pybind11;
 /// Releases the GIL during a call.
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
+/// Releases the GIL while an object is destroyed: it joins threads, which may need the GIL to free
+/// a tensor of Python. For classes that own a Group.
+using DestroyedWithoutGil = py::release_gil_before_calling_cpp_dtor;
+
 /// Owns a Python object. Copies and destruction are safe without the GIL.
 template <typename Object = py::object>
 class Held {

@@ -356,7 +356,8 @@ void bind_engine_checkpoints(py::class_<PythonEngine, std::shared_ptr<PythonEngi
 
 void bind_engine(py::module_& module) {
   const py::class_<GradientScope, std::shared_ptr<GradientScope>> scope(module, "GradientScope");
-  py::class_<PythonEngine, std::shared_ptr<PythonEngine>> engine(module, "Engine");
+  py::class_<PythonEngine, std::shared_ptr<PythonEngine>> engine(
+      module, "Engine", DestroyedWithoutGil());
   engine.def("begin_forward", &PythonEngine::begin_forward)
       .def("end_forward", &PythonEngine::end_forward)
       .def(
@@ -393,7 +394,7 @@ void bind_engine(py::module_& module) {
   bind_configuration(engine);
   bind_counts(engine);
   bind_engine_checkpoints(engine);
-  py::class_<Initialized>(module, "Initialized")
+  py::class_<Initialized>(module, "Initialized", DestroyedWithoutGil())
       .def_readonly("engine", &Initialized::engine)
       .def_readonly("inner", &Initialized::inner)
       .def_readonly("optimizer", &Initialized::optimizer)

@@ -92,7 +92,8 @@ void transfer_zero_init(
 
 void bind_gathered(py::module_& module) {
   py::class_<ZeroInitScope>(module, "ZeroInitScope").def("end", &ZeroInitScope::end);
-  py::class_<internal::ZeroInit, std::shared_ptr<internal::ZeroInit>>(module, "ZeroInit")
+  py::class_<internal::ZeroInit, std::shared_ptr<internal::ZeroInit>>(
+      module, "ZeroInit", DestroyedWithoutGil())
       .def(py::init([](const Group& group, const at::Device& device) {
         return std::make_shared<internal::ZeroInit>(group, device);
       }))

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/world.h"
@@ -56,6 +58,23 @@ void bind_world(py::module_& module) {
       "is_set_by_launcher", [](const std::string& name) { return is_set_by_launcher(name); });
 }
 
+comm::Op op_named(const std::string& name) {
+  using comm::Op;
+  for (const Op op :
+       {Op::kAllReduce,
+        Op::kReduceScatter,
+        Op::kAllGather,
+        Op::kAllToAll,
+        Op::kBroadcast,
+        Op::kGather,
+        Op::kScatter}) {
+    if (name == comm::name_of(op)) {
+      return op;
+    }
+  }
+  throw ConfigError("refuse", fmt::format("expected a collective; got '{}'", name));
+}
+
 }  // namespace
 
 void bind_group(py::module_& module) {
@@ -67,7 +86,7 @@ void bind_group(py::module_& module) {
       .value("MAX", ReduceOp::kMax)
       .value("PRODUCT", ReduceOp::kProduct);
   bind_pending(module);
-  py::class_<Group> bound(module, "Group");
+  py::class_<Group> bound(module, "Group", DestroyedWithoutGil());
   bound.def(py::init<>())
       .def_property_readonly("rank", &Group::rank)
       .def_property_readonly("size", &Group::size)
@@ -117,6 +136,14 @@ void bind_group(py::module_& module) {
           },
           NoGil())
       .def("barrier", &Group::barrier, NoGil())
+      .def(
+          "refuse",
+          [](Group& group, const std::string& op, const at::Tensor& argument) {
+            group.refuse(op_named(op), argument);
+          },
+          py::arg("op"),
+          py::arg("argument"),
+          NoGil())
       .def("set_number", &Group::set_number, py::arg("number"))
       .def("number_of", &Group::number_of, py::arg("rank"), NoGil())
       .def("split", &Group::split, py::arg("color"), py::arg("key") = 0, NoGil());

@@ -158,7 +158,8 @@ void bind_loaders(py::module_& module) {
   py::class_<data::ShardPlan, std::shared_ptr<data::ShardPlan>>(module, "ShardPlan")
       .def("__len__", &data::ShardPlan::size)
       .def("indices", py::overload_cast<int64_t>(&data::ShardPlan::indices, py::const_));
-  py::class_<PythonLoader, std::shared_ptr<PythonLoader>>(module, "LoaderCore")
+  py::class_<PythonLoader, std::shared_ptr<PythonLoader>>(
+      module, "LoaderCore", DestroyedWithoutGil())
       .def(
           py::init(&make_loader),
           py::arg("samples"),

@@ -62,15 +62,6 @@ void complete(Future& future, std::vector<Pending>& pendings, const Tensors& val
 /// lane that take longer complete in order, on one thread. Thread-safe with the GIL.
 class FutureThreads {
  public:
-  FutureThreads() = default;
-  /// A thread may need the GIL to free what its last future has held.
-  ~FutureThreads() {
-    const py::gil_scoped_release released;
-    lanes_.clear();
-  }
-  FutureThreads(const FutureThreads&) = delete;
-  FutureThreads& operator=(const FutureThreads&) = delete;
-
   /// Returns a future with `value` that completes when all `pendings` are done.
   std::shared_ptr<torch::jit::PythonFutureWrapper> future(
       std::vector<Pending> pendings, Tensors value, int64_t lane) {
@@ -108,7 +99,7 @@ class FutureThreads {
 }  // namespace
 
 void bind_pending(py::module_& module) {
-  py::class_<Pending>(module, "Pending")
+  py::class_<Pending>(module, "Pending", DestroyedWithoutGil())
       .def("done", &Pending::done, NoGil())
       .def(
           "result", [](Pending& pending) { return pending.wait(); }, NoGil())
@@ -120,7 +111,7 @@ void bind_pending(py::module_& module) {
           },
           py::arg("timeout_ms") = std::nullopt,
           NoGil());
-  py::class_<FutureThreads>(module, "FutureThreads")
+  py::class_<FutureThreads>(module, "FutureThreads", DestroyedWithoutGil())
       .def(py::init<>())
       .def(
           "future",

@@ -150,6 +150,8 @@ class PythonState:
         """Runs within load_state, before anything is changed: reads and checks all of Python's files."""
         accelerator = self._accelerator
         self._pending = PendingState()
+        if accelerator._engine is not None:
+            accelerator._engine.check(state.folder)
         if not self.loads_loop:
             self._check_objects(state)
             return

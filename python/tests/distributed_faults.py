@@ -92,6 +92,30 @@ def ranks_differ() -> None:
         dist.all_reduce(torch.ones(3 if RANK == 0 else 4))
 
 
+def a_root_refuses() -> None:
+    """The others do not wait for a root whose list is wrong."""
+    init(60)
+    start = time.monotonic()
+    parts = [torch.empty(3)] * (SIZE - 1)
+    if RANK == 0:
+        with pytest.raises(lockstep.ConfigError, match=rf"\[gather\] expected one tensor for each of {SIZE} ranks"):
+            dist.gather(torch.ones(3), parts)
+    else:
+        with pytest.raises(lockstep.CommError, match="rank 0 calls gather with an invalid argument"):
+            dist.gather(torch.ones(3))
+    assert time.monotonic() - start < 10
+
+
+def a_rank_refuses() -> None:
+    init(60)
+    if RANK == SIZE - 1:
+        with pytest.raises(lockstep.ConfigError, match="BAND is not defined for torch.float32"):
+            dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
+    else:
+        with pytest.raises(lockstep.CommError, match=f"rank {SIZE - 1} calls all_reduce with an invalid"):
+            dist.all_reduce(torch.ones(3))
+
+
 def tags_differ() -> None:
     init()
     big = torch.ones(100_000)

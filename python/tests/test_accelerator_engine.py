@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep import Accelerator, ConfigError, DeepSpeedPlugin
+from lockstep import Accelerator, CheckpointError, ConfigError, DeepSpeedPlugin
 from lockstep.state import AcceleratorState
 from lockstep.utils import DummyOptim, DummyScheduler, ProjectConfiguration
 
@@ -48,7 +48,7 @@ def test_prepare_returns_an_engine_for_a_ds_config(tmp_path):
         model.weight.zero_()
     accelerator.load_state(tmp_path / "state")
     assert torch.equal(accelerator.get_state_dict(engine)["weight"], saved)
-    with pytest.raises(ConfigError, match="remove async_save"):
+    with pytest.raises(ConfigError, match="turn async_save off"):
         accelerator.save_state(tmp_path / "state", async_save=True)
     with pytest.raises(ConfigError, match="set gradient_clipping in the ds_config"):
         accelerator.clip_grad_value_(engine.parameters(), 1.0)
@@ -81,6 +81,44 @@ def test_a_job_that_the_launcher_resumes_gets_the_engines_weights(tmp_path, monk
     assert not torch.equal(engine.module.weight, saved)
     next(iter(loader))
     assert torch.equal(engine.module.weight, saved) and engine.global_steps == 2 and resumed.sync_gradients
+
+
+def test_a_checkpoint_with_an_engine_is_whole_or_absent(tmp_path, monkeypatch):
+    """The engine's part belongs to the checkpoint: a save that fails there leaves the former one."""
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 0},
+    }
+    plugin = DeepSpeedPlugin(hf_ds_config=config)
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin)
+    model = torch.nn.Linear(2, 1)
+    engine, _ = accelerator.prepare(model, DummyOptim(model.parameters()))
+    folder = tmp_path / "state"
+    accelerator.save_state(folder)
+    saved = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.zero_()
+    save_checkpoint = engine.save_checkpoint
+
+    def fail_after_save(*args, **kwargs):
+        save_checkpoint(*args, **kwargs)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(engine, "save_checkpoint", fail_after_save)
+    with pytest.raises(CheckpointError, match="is not saved; rank 0 failed.*the disk is full"):
+        accelerator.save_state(folder)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["state"]
+    accelerator.load_state(folder)
+    assert torch.equal(model.weight, saved)
+    (folder / "pytorch_model").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="has no part of an engine"):
+        accelerator.load_state(folder)
+    project = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, checkpointing_steps=5)
+    AcceleratorState._reset_state(True)
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin, project_config=project)
+    with pytest.raises(ConfigError, match="checkpointing_steps is 5.* call save_state"):
+        accelerator.prepare(model, DummyOptim(model.parameters()))
 
 
 def test_an_engine_needs_a_model_and_the_optimizer_of_one_place():

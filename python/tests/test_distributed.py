@@ -44,9 +44,9 @@ def test_torchs_own_training_gives_gloos_results(ranks: int, tmp_path: Path) -> 
             assert name in trained, output
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_messages_groups_and_stores(ranks: int, tmp_path: Path) -> None:
-    for output in _run("distributed_messages.py", ranks, tmp_path):
+@pytest.mark.parametrize(("ranks", "variables"), [(2, {}), (3, {}), (3, {"LOCKSTEP_COMM": "gloo"})])
+def test_messages_groups_and_stores(ranks: int, variables: dict[str, str], tmp_path: Path) -> None:
+    for output in _run("distributed_messages.py", ranks, tmp_path, **variables):
         assert output.endswith("done\n")
 
 
@@ -57,7 +57,7 @@ def test_operations_over_sockets_give_gloos_results() -> None:
 
 _FAULTS = (
     *("a_rank_dies", "a_rank_never_joins", "a_rank_is_late", "a_future_fails", "backward_fails", "ranks_differ"),
-    *("tags_differ", "two_threads"),
+    *("a_root_refuses", "a_rank_refuses", "tags_differ", "two_threads"),
 )
 
 

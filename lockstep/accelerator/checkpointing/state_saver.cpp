@@ -232,6 +232,12 @@ void StateSaver::finish_contents(StateToSave& state, SaveTimings& timings) {
 void StateSaver::save(
     const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
   step_.refuse_offloaded("save_state");
+  if (options.async && own_files_) {
+    throw ConfigError(
+        "save_state",
+        "an engine of a ds_config trains the model, and saves during the call; turn async_save "
+        "off");
+  }
   const auto began = Clock::now();
   SaveTimings timings;
   wait();
@@ -264,6 +270,9 @@ void StateSaver::save(
   write.run(project_.groups(), [&](checkpoint::Writer& writer, const SavingGroups& groups) {
     if (objects_.saves_full_state_dict()) {
       unshard_while(objects_, groups, [&] { writer.write(state.full_tensors); });
+    }
+    if (own_files_) {
+      writer.add_own([&](const fs::path& made) { own_files_(made, options); });
     }
   });
   timings.write_ms = milliseconds_since(began) - timings.waited_ms;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "lockstep/accelerator/checkpointing/checkpoint_part.h"
 #include "lockstep/accelerator/checkpointing/project_folder.h"
@@ -24,6 +25,10 @@ namespace lockstep::internal {
 /// Writes checkpoints, during the call or on a separate thread.
 class StateSaver {
  public:
+  /// Writes files and folders of its own into `folder`, which becomes the checkpoint. All processes
+  /// call it. A failure on one fails the save.
+  using OwnFiles =
+      std::function<void(const std::filesystem::path& folder, const SaveStateOptions& options)>;
   /// Called after the commit, on the thread that writes. Collective over its argument.
   using AfterCommit = std::function<void(const SavingGroups& groups)>;
 
@@ -46,6 +51,8 @@ class StateSaver {
       const std::filesystem::path& folder,
       const SaveStateOptions& options,
       const AfterCommit& after = nullptr);
+  /// Sets what writes files of its own in each save. Asynchronous saves are refused then.
+  void set_own_files(OwnFiles write) { own_files_ = std::move(write); }
   /// Blocks until no asynchronous save is running; throws if the last one failed.
   void wait();
   /// Returns the costs of the last save.
@@ -70,6 +77,7 @@ class StateSaver {
   const ProjectFolder& project_;
   const CheckpointParts& parts_;
 
+  OwnFiles own_files_;
   SaveTimings timings_;
   double background_write_ms_ = 0;  ///< Read after wait() only.
   std::shared_ptr<checkpoint::Contents> snapshot_ = std::make_shared<checkpoint::Contents>();

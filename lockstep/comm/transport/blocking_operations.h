@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,8 +14,9 @@
 namespace lockstep::comm {
 
 /// Runs a transport's blocking operations on progress threads. Collectives run one after the other
-/// on one thread; send and recv have their own threads, so that two ranks may send to each other
-/// before they receive. Each operation is recorded in the flight record.
+/// on one thread; the messages to each rank, and from each rank, have a thread of their own, which
+/// starts with the first one: ranks may send and receive in any order, apart from one peer's
+/// messages. Each operation is recorded in the flight record.
 ///
 /// `Link` is the state that those threads use; it outlives the transport if an operation does. It
 /// has `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `mark_failed(why)`,
@@ -31,7 +33,7 @@ class BlockingOperations {
     const Op op = collective.op;
     const auto on_timeout = [link = link_](const std::string& why) { link->mark_failed(why); };
     if (op == Op::kSend || op == Op::kRecv) {
-      OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
+      OrderedWorker& worker = messages_[{op == Op::kSend, collective.root}];
       const FlightEntry entry(collective, group_, -1);
       collective.observer = nullptr;  // The entry has it; parts of the operation have none.
       return worker.submit(
@@ -56,8 +58,7 @@ class BlockingOperations {
   std::shared_ptr<Link> link_;
   uint64_t group_;
   OrderedWorker collectives_;
-  OrderedWorker sends_;
-  OrderedWorker receives_;
+  std::map<std::pair<bool, int>, OrderedWorker> messages_;  ///< By (sends, peer).
   int64_t sequence_ = 0;
 };
 

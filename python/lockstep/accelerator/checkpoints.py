@@ -17,7 +17,6 @@ from ..checkpointing import PythonState
 from ..data_loader import skip_first_batches
 from ..logging import get_logger
 from ..state import AcceleratorState
-from ..utils.constants import MODEL_NAME
 from ..utils.dataclasses import ProjectConfiguration
 from ..utils.other import save
 from .base import AcceleratorBase
@@ -50,11 +49,6 @@ class CheckpointCalls(AcceleratorBase):
         exclude_frozen = bool(kwargs.pop("exclude_frozen_parameters", False))
         if kwargs:
             raise _core.ConfigError(f"[save_state] unknown argument '{next(iter(kwargs))}'")
-        if async_save and self._engine is not None:
-            raise _core.ConfigError(
-                "[save_state] async_save is True, and an engine of a ds_config trains the model, which saves when it is "
-                "called; remove async_save"
-            )
         automatic = self.project_configuration.automatic_checkpoint_naming
         if not automatic and output_dir is None:
             raise _core.ConfigError(
@@ -65,8 +59,6 @@ class CheckpointCalls(AcceleratorBase):
         for optimizer in self._optimizers:
             optimizer._push_options()
         saved = self._core.save_state(folder, async_save, folder is not None, exclude_frozen)
-        if self._engine is not None:
-            self._engine.engine.save_checkpoint(saved, MODEL_NAME, exclude_frozen_parameters=exclude_frozen)
         if automatic:
             self.project_configuration.iteration = int(Path(saved).name.rsplit("_", 1)[1]) + 1
         return saved
@@ -92,7 +84,7 @@ class CheckpointCalls(AcceleratorBase):
     def _load_engine(self, folder: str, strict: bool = True) -> None:
         """Loads the part of a checkpoint that belongs to the engine of a ds_config, if there is one. Collective."""
         if self._engine is not None:
-            self._engine.engine.load_checkpoint(folder, MODEL_NAME, load_module_strict=strict)
+            self._engine.load(folder, strict)
 
     def _load_models_and_optimizers(self, folder: str) -> None:
         """Loads only these of a checkpoint, for a program that restores its training loop itself. Collective."""

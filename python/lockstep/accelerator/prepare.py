@@ -11,6 +11,7 @@ import torch
 from .. import _core
 from .._buffers import share_transient_buffers
 from .._own_module import own_module
+from .._weak import weak_method
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import PreparedLoader, share_seed
 from ..optimizer import AcceleratedOptimizer, sparse_weights
@@ -100,6 +101,11 @@ class PrepareCalls(AcceleratorBase):
     def _prepare_engine(self, objects: tuple[Any, ...], places: list[bool]) -> Any:
         """Returns the objects with DeepSpeed's engine in place of the model. Collective."""
         self._expect_own_plugin()
+        if self.project_configuration.checkpointing_steps != 0:
+            raise _core.ConfigError(
+                f"[prepare] checkpointing_steps is {self.project_configuration.checkpointing_steps}, and an engine of a "
+                "ds_config counts the updates; remove it, and call save_state"
+            )
         loaders = [
             self._make_loader(obj, place) if isinstance(obj, torch.utils.data.DataLoader) else None
             for obj, place in zip(objects, places)
@@ -116,6 +122,7 @@ class PrepareCalls(AcceleratorBase):
             1 if self.dataloader_config.split_batches else self.state.num_processes,
         )
         engine = self._engine.engine
+        self._core.set_own_files(weak_method(self._engine.save))
         self._compile_engine(engine)
         self._models.append(engine)
         if optimizer is not None:

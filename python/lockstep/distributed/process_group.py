@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -235,11 +235,21 @@ class ProcessGroupLockstep(_Base):
             timeout=self._timeout,
         )
 
+    def _refuse(self, where: str, argument: torch.Tensor, why: str) -> NoReturn:
+        """Informs the other ranks, which may have started the operation, and throws."""
+        self._group.refuse("all_reduce" if where == "reduce" else where, argument)
+        raise _core.ConfigError(f"[{where}] {why}")
+
+    def _check_reducible(self, where: str, tensor: torch.Tensor, op: Any) -> None:
+        why = reductions.fault_of(tensor.dtype, op)
+        if why is not None:
+            self._refuse(where, tensor, why)
+
     def _start_all_reduce(
         self, where: str, tensor: torch.Tensor, op: Any, finish: list[Finish], keep: bool = True
     ) -> _core.Pending:
         """Starts a reduction of `tensor`. If not `keep`, this rank's tensor keeps its values."""
-        reductions.check(where, tensor.dtype, op)
+        self._check_reducible(where, tensor, op)
         core = reductions.core_op(tensor.dtype, op)
         if core is None:
             mine = readable(tensor)
@@ -257,7 +267,7 @@ class ProcessGroupLockstep(_Base):
         self, output: torch.Tensor, source: torch.Tensor, op: Any, finish: list[Finish]
     ) -> _core.Pending:
         """Starts a reduction of `source`, of whose parts this rank gets its own."""
-        reductions.check("reduce_scatter", source.dtype, op)
+        self._check_reducible("reduce_scatter", source, op)
         core = reductions.core_op(source.dtype, op)
         source = readable(source)
         if core is None:
@@ -294,9 +304,8 @@ class ProcessGroupLockstep(_Base):
     def _reduce_sparse(self, tensor: torch.Tensor, op: Any) -> None:
         """Sums sparse tensors with different indices. Blocks."""
         if reductions.kind_of(op) != dist.ReduceOp.SUM:
-            raise _core.ConfigError(
-                f"[all_reduce] a sparse tensor can only be summed; got {reductions.kind_of(op).name}, expected SUM"
-            )
+            why = f"a sparse tensor can only be summed; got {reductions.kind_of(op).name}, expected SUM"
+            self._refuse("all_reduce", tensor, why)
         mine = tensor.coalesce()
         counts = torch.empty(self.size(), dtype=torch.int64)
         self._group.start_all_gather(counts, torch.tensor([mine._nnz()])).wait()
@@ -385,14 +394,14 @@ class ProcessGroupLockstep(_Base):
 
     def _check_parts(self, where: str, parts: Tensors, like: torch.Tensor) -> None:
         if len(parts) != self.size():
-            raise _core.ConfigError(
-                f"[{where}] expected one tensor for each of {self.size()} ranks; got {len(parts)} tensors"
-            )
+            self._refuse(where, like, f"expected one tensor for each of {self.size()} ranks; got {len(parts)} tensors")
         for part in parts:
             if part.numel() != like.numel() or part.dtype != like.dtype:
-                raise _core.ConfigError(
-                    f"[{where}] the tensors of all ranks must be alike; got {part.dtype}{list(part.shape)} and "
-                    f"{like.dtype}{list(like.shape)}"
+                self._refuse(
+                    where,
+                    like,
+                    f"the tensors of all ranks must be alike; got {part.dtype}{list(part.shape)} and "
+                    f"{like.dtype}{list(like.shape)}",
                 )
 
     @_dispatched

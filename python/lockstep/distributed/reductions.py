@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -73,21 +73,20 @@ def factor_of(op: Any) -> Any:
     return op.factor if kind_of(op) == _RedOp.PREMUL_SUM else None
 
 
-def check(where: str, dtype: torch.dtype, op: Any) -> None:
-    """Throws ConfigError for an operation that is not defined for the dtype."""
-    kind = kind_of(op)
-    if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
-        _refuse(where, dtype, kind, "an integer tensor")
-    if kind == _RedOp.PREMUL_SUM and not (dtype.is_floating_point or dtype.is_complex):
-        _refuse(where, dtype, kind, "a floating point tensor")
-    if kind == _RedOp.AVG and dtype == torch.bool:
-        _refuse(where, dtype, kind, "a number")
-    if dtype.is_complex and kind not in (_RedOp.SUM, _RedOp.AVG):
-        _refuse(where, dtype, kind, "a real tensor")
-
-
-def _refuse(where: str, dtype: torch.dtype, kind: Any, expected: str) -> NoReturn:
-    raise _core.ConfigError(f"[{where}] {kind.name} is not defined for {dtype}; expected {expected}")
+def fault_of(dtype: torch.dtype, op: Any) -> str | None:
+    """Returns why the operation is not defined for the dtype; None: it is."""
+    kind, is_real_or_complex = kind_of(op), dtype.is_floating_point or dtype.is_complex
+    if kind in _BITWISE and is_real_or_complex:
+        expected = "an integer tensor"
+    elif kind == _RedOp.PREMUL_SUM and not is_real_or_complex:
+        expected = "a floating point tensor"
+    elif kind == _RedOp.AVG and dtype == torch.bool:
+        expected = "a number"
+    elif dtype.is_complex and kind not in (_RedOp.SUM, _RedOp.AVG):
+        expected = "a real tensor"
+    else:
+        return None
+    return f"{kind.name} is not defined for {dtype}; expected {expected}"
 
 
 def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:

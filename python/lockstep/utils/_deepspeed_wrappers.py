@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from .._core import ConfigError
+from .._core import CheckpointError, ConfigError
 from ..optimizer import AcceleratedOptimizer
 from ..scheduler import AcceleratedScheduler
+from .constants import MODEL_NAME
 
 __all__ = [
     "DeepSpeedEngineWrapper",
@@ -67,6 +69,22 @@ class DeepSpeedEngineWrapper:
     def get_global_grad_norm(self) -> float | None:
         """Returns the gradient norm of the last update, before clipping; None if it was not measured."""
         return self.engine.get_global_grad_norm()
+
+    def save(self, folder: str, exclude_frozen_parameters: bool) -> None:
+        """Adds the engine's part to a checkpoint of the Accelerator, before it is complete. Collective."""
+        self.engine.save_checkpoint(folder, MODEL_NAME, exclude_frozen_parameters=exclude_frozen_parameters)
+
+    def check(self, folder: str) -> None:
+        """Throws CheckpointError if a checkpoint of an Accelerator has no part of an engine."""
+        if not (Path(folder) / MODEL_NAME).is_dir():
+            raise CheckpointError(
+                f"[load_state] {folder} has no part of an engine, and one trains the model, with a ds_config; load a "
+                "checkpoint that was saved with a ds_config"
+            )
+
+    def load(self, folder: str, strict: bool) -> None:
+        """Loads the engine's part of a checkpoint of an Accelerator. Collective."""
+        self.engine.load_checkpoint(folder, MODEL_NAME, load_module_strict=strict)
 
 
 class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
