@@ -3,8 +3,9 @@
 """Measures transformers.Trainer, unmodified: with Lockstep as `accelerate` (`lockstep launch --alias`), and with Accelerate.
 
 A small GPT-2 from a configuration is fine-tuned on CPUs; each rank has one thread. The step is the median of a run's
-updates, the job is the time from launch to exit. Both print the same loss, else the bench fails. The peers' Python needs
-transformers and accelerate. Prints a table and writes all figures to build/bench/trainer.json.
+updates, the job is the time from launch to exit. Both print the same loss, else the bench fails. One process without a
+launcher shows what the program itself takes: its imports, and computing alone. The peers' Python needs transformers and
+accelerate. Prints a table and writes all figures to build/bench/trainer.json.
 """
 import sys
 
@@ -12,6 +13,7 @@ from peers import ROOT
 from rounds import Bench, Program, json_lines, parser_of
 from tables import print_table
 
+ALONE = "one process alone"
 SCRIPT = str(ROOT / "bench/trainer_peers.py")
 
 
@@ -32,6 +34,7 @@ def programs_of(bench):
         "Accelerate, by torchrun": Program(
             [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *what], peer=True
         ),
+        ALONE: Program([python, *what], peer=True, environment={"OMP_NUM_THREADS": "1"}),
     }
 
 
@@ -43,7 +46,8 @@ def main():
     def figures(name):
         ended = bench.run(name, programs[name])
         (line,) = json_lines(ended.output)
-        losses[name] = line["loss"]
+        if name != ALONE:  # Its batches are others.
+            losses[name] = line["loss"]
         return {"step": line["ms"], "job": ended.seconds}
 
     values = bench.measure("trainer", programs, figures)
