@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of test_distributed.py: every collective of c10d with generated arguments, over Lockstep and over Gloo.
 
-Prints the number of compared results.
+Prints the number of compared results, and the connection.
 """
 
 from __future__ import annotations
@@ -343,5 +343,5 @@ def objects() -> int:
 
 
 count = compare_generated() + own_values() + sparse_and_coalesced() + objects()
-print(f"compared {count}")
+print(f"compared {count} over {OURS._core.transport_name}")
 dist.destroy_process_group()

@@ -33,7 +33,24 @@ runpy.run_path({path!r}, run_name="__main__")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_operations_give_gloos_results(ranks: int) -> None:
     for output in _run("distributed_operations.py", ranks):
-        assert "compared 448" in output
+        assert "compared 448 over shm\n" in output
+
+
+def _may_set_host_name() -> bool:
+    return subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _may_set_host_name(), reason="needs root, for two host names on one machine")
+def test_operations_of_two_hosts_with_two_ranks_give_gloos_results() -> None:
+    """Ranks whose hosts have different names share no memory: the hosts' leading ranks use sockets."""
+    on_hosts = """
+import ctypes, os, socket
+CLONE_NEWUTS = 0x04000000
+assert ctypes.CDLL(None).unshare(CLONE_NEWUTS) == 0
+socket.sethostname(f"host_{int(os.environ['RANK']) // 2}")
+"""
+    for output in run_ranks(on_hosts + _program("distributed_operations.py", ()), 4, _SECONDS):
+        assert "compared 448 over shm+gloo\n" in output
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -52,7 +69,7 @@ def test_messages_groups_and_stores(ranks: int, variables: dict[str, str], tmp_p
 
 def test_operations_over_sockets_give_gloos_results() -> None:
     for output in _run("distributed_operations.py", 2, LOCKSTEP_COMM="gloo"):
-        assert "compared 448" in output
+        assert "compared 448 over gloo\n" in output
 
 
 _FAULTS = (
