@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/group.h"
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -262,6 +265,45 @@ Pending Group::send(const at::Tensor& tensor, int peer, int tag) {
 Pending Group::recv(const at::Tensor& tensor, int peer, int tag) {
   check_message(Op::kRecv, tensor, peer, rank(), size());
   return start({.op = Op::kRecv, .output = plain(tensor), .root = peer, .tag = tag}, tensor);
+}
+
+std::optional<int> Group::sender_of_next(int tag) {
+  if (size() == 1) {
+    throw ConfigError("recv", "a group of one rank has no sender; expected at least 2 ranks");
+  }
+  const comm::GroupUser::StartScope inside(*user_, "recv");
+  bool are_lost = true;
+  for (int distance = 1; distance < size(); ++distance) {
+    const int from = (rank() + distance) % size();
+    const comm::NextMessage next = transport_->next_message(from, tag);
+    if (next == comm::NextMessage::kArrives) {
+      return from;
+    }
+    are_lost = are_lost && next == comm::NextMessage::kLost;
+  }
+  if (are_lost) {
+    throw CommError("recv", "all other ranks have left the group, and none has sent a message");
+  }
+  return std::nullopt;
+}
+
+int Group::await_sender(int tag) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kLongestSleep{1000};
+  std::chrono::microseconds sleep{20};
+  const auto began = Clock::now();
+  while (true) {
+    if (const auto sender = sender_of_next(tag)) {
+      return *sender;
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
+    if (Clock::now() - began >= timeout_) {
+      throw CommError(
+          "recv", fmt::format("no rank has sent a message within {:.1f} s", seconds), -1, seconds);
+    }
+    std::this_thread::sleep_for(sleep);
+    sleep = std::min(2 * sleep, kLongestSleep);
+  }
 }
 
 void Group::barrier() {

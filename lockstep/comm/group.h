@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -106,6 +107,12 @@ class Group {
   Pending send(const at::Tensor& tensor, int peer, int tag = 0);
   /// Receives a message of `peer` into `tensor`.
   Pending recv(const at::Tensor& tensor, int peer, int tag = 0);
+  /// Returns a rank whose next message has this tag, and from which a recv() of it gets it; nothing
+  /// if none has begun to arrive. Messages that a recv() was started for do not count. For messages
+  /// from any rank. Local. Throws CommError if all other ranks have left.
+  std::optional<int> sender_of_next(int tag = 0);
+  /// Does the same, but blocks until there is one, and throws CommError when the timeout ends.
+  int await_sender(int tag = 0);
   /// Blocks until every rank has called it.
   void barrier();
   /// Starts a barrier; it is done when every rank has started it. The result is undefined.

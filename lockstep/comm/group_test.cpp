@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/group.h"
 
+#include <algorithm>
 #include <atomic>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -255,6 +257,47 @@ TEST_P(GroupTest, MessagesOfSeveralPeersDoNotWaitForEachOther) {
       message.wait();
     }
     EXPECT_EQ(total, group.size() * (group.size() - 1) / 2);
+  });
+}
+
+TEST_P(GroupTest, AMessageOfAnyRankIsReceivedWhenItArrives) {
+  run([&](Group group) {
+    constexpr int kLast = 7;
+    if (group.rank() != 0) {
+      group.send(at::full({3}, group.rank(), at::kLong), 0).wait();
+      group.send(at::full({3}, group.rank(), at::kLong), 0, kLast).wait();
+      return;
+    }
+    std::vector<int> senders;
+    for (const int tag : {0, kLast}) {
+      for (int i = 1; i < group.size(); ++i) {
+        const int sender = group.await_sender(tag);
+        const at::Tensor got = group.recv(at::empty({3}, at::kLong), sender, tag).wait();
+        EXPECT_TRUE(at::equal(got, at::full({3}, sender, at::kLong)));
+        senders.push_back(sender);
+      }
+    }
+    for (int rank = 1; rank < group.size(); ++rank) {
+      EXPECT_EQ(std::count(senders.begin(), senders.end(), rank), 2);
+    }
+  });
+}
+
+TEST_P(GroupTest, WithoutAMessageOfAnyRankTheTimeoutEnds) {
+  run([&](Group group) {
+    if (group.rank() == 0) {
+      Group patient = group.with_timeout(comm::Milliseconds(50));
+      EXPECT_EQ(group.sender_of_next(), std::nullopt);
+      EXPECT_THAT(
+          [&] { patient.await_sender(); },
+          ThrowsMessage<CommError>(HasSubstr("no rank has sent a message within 0.")));
+    }
+    group.barrier();
+    if (group.rank() == 0) {  // It can still receive from a named rank.
+      EXPECT_EQ(group.recv(at::empty({1}), 1).wait().item<float>(), 4);
+    } else if (group.rank() == 1) {
+      group.send(at::full({1}, 4.0F), 0).wait();
+    }
   });
 }
 

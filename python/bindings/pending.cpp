@@ -209,6 +209,15 @@ void bind_starts(py::class_<Group>& bound) {
           py::arg("peer"),
           py::arg("tag"),
           NoGil())
+      .def("sender_of_next", &Group::sender_of_next, py::arg("tag"), NoGil())
+      .def(
+          "await_sender",
+          [](const Group& group, int tag, int64_t timeout_ms) {
+            return group.with_timeout(comm::Milliseconds(timeout_ms)).await_sender(tag);
+          },
+          py::arg("tag"),
+          py::arg("timeout_ms"),
+          NoGil())
       .def(
           "start_barrier",
           [](Group& group) {

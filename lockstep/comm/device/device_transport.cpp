@@ -90,6 +90,11 @@ class DeviceTransport final : public RenewableTransport {
     return first_->number_of(rank, timeout);
   }
 
+  NextMessage next_message(int from, int tag) override {
+    check_connected("recv");
+    return host_->next_message(from, tag);
+  }
+
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
     check_connected("split");
     return with_devices(

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/gloo/gloo_transport.h"
 
+#include <chrono>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,6 +41,7 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int kSenderHeader = 1;
 constexpr int kReceiverHeader = 2;
 constexpr int kPayload = 3;
+constexpr Milliseconds kNoTimeout = std::chrono::hours(24 * 365);
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
@@ -86,12 +89,20 @@ Tensors parts_of(const at::Tensor& bytes, int count) {
 /// Holds the state that the progress threads share with the transport. It outlives the transport if
 /// an operation does.
 struct GlooState {
+  /// The header of a sender's next message that arrives before a recv is started.
+  struct EarlyHeader {
+    NextMessage state = NextMessage::kNone;
+    Fingerprint fingerprint = {};
+  };
+
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
   int size = 1;
   GroupFailure failure;
   PeerAddresses peers;
+  std::mutex headers_mutex;
+  std::map<int, EarlyHeader> early_headers;  ///< By sender.
 
   void mark_failed(const std::string& why) { failure.mark_failed(why); }
 
@@ -255,6 +266,45 @@ struct GlooState {
     }
   }
 
+  /// Returns the header that has arrived early from a rank, if any, and forgets it.
+  std::optional<Fingerprint> take_early_header(int from) {
+    const std::lock_guard<std::mutex> lock(headers_mutex);
+    const auto header = early_headers.find(from);
+    if (header == early_headers.end() || header->second.state != NextMessage::kArrives) {
+      return std::nullopt;
+    }
+    const Fingerprint fingerprint = header->second.fingerprint;
+    early_headers.erase(header);
+    return fingerprint;
+  }
+
+  /// Returns the state of the header that arrives early from a rank. Nothing: none was requested.
+  std::optional<NextMessage> early_header(int from, int tag) {
+    const std::lock_guard<std::mutex> lock(headers_mutex);
+    const auto header = early_headers.find(from);
+    if (header == early_headers.end()) {
+      early_headers.try_emplace(from);
+      return std::nullopt;
+    }
+    const auto& [state, fingerprint] = header->second;
+    return state == NextMessage::kArrives && fingerprint.root != tag ? NextMessage::kNone : state;
+  }
+
+  /// Blocks until a rank sends its next message, or its connection is lost, which is no failure of
+  /// the group: the rank may have sent its last message.
+  void receive_early_header(int from) {
+    EarlyHeader header{.state = NextMessage::kArrives};
+    Tensors in{fingerprint_tensor(header.fingerprint)};
+    try {
+      const c10::AutoGradMode no_grad(false);
+      wait_all({backend->recv(in, from, kSenderHeader)}, kNoTimeout);
+    } catch (const std::exception&) {
+      header.state = NextMessage::kLost;
+    }
+    const std::lock_guard<std::mutex> lock(headers_mutex);
+    early_headers[from] = header;
+  }
+
   void point_to_point(const Collective& c, Milliseconds timeout) {
     guarded(c.op, c.root, [&] {
       const bool sends = c.op == Op::kSend;
@@ -262,10 +312,15 @@ struct GlooState {
       Fingerprint theirs;
       Tensors out{fingerprint_tensor(mine)};
       Tensors in{fingerprint_tensor(theirs)};
-      wait_all(
-          {backend->send(out, c.root, sends ? kSenderHeader : kReceiverHeader),
-           backend->recv(in, c.root, sends ? kReceiverHeader : kSenderHeader)},
-          timeout);
+      const auto early = sends ? std::nullopt : take_early_header(c.root);
+      std::vector<c10::intrusive_ptr<c10d::Work>> headers{
+          backend->send(out, c.root, sends ? kSenderHeader : kReceiverHeader)};
+      if (early) {
+        theirs = *early;
+      } else {
+        headers.push_back(backend->recv(in, c.root, sends ? kReceiverHeader : kSenderHeader));
+      }
+      wait_all(headers, timeout);
       if (const auto sides = mismatch(mine, rank, theirs, c.root)) {
         throw CommError(name_of(c.op), *sides, c.root);
       }
@@ -371,6 +426,16 @@ class GlooTransport final : public Transport {
       const std::vector<uint8_t> text = state_->store->get(key);
       return std::stoull(std::string(text.begin(), text.end()));
     });
+  }
+
+  NextMessage next_message(int from, int tag) override {
+    state_->failure.check(Op::kRecv);
+    const bool may_receive = operations_.may_receive(from);
+    const std::optional<NextMessage> state = state_->early_header(from, tag);
+    if (!state) {
+      operations_.receive(from, [link = state_, from] { link->receive_early_header(from); });
+    }
+    return may_receive ? state.value_or(NextMessage::kNone) : NextMessage::kNone;
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {

@@ -147,6 +147,12 @@ class HierarchyTransport final : public Transport {
     return state_->connected_ranks(Op::kBarrier)->number_of(rank, timeout);
   }
 
+  NextMessage next_message(int from, int tag) override {
+    return operations_.may_receive(from)
+               ? state_->connected_ranks(Op::kRecv)->next_message(from, tag)
+               : NextMessage::kNone;
+  }
+
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override;
 
  private:

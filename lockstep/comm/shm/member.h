@@ -70,6 +70,10 @@ class Member {
   /// Returns the first rank of `awaited` that has died or left; else the first rank that has
   /// failed. Costs a system call for each.
   std::optional<LostRank> lost(const std::vector<int>& awaited) const;
+  /// Returns whether a rank has left the group, as it does at its regular end.
+  bool has_left(int peer) const {
+    return segment_->control(peer).state.load(std::memory_order_acquire) == RankState::kLeft;
+  }
   /// Reports this rank's failure and its reason to all others.
   void fail(const std::string& why);
   /// Reports to waiting ranks that this rank has left.

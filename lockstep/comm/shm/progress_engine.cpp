@@ -140,6 +140,34 @@ std::shared_ptr<Work> ProgressEngine::start(Collective collective) {
   return operation;
 }
 
+NextMessage ProgressEngine::next_message(int from, int tag) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.empty()) {
+    throw error_after(failure_, name_of(Op::kRecv));
+  }
+  const auto receiving = messages_.find({false, from});
+  if (receiving != messages_.end() && !receiving->second.empty()) {
+    return NextMessage::kNone;  // That is of an operation which was started before.
+  }
+  const auto arrives = [&] {
+    const Channel& channel = member_->channel(from, rank());
+    return channel.posted.load(std::memory_order_acquire) !=
+               channel.taken.load(std::memory_order_relaxed) &&
+           channel.sent.root == tag;
+  };
+  if (arrives()) {
+    return NextMessage::kArrives;
+  }
+  const auto lost = member_->lost({from});
+  if (!lost || arrives()) {  // A rank may have sent it before it left.
+    return lost ? NextMessage::kArrives : NextMessage::kNone;
+  }
+  if (member_->has_left(from)) {
+    return NextMessage::kLost;
+  }
+  throw CommError(name_of(Op::kRecv), lost->why, lost->rank, 0);
+}
+
 void ProgressEngine::progress() {
   progress(collectives_);
   for (auto& [unused, queue] : messages_) {

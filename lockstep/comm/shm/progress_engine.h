@@ -39,6 +39,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   ProgressEngine& operator=(const ProgressEngine&) = delete;
 
   std::shared_ptr<Work> start(Collective collective);
+  /// See Transport::next_message.
+  NextMessage next_message(int from, int tag);
   /// Leaves the group. Running operations and all later ones fail.
   void close();
 

@@ -92,6 +92,10 @@ class ShmTransport final : public Transport {
     return await_number(rank, timeout, [&] { return number.load(); });
   }
 
+  NextMessage next_message(int from, int tag) override {
+    return progress_engine_->next_message(from, tag);
+  }
+
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
     const std::vector<int> members =
         members_of(exchange(*this, SplitChoice{color, key}, timeout), color);

@@ -174,6 +174,16 @@ class ThreadHub {
     }
   }
 
+  NextMessage next_message(int from, int to, int tag) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.empty()) {
+      throw error_after(failure_, "recv");
+    }
+    const auto& queue = mail_[{from, to}];
+    return !queue.empty() && queue.front()->fingerprint.root == tag ? NextMessage::kArrives
+                                                                    : NextMessage::kNone;
+  }
+
   void take(
       int from,
       int to,
@@ -418,6 +428,10 @@ class ThreadTransport final : public Transport {
 
   uint64_t number_of(int rank, Milliseconds timeout) override {
     return await_number(rank, timeout, [&] { return hub_->number(rank).load(); });
+  }
+
+  NextMessage next_message(int from, int tag) override {
+    return hub_->next_message(from, rank_, tag);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {

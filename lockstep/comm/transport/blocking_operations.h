@@ -54,6 +54,16 @@ class BlockingOperations {
         on_timeout);
   }
 
+  /// Returns whether no recv from this rank is queued or running.
+  bool may_receive(int from) const {
+    const auto worker = messages_.find({false, from});
+    return worker == messages_.end() || worker->second.idle();
+  }
+  /// Runs a job on the thread of the messages from this rank.
+  void receive(int from, OrderedWorker::Job job) {
+    messages_[{false, from}].submit(name_of(Op::kRecv), std::move(job));
+  }
+
  private:
   std::shared_ptr<Link> link_;
   uint64_t group_;

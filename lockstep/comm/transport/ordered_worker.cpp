@@ -116,6 +116,11 @@ std::shared_ptr<Work> OrderedWorker::submit(const char* name, Job job, OnTimeout
   return work;
 }
 
+bool OrderedWorker::idle() const {
+  const std::lock_guard<std::mutex> lock(queue_->mutex);
+  return queue_->jobs.empty() && !queue_->busy;
+}
+
 void OrderedWorker::run(const std::shared_ptr<Queue>& queue) {
   const SigpipeBlocked no_sigpipe;
   const ThreadRankScope label(queue->label);

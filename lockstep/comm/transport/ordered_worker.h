@@ -55,6 +55,8 @@ class OrderedWorker {
   /// `on_timeout` gets that error; the job may still be running.
   using OnTimeout = std::function<void(const std::string& why)>;
   std::shared_ptr<Work> submit(const char* name, Job job, OnTimeout on_timeout = nullptr);
+  /// Returns whether no job is queued or running.
+  bool idle() const;
   OrderedWorker();
   ~OrderedWorker();
   OrderedWorker(const OrderedWorker&) = delete;

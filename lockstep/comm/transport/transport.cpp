@@ -230,6 +230,10 @@ uint64_t Transport::number_of(int /*rank*/, Milliseconds /*timeout*/) {
   throw Error("number_of", fmt::format("a group over {} keeps no numbers", name()));
 }
 
+NextMessage Transport::next_message(int /*from*/, int /*tag*/) {
+  throw Error("recv", fmt::format("a group over {} receives from a named rank only", name()));
+}
+
 at::Tensor Transport::allocate(int64_t bytes) {
   return at::empty({bytes}, at::TensorOptions(at::kByte));
 }

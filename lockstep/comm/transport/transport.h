@@ -140,6 +140,13 @@ class Work {
   virtual void wait(Milliseconds timeout) = 0;
 };
 
+/// The next message of a rank that no recv was started for.
+enum class NextMessage {
+  kNone,     ///< Has not begun to arrive, or has another tag.
+  kArrives,  ///< A recv of that rank with this tag gets it.
+  kLost      ///< None will arrive: the rank has left, or its connection was lost.
+};
+
 /// Connects the ranks of one group and executes their operations. Cost and source:
 /// see each implementation.
 class Transport {
@@ -171,6 +178,9 @@ class Transport {
   /// Returns the number that `rank` has set. Blocks until it has, though that rank need not take
   /// part. Throws CommError when `timeout` ends. Thread-safe.
   virtual uint64_t number_of(int rank, Milliseconds timeout);
+  /// Examines the next message of rank `from`, without receiving it. Local. Throws CommError if the
+  /// group has failed, and Error in the transports without it of some tests.
+  virtual NextMessage next_message(int from, int tag);
   /// Connects ranks with the same `color` by a new transport, ordered by (key, rank). Collective.
   virtual std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) = 0;
 };

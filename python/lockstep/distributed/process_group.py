@@ -16,7 +16,7 @@ from .. import _core
 from . import reductions
 from .buffers import joined, readable, split_rows, writable
 from .connection import connect
-from .work import Finish, Work
+from .work import AnySourceWork, Finish, Work
 
 Tensors = list[torch.Tensor]
 _Base: Any = dist.ProcessGroup  # Its type has overloads that c10d does not call on a class of Python.
@@ -499,7 +499,12 @@ class ProcessGroupLockstep(_Base):
         return self._work([pending], tensors, finish, lane=2 + 2 * peer, source=peer)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        raise _core.ConfigError('[recv] the backend "lockstep" receives from a named rank; got src=None; name the source')
+        if _device_of(tensors) != "cpu":
+            raise _core.ConfigError("[recv] a message from any rank needs a CPU tensor; name the source")
+        finish: list[Finish] = []
+        self._operations += 1
+        buffer = writable(tensors[0], finish, filled=False)
+        return AnySourceWork(self._group, buffer, tag, tensors, finish, self._threads, timeout=self._timeout)
 
     def barrier(self, opts: Any = None) -> Work:
         return self._work([self._group.start_barrier()], [], timeout=opts.timeout if opts else None)

@@ -19,6 +19,7 @@ _GROUP_TIMEOUT = timedelta(0)
 
 # The lane of collectives' futures; the messages from and to each rank have others.
 COLLECTIVES = 0
+ANY_SOURCE = -1
 
 # A Finish runs after its operation, and copies the result to a tensor that is not contiguous, for instance.
 Finish = Callable[[], None]
@@ -133,3 +134,35 @@ class Work(_Base):
 
     def _source_rank(self) -> int:
         return self._source
+
+
+class AnySourceWork(Work):
+    """A recv from whichever rank sends first. It begins when that rank's message arrives, and its work is polled."""
+
+    def __init__(self, group: _core.Group, buffer: torch.Tensor, tag: int, *args: Any, **options: Any) -> None:
+        super().__init__([], *args, lane=ANY_SOURCE, **options)
+        self._group, self._buffer, self._tag = group, buffer, tag
+
+    def _receive(self, source: int) -> None:
+        self._source = source
+        self._pendings = [self._group.start_recv(self._buffer, source, self._tag)]
+
+    def wait(self, timeout: timedelta = _GROUP_TIMEOUT) -> bool:
+        if not self._pendings:
+            limit = timeout if timeout > _GROUP_TIMEOUT else self._timeout
+            self._receive(self._group.await_sender(self._tag, milliseconds(limit)))
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        if not self._pendings:
+            source = self._group.sender_of_next(self._tag)
+            if source is None:
+                return False
+            self._receive(source)
+        return super().is_completed()
+
+    def get_future(self) -> Any:
+        """Blocks until the message begins to arrive."""
+        if not self._pendings:
+            self._receive(self._group.await_sender(self._tag, milliseconds(self._timeout)))
+        return super().get_future()
