@@ -167,9 +167,9 @@ class EngineCheckpoints(EngineBase):
 
         transformers' Trainer saves the adapters of PEFT with it. Throws ConfigError in other stages.
         """
-        if self.zero_optimization_stage() != 3:
+        if self.core.zero_optimization_stage != 3:
             raise _core.ConfigError(
-                f"[_zero3_consolidated_16bit_state_dict] the model is trained in stage {self.zero_optimization_stage()}; "
+                f"[_zero3_consolidated_16bit_state_dict] the model is trained in stage {self.core.zero_optimization_stage}; "
                 "expected stage 3, which shards parameters; call module_state_dict()"
             )
         state = self._full_state_dict(None, exclude_frozen_parameters)
