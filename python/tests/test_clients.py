@@ -28,6 +28,7 @@ PYTHON = os.environ.get("LOCKSTEP_CLIENTS_PYTHON", sys.executable)
 DEADLINE_SECONDS = 400
 ZERO = ("zero_1", "zero_2", "zero_3", "resume_2", "resume_own_3")
 OF_FILE = ("file_1", "file_3", "resume_3")  # DeepSpeed's schedules begin one step later than the Trainer's.
+LORA = ("lora_1", "lora_2", "lora_3")
 FSDP = ("fsdp", "resume_fsdp", "resume_fsdp_sharded")
 
 
@@ -102,14 +103,14 @@ def test_transformers_trainer(processes: int) -> None:
 
 
 def test_trainer_with_deepspeed_has_deepspeeds_numbers() -> None:
-    cases = (*ZERO, *OF_FILE)
+    cases = (*ZERO, *OF_FILE, *LORA)
     real = results_of("sharded_client", 1, real=True, cases=cases)
     compare(real, results_of("sharded_client", 1, real=False, cases=cases))
 
 
 def test_trainer_with_deepspeed_and_fsdp_on_two_processes_has_the_numbers_without() -> None:
     """The real packages do not shard on CPUs: transformers then takes several processes for one."""
-    cases = (*ZERO, *FSDP)
+    cases = (*ZERO, *LORA, *FSDP)
     real = results_of("sharded_client", 2, real=True, cases=cases, CLIENT_UNSHARDED="1")
     own = results_of("sharded_client", 2, real=False, cases=cases)
     compare(real, own)

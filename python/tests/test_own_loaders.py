@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from launch import run_ranks
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from lockstep import Accelerator, ConfigError
+from lockstep import Accelerator, ConfigError, DataLoaderConfiguration
 from lockstep.data_loader import (
     DataLoaderDispatcher,
     DataLoaderShard,
@@ -97,6 +97,21 @@ def test_set_epoch_reaches_the_batch_sampler_at_once_and_in_the_pass() -> None:
     assert sampler.epoch == 2
     assert values(loader) == [[200, 201], [202, 203]]
     assert values(loader) == [[300, 301], [302, 303]]
+
+
+def test_a_seedable_sampler_is_also_that_of_ones_own_batch_sampler() -> None:
+    """sentence-transformers' batches are of a class of its own."""
+
+    class OwnBatches(BatchSampler):
+        pass
+
+    batches = OwnBatches(RandomSampler(range(6), generator=torch.Generator()), 2, drop_last=False)
+    config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=7)
+    loader = Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(range(6), batch_sampler=batches))
+    orders = [torch.randperm(6, generator=torch.Generator().manual_seed(7 + epoch)).tolist() for epoch in range(3)]
+    assert [torch.cat(list(loader)).tolist() for _ in range(2)] == orders[:2]
+    loader.set_epoch(2)
+    assert torch.cat(list(loader)).tolist() == orders[2]
 
 
 @pytest.mark.parametrize("dispatches", [False, True])

@@ -81,9 +81,8 @@ def prepare_data_loader(
         return DataLoaderDispatcher.of(dataloader, division, compares=not is_asked_to_dispatch, **options)
     kind = kind_of_shard(dataloader)
     options |= {"num_processes": world, "process_index": rank, "rng_types": rng_types}
-    if kind is DataLoaderMapShard:
-        options |= {"use_seedable_sampler": use_seedable_sampler, "data_seed": data_seed}
-    else:
+    options |= {"use_seedable_sampler": use_seedable_sampler, "data_seed": data_seed}
+    if kind is not DataLoaderMapShard:
         options["even_batches"] = even_batches
     return kind.of(dataloader, division, **options)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from .. import _core
 from ..logging import get_logger
@@ -18,7 +18,7 @@ from .arguments import _kept_arguments, given_batch_size
 from .loop import PreparedLoader, _synchronize
 from .order_states import OrderStates
 from .sample_random import keyed_batches
-from .samplers import BatchSamplerShard, IterableDatasetShard, _give_generator, get_sampler
+from .samplers import BatchSamplerShard, IterableDatasetShard, _give_generator, _seedable, get_sampler
 
 logger = get_logger(__name__)
 
@@ -157,6 +157,8 @@ class DataLoaderStreamShard(_StreamLoader):
         device: torch.device | None = None,
         non_blocking: bool = False,
         rng_types: list[Any] | None = None,
+        use_seedable_sampler: bool = False,
+        data_seed: int | None = None,
     ) -> None:
         self.rng_types = rng_types
         self._spec = {"num_processes": num_processes, "process_index": process_index, "split_batches": split_batches}
@@ -183,12 +185,15 @@ class DataLoaderStreamShard(_StreamLoader):
             }
         else:
             dataset = loader.dataset
-            if num_processes > 1:
-                _give_generator(self._random)
-            source = loader.batch_sampler
+            source: Any = loader.batch_sampler
             if source is None:  # batch_size=None: each value of the sampler is the index of one batch.
                 own_batches = isinstance(loader.sampler, BatchSampler)
                 source = loader.sampler if own_batches else _SingleSampleBatches(loader.sampler)
+            if use_seedable_sampler and type(self._random) is RandomSampler:
+                # The program's own batch sampler gets it, as in Accelerate, since it cannot be copied safely.
+                self._random = source.sampler = _seedable(self._random, data_seed)
+            elif num_processes > 1:
+                _give_generator(self._random)
             self._rounds = BatchSamplerShard(source, num_processes, process_index, split_batches, even_batches)
             own = {"batch_sampler": _RankBatchSampler(self)}
             if loader.batch_sampler is None:

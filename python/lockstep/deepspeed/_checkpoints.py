@@ -160,8 +160,26 @@ class EngineCheckpoints(EngineBase):
         else:
             self.module.load_state_dict(state, strict=strict)
 
-    def _full_state_dict(self, dtype: torch.dtype, exclude_frozen: bool) -> dict[str, torch.Tensor]:
-        """Returns the full model on rank 0, tensor by tensor; other ranks get nothing. Collective."""
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor] | None:
+        """Returns the full model on rank 0's CPU, in its own dtypes; None on other ranks. Collective. Only in stage 3.
+
+        transformers' Trainer saves the adapters of PEFT with it. Throws ConfigError in other stages.
+        """
+        if self.core.zero_optimization_stage != 3:
+            raise _core.ConfigError(
+                f"[_zero3_consolidated_16bit_state_dict] the model is trained in stage {self.core.zero_optimization_stage}; "
+                "expected stage 3, which shards parameters; call module_state_dict()"
+            )
+        state = self._full_state_dict(None, exclude_frozen_parameters)
+        return state if self.global_rank == 0 else None
+
+    def _full_state_dict(self, dtype: torch.dtype | None, exclude_frozen: bool) -> dict[str, torch.Tensor]:
+        """Returns the full model on rank 0, tensor by tensor; other ranks get nothing. Collective.
+
+        `dtype` None keeps the dtype of each tensor.
+        """
         frozen = {
             name
             for name, parameter in self._own_module.named_parameters(remove_duplicate=False)
@@ -173,8 +191,8 @@ class EngineCheckpoints(EngineBase):
                 continue
             with GatheredParameters([value] if isinstance(value, torch.nn.Parameter) else []):
                 if self.global_rank == 0:
-                    copy = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype, copy=True)
-                    state[name] = copy
+                    target = dtype if dtype is not None and value.is_floating_point() else value.dtype
+                    state[name] = value.detach().to("cpu", target, copy=True)
         return state
 
 

@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import peft
 import transformers
-from client_data import Texts, files_of, make_gpt2, pad_batch, run_cases
+from client_data import LORA, Texts, files_of, make_gpt2, pad_batch, run_cases, sums_in
 from trainer_client import arguments, history
 
 # Without this, the real package compiles C++ code at its first use.
 for operation in (compiled := getattr(deepspeed.ops, "__compatible_ops__", {})):
     compiled[operation] = False
 
+# Files of a checkpoint that exist with and without DeepSpeed.
+KEPT = {
+    *("model.safetensors", "config.json", "scheduler.pt", "trainer_state.json", "training_args.bin"),
+    *("adapter_model.safetensors", "adapter_config.json"),
+}
 BATCH_SIZES = {
     "train_micro_batch_size_per_gpu": "auto",
     "train_batch_size": "auto",
@@ -48,7 +54,7 @@ def config_of(stage: int, **sections: Any) -> dict[str, Any]:
     return copy.deepcopy({**BATCH_SIZES, "zero_optimization": zero, **sections})
 
 
-def run(folder: Path, resume_from: Path | None = None, dropout: float = 0.0, **given: Any) -> Any:
+def run(folder: Path, resume_from: Path | None = None, make_model: Any = make_gpt2, **given: Any) -> Any:
     """Trains on a machine without GPUs. With use_cpu=True Accelerate would ignore `deepspeed`.
 
     Real transformers takes several processes for one when it trains with DeepSpeed on CPUs. With CLIENT_UNSHARDED it
@@ -59,7 +65,7 @@ def run(folder: Path, resume_from: Path | None = None, dropout: float = 0.0, **g
         options |= {"deepspeed": None, "use_cpu": True}
     args = arguments(folder, **options)
     trainer = transformers.Trainer(
-        model=make_gpt2(dropout),
+        model=make_model(),
         args=args,
         train_dataset=Texts(64),
         eval_dataset=Texts(20),
@@ -81,14 +87,24 @@ def of_file(folder: Path, stage: int) -> Any:
     return {"log": history(trainer)}
 
 
-def resumed(folder: Path, **given: Any) -> Any:
+def resumed(folder: Path, make_model: Any = functools.partial(make_gpt2, 0.1), **given: Any) -> Any:
     """A run that saves, and one that continues."""
-    options = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1}
+    options = {"save_strategy": "steps", "save_steps": 2, "make_model": make_model}
     first = run(folder / "a", **options, **copy.deepcopy(given))
     second = run(folder / "b", folder / "a" / "checkpoint-2", **options, **copy.deepcopy(given))
-    names = {Path(name).name for name in files_of(folder / "a" / "checkpoint-4")}
-    kept = {"model.safetensors", "config.json", "scheduler.pt", "trainer_state.json", "training_args.bin"}
-    return {"first": history(first), "second": history(second), "files": sorted(names & kept)}
+    files = sorted(KEPT.intersection(files_of(folder / "a" / "checkpoint-4")))
+    return {"first": history(first), "second": history(second), "files": files}
+
+
+def make_lora() -> Any:
+    return peft.get_peft_model(make_gpt2(0.1), peft.LoraConfig(**LORA))
+
+
+def lora(folder: Path, stage: int) -> Any:
+    """Frozen weights with trained adapters, which are all that is saved, and a resumed run."""
+    results = resumed(folder, make_lora, deepspeed=config_of(stage))
+    adapters = [sums_in(folder / name / "checkpoint-4" / "adapter_model.safetensors") for name in ("a", "b")]
+    return {**results, "adapters": adapters}
 
 
 def fsdp_options(**config: Any) -> dict[str, Any]:
@@ -114,6 +130,9 @@ CASES = {
     "resume_2": lambda folder: resumed(folder, deepspeed=config_of(2)),
     "resume_own_3": lambda folder: resumed(folder, deepspeed=config_of(3)),
     "resume_3": lambda folder: resumed(folder, deepspeed=config_of(3, optimizer=OPTIMIZER, scheduler=SCHEDULER)),
+    "lora_1": functools.partial(lora, stage=1),
+    "lora_2": functools.partial(lora, stage=2),
+    "lora_3": functools.partial(lora, stage=3),
     "fsdp": fsdp,
     "resume_fsdp": lambda folder: resumed(folder, **fsdp_options()),
     # The Trainer writes its configuration beside full weights only, which the run without FSDP has.

@@ -12,11 +12,10 @@ import peft
 import tokenizers
 import transformers
 import trl
-from client_data import Texts, files_of, make_gpt2, pad_batch, run_cases, sum_of
+from client_data import LORA, Texts, files_of, make_gpt2, pad_batch, run_cases, sum_of
 from trainer_client import arguments, history
 
 WORDS = [f"w{number}" for number in range(58)]
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "lora_dropout": 0.0, "fan_in_fan_out": True}
 
 
 def make_tokenizer() -> Any:
