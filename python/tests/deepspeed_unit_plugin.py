@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin that runs DeepSpeed's unit tests against lockstep.deepspeed, each rank as a fork of pytest's process.
 
-lockstep.alias makes `import deepspeed` give lockstep.deepspeed. Modules and names of DeepSpeed that Lockstep lacks are stand-ins: they can
-be imported, nothing is an instance of them, and a test that uses them fails. LOCKSTEP_DEEPSPEED_SOURCES is the folder
-of DeepSpeed's sources.
+lockstep.alias makes `import deepspeed` give lockstep.deepspeed. others_modules.py has the rest.
+LOCKSTEP_DEEPSPEED_SOURCES is the folder of DeepSpeed's sources.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
 import inspect
 import json
 import os
 import pkgutil
-import re
 import signal
 import socket
 import sys
@@ -26,12 +22,13 @@ import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lockstep.alias
 import lockstep.deepspeed
 import pytest
 import torch
+from others_modules import MissingModules, missing_names, pytest_collection_modifyitems, stand_in  # noqa: F401
 
 SECONDS = 120
 # Constants of DeepSpeed's modules that tests read, by their private paths.
@@ -50,50 +47,15 @@ CONSTANTS = {
 
 # --- names
 def _stand_in(path: str) -> Any:
-    if path in CONSTANTS:
-        return CONSTANTS[path]
-
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise AssertionError(f"the test uses {path}, a private name of DeepSpeed")
-
-    return type(path.rsplit(".", 1)[-1], (), {"__init__": refuse})
-
-
-def _missing_names(module: str) -> Callable[[str], Any]:
-    def find(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _stand_in(f"{module}.{name}")
-
-    return find
-
-
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of DeepSpeed that Lockstep lacks."""
-
-    def __init__(self, existing: set[str]) -> None:
-        self._existing = existing
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if not name.startswith("deepspeed.") or name in self._existing:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = types.ModuleType(spec.name)
-        vars(module)["__getattr__"] = _missing_names(spec.name)
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Does nothing: all names are stand-ins."""
+    return CONSTANTS[path] if path in CONSTANTS else stand_in(path)
 
 
 def _add_stand_ins() -> None:
     """Adds the modules of DeepSpeed that Lockstep lacks, and the names that Lockstep's modules lack."""
     existing = {info.name for info in pkgutil.walk_packages(lockstep.deepspeed.__path__, "deepspeed.")}
     for name in existing:
-        vars(importlib.import_module(name)).setdefault("__getattr__", _missing_names(name))
-    sys.meta_path.insert(0, StandIns(existing))
+        vars(importlib.import_module(name)).setdefault("__getattr__", missing_names(name, make=_stand_in))
+    sys.meta_path.insert(0, MissingModules("deepspeed", existing.__contains__, _stand_in))
     cpuinfo = types.ModuleType("cpuinfo")  # A package by which tests find the processors of AMD.
     vars(cpuinfo)["get_cpu_info"] = lambda: {"vendor_id_raw": "unknown"}
     sys.modules.setdefault("cpuinfo", cpuinfo)
@@ -262,17 +224,6 @@ def pytest_configure(config: pytest.Config) -> None:
     parallel = torch.nn.parallel
     vars(parallel)["DistributedDataParallel"] = functools.partial(_data_parallel, parallel.DistributedDataParallel)
     vars(pytest)["raises"] = functools.partial(_raises, pytest.raises)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests whose names match an expression of LOCKSTEP_DEEPSPEED_NOT_RUN, a JSON list."""
-    expressions = json.loads(os.environ.get("LOCKSTEP_DEEPSPEED_NOT_RUN", "[]"))
-    names = {item: item.nodeid.partition("::")[2] for item in items}
-    stale = [each for each in expressions if not any(re.search(each, name) for name in names.values())]
-    assert not stale, f"no test is named by {stale}"
-    out = [item for item in items if any(re.search(each, names[item]) for each in expressions)]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if item not in out]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import package_folder
+from others_tests import run_files
 
-TESTS = Path(__file__).resolve().parent
 SOURCES = os.environ.get("LOCKSTEP_DEEPSPEED_SOURCES", "")
 DEADLINE_SECONDS = 7200
 
@@ -296,33 +293,6 @@ NOT_RUN_FOLDERS = {
 }
 
 
-def run_file(name: str, run: Run, folder: Path) -> tuple[subprocess.CompletedProcess[str], list[str], int]:
-    """Runs a file of DeepSpeed's tests. Returns pytest's process, the failed tests, and the number of passed ones."""
-    report = folder / "report.xml"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "--noconftest", "-p", "deepspeed_unit_plugin", "-p", "no:cacheprovider"),
-            *("--override-ini=addopts=", "-q", "-W", "ignore", f"--junitxml={report}", f"unit/{name}"),
-        ],
-        cwd=Path(SOURCES) / "tests",
-        env=os.environ
-        | {
-            "LOCKSTEP_DEEPSPEED_SOURCES": SOURCES,
-            "PYTHONPATH": os.pathsep.join([str(package_folder()), str(TESTS)]),
-            "LOCKSTEP_DEEPSPEED_NOT_RUN": json.dumps(list(run.not_run)),
-            "LOCKSTEP_DEEPSPEED_DEFAULTS": json.dumps(run.defaults),
-            "LOCKSTEP_DEEPSPEED_FLOAT32": "1" if run.float32 else "",
-        },
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-    cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.is_file() else []
-    bad = {"failure", "error"}
-    failed = [f"{case.get('classname')}::{case.get('name')}" for case in cases if {part.tag for part in case} & bad]
-    return done, failed, sum(1 for case in cases if not list(case))
-
-
 def test_deepspeeds_sources_exist_or_a_reason_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     if not (Path(SOURCES) / "tests" / "unit").is_dir() or not SOURCES:
         reason = "DeepSpeed's unit tests are not run: LOCKSTEP_DEEPSPEED_SOURCES names no folder with tests/unit"
@@ -333,11 +303,20 @@ def test_deepspeeds_sources_exist_or_a_reason_is_printed(capsys: pytest.CaptureF
 
 @pytest.mark.skipif(not SOURCES, reason="LOCKSTEP_DEEPSPEED_SOURCES is not set")
 @pytest.mark.parametrize("name", RUN)
-def test_the_file_passes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done, failed, passed = run_file(name, RUN[name], tmp_path)
+def test_the_file_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RUN[name]
+    variables = {
+        "LOCKSTEP_DEEPSPEED_SOURCES": SOURCES,
+        "LOCKSTEP_DEEPSPEED_DEFAULTS": json.dumps(run.defaults),
+        "LOCKSTEP_DEEPSPEED_FLOAT32": "1" if run.float32 else "",
+    }
+    files = {f"unit/{name}": run.not_run}
+    at = Path(SOURCES) / "tests"
+    outcomes = run_files(files, "deepspeed_unit_plugin", at, DEADLINE_SECONDS, "--noconftest", **variables)
+    outcome = outcomes[f"unit/{name}"]
     with capsys.disabled():
-        print(f"{name}: {passed} passed, {len(failed)} failed")
-    assert done.returncode == 0 and not failed, f"{failed}\n{done.stdout[-20000:]}\n{done.stderr[-4000:]}"
+        print(f"{name}: {outcome.passed} passed, {len(outcome.failed)} failed")
+    assert outcome.passed and not outcome.failed, f"{outcome.failed}\n{outcome.output}"
 
 
 @pytest.mark.skipif(not SOURCES, reason="LOCKSTEP_DEEPSPEED_SOURCES is not set")

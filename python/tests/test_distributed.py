@@ -161,6 +161,39 @@ def test_an_accelerator_provides_torch_distributed() -> None:
     run_ranks(program, 3, 60)
 
 
+def test_ddp_of_a_second_model_averages_while_the_accelerators_backward_continues() -> None:
+    program = """
+        import copy
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        from lockstep import Accelerator
+        from lockstep.distributed.work import Work
+
+        waits, wait = [], Work._wait_quietly
+        Work._wait_quietly = lambda work: (waits.append(work), wait(work))
+        accelerator = Accelerator(cpu=True, expect_prepared_loader=False)
+        rank = accelerator.process_index
+        own = torch.nn.Linear(2, 1)
+        own, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(4)])
+        expected = copy.deepcopy(layers)
+        second = DistributedDataParallel(layers, bucket_cap_mb=1e-5)  # A bucket for each layer.
+        inputs = torch.full((3, 2), rank + 1.0)
+        accelerator.backward(own(inputs).sum() + second(inputs).square().sum())
+        assert not waits, "a bucket waits for its all-reduce"
+        expected(inputs).square().sum().backward()
+        for parameter, other in zip(layers.parameters(), expected.parameters(), strict=True):
+            dist.all_reduce(other.grad, dist.ReduceOp.AVG)
+            torch.testing.assert_close(parameter.grad, other.grad)
+        dist.all_reduce(torch.ones(1), async_op=True).get_future()  # The program's own.
+        assert len(waits) == 1
+        optimizer.step()
+        accelerator.end_training()
+    """
+    run_ranks(program, 2, 60)
+
+
 def test_a_program_that_has_initialised_torch_distributed_keeps_it() -> None:
     program = """
         import torch, torch.distributed as dist

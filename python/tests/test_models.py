@@ -15,9 +15,11 @@ from crafted import MakesFolder
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lockstep import Accelerator, big_modeling, utils
+from lockstep import Accelerator, FullyShardedDataParallelPlugin, big_modeling, utils
 from lockstep._core import CheckpointError, ConfigError
 from lockstep.state import PartialState
+from lockstep.utils import ProjectConfiguration
+from lockstep.utils.fsdp_utils import load_fsdp_optimizer, save_fsdp_optimizer
 
 
 class Tied(nn.Module):
@@ -135,6 +137,28 @@ def test_saved_objects_are_read_back(tmp_path):
         utils.load(tmp_path / "value.bin", weights_only=False)
     with pytest.raises(ConfigError, match="a dict of tensors"):
         utils.save([1], tmp_path / "x", safe_serialization=True)
+
+
+def test_the_optimizer_of_a_sharded_model_is_saved_in_the_programs_folder(tmp_path):
+    project = ProjectConfiguration(str(tmp_path / "project"), automatic_checkpoint_naming=True)
+    plugin = FullyShardedDataParallelPlugin()
+    accelerator = Accelerator(project_config=project, fsdp_plugin=plugin, expect_prepared_loader=False)
+    model = nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+
+    def train():
+        accelerator.backward(model(torch.ones(3, 2)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        return accelerator.get_state_dict(model)["weight"].clone()
+
+    train()
+    save_fsdp_optimizer(plugin, accelerator, optimizer, model, tmp_path / "own")
+    assert (tmp_path / "own" / "optimizer_0").is_dir()
+    assert not list(tmp_path.glob("project/checkpoints/checkpoint_*")) and project.iteration == 0
+    expected = train()
+    load_fsdp_optimizer(plugin, accelerator, optimizer, model, tmp_path / "own")
+    assert torch.equal(train(), expected)
 
 
 def test_parts_of_one_memory_are_different_tensors(tmp_path, caplog):

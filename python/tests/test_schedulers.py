@@ -95,6 +95,20 @@ def test_the_loop_in_pods_of_a_pytorchjob(tmp_path: Path) -> None:
     assert [_last_loss(output) for output in outputs] == [_expected()] * 2
 
 
+def test_launchers_in_pods_of_a_pytorchjob_take_the_pods_as_hosts(tmp_path: Path) -> None:
+    port, address = str(_free_port()), socket.gethostname()
+    pods = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port, "LOCKSTEP_JOB_TOKEN": "0123456789abcdef" * 2}
+    commands = [
+        [
+            *(str(binary()), "launch", "--nnodes", "2", "--node-rank", str(rank), "--master-addr", address),
+            *("--master-port", port, "-n", "1", sys.executable, str(_FOLDER / "loop.py")),
+        ]
+        for rank in (0, 1)
+    ]
+    outputs = _run(commands, tmp_path, [{"RANK": str(rank), **pods} for rank in (0, 1)])
+    assert [_last_loss(output) for output in outputs] == [_expected()] * 2
+
+
 def test_the_loop_in_a_job_of_submitit(tmp_path: Path) -> None:
     _need("submitit")
     assert _loss_of([_PYTHON, str(_FOLDER / "slurm_submitit.py"), "local"], tmp_path) == _expected()

@@ -56,12 +56,16 @@ class CheckpointCalls(AcceleratorBase):
                 "ProjectConfiguration(automatic_checkpoint_naming=True)"
             )
         folder = None if automatic else os.fspath(output_dir)  # type: ignore[arg-type]
-        for optimizer in self._optimizers:
-            optimizer._push_options()
-        saved = self._core.save_state(folder, async_save, folder is not None, exclude_frozen)
+        saved = self._save_state_in(folder, async_save, exclude_frozen)
         if automatic:
             self.project_configuration.iteration = int(Path(saved).name.rsplit("_", 1)[1]) + 1
         return saved
+
+    def _save_state_in(self, folder: str | None, async_save: bool = False, exclude_frozen: bool = False) -> str:
+        """Saves the training state in a folder, by default the project's next one. Returns the folder. Collective."""
+        for optimizer in self._optimizers:
+            optimizer._push_options()
+        return self._core.save_state(folder, async_save, folder is not None, exclude_frozen)
 
     def load_state(
         self,

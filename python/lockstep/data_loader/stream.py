@@ -164,6 +164,7 @@ class DataLoaderStreamShard(_StreamLoader):
         self._spec = {"num_processes": num_processes, "process_index": process_index, "split_batches": split_batches}
         self._rounds: Any = None
         self._has_own_files = False  # Whether each process reads a shard of the stream's files.
+        in_this_job = 1 < num_processes == PartialState().num_processes  # A program may pass another number.
         # The stream or sampler that may draw from a generator of its own.
         self._random = loader.dataset if isinstance(loader.dataset, IterableDataset) else get_sampler(loader)
         batch_size = given_batch_size(loader)
@@ -171,8 +172,7 @@ class DataLoaderStreamShard(_StreamLoader):
         if isinstance(loader.dataset, IterableDataset):
             self._each = batch_size // num_processes if split_batches else batch_size
             dataset: Any = loader.dataset
-            self._has_own_files = 1 < num_processes == PartialState().num_processes and not split_batches
-            self._has_own_files = self._has_own_files and _shards_of(dataset) == num_processes
+            self._has_own_files = num_processes > 1 and not split_batches and _shards_of(dataset) == num_processes
             if self._has_own_files:
                 dataset = dataset.shard(num_shards=num_processes, index=process_index)
             elif num_processes > 1:
@@ -207,8 +207,8 @@ class DataLoaderStreamShard(_StreamLoader):
             non_blocking=non_blocking,
             process_index=process_index,
         )
-        is_stream = self._rounds is None
-        self._compares = is_stream and not self._has_own_files and 1 < num_processes == PartialState().num_processes
+        self._evens_files = self._has_own_files and in_this_job
+        self._compares = self._rounds is None and not self._has_own_files and in_this_job
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         self._resume_if_requested()
@@ -229,7 +229,7 @@ class DataLoaderStreamShard(_StreamLoader):
 
     def _stream_batches(self, begin: int) -> Iterator[tuple[Any, list[int], list[int], bool]]:
         world = self._spec["num_processes"]
-        if self._has_own_files:
+        if self._evens_files:
             yield from self._batches_of_own_files(begin)
             return
         for batch, is_last in _with_is_last(itertools.islice(self._read(), begin, None)):

@@ -26,11 +26,15 @@ Finish = Callable[[], None]
 
 
 def _is_backward_calling() -> bool:
-    """Returns whether autograd's code in C++, such as DDP, has called the calling function."""
+    """Returns whether autograd's code in C++, such as DDP, has called the calling function.
+
+    The Python caller is then the one that started the backward pass: torch, or Lockstep's own `backward`.
+    """
     try:
-        return sys._getframe(2).f_globals.get("__name__") == "torch.autograd.graph"
+        caller = sys._getframe(2).f_globals.get("__name__", "")
     except ValueError:  # A thread of autograd.
         return True
+    return caller == "torch.autograd.graph" or caller.startswith("lockstep.")
 
 
 class Work(_Base):

@@ -132,7 +132,7 @@ def save_fsdp_optimizer(
 ) -> None:
     """Writes the folder optimizer_<index>, a checkpoint of all prepared models and optimizers. Collective."""
     del fsdp_plugin, optimizer, model, use_dcp
-    accelerator.save_state(_optimizer_folder(output_dir, optimizer_index))
+    accelerator._save_state_in(str(_optimizer_folder(output_dir, optimizer_index)))
 
 
 def load_fsdp_optimizer(
