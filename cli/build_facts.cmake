@@ -19,6 +19,9 @@ set(build_flags "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}}")
 if(LOCKSTEP_SANITIZE)
   string(APPEND build_flags " -fsanitize=${LOCKSTEP_SANITIZE}")
 endif()
+if(CMAKE_SYSROOT)  # A folder of the build machine.
+  string(REGEX REPLACE "-isystem ${CMAKE_SYSROOT}[^ ]*" "" build_flags "${build_flags}")
+endif()
 string(STRIP "${build_flags}" build_flags)
 
 set(build_torch "${Torch_VERSION}")

@@ -54,6 +54,10 @@ find_path(LOCKSTEP_PROTOZERO_INCLUDE protozero/pbf_writer.hpp REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
 include(lockstepCudart)
 find_package(Torch 2.11 REQUIRED)
+if(LOCKSTEP_SEVERAL_TORCHES AND TARGET torch_cuda_library)
+  # The files of such a wheel also serve a torch for CPUs, which lacks libtorch_cuda.so. A torch for CUDA loads it itself.
+  set_property(TARGET torch_cuda_library PROPERTY INTERFACE_LINK_LIBRARIES "")
+endif()
 # yaml-cpp 0.7 has the second name only; 0.10 will have the first only.
 set(LOCKSTEP_YAML_CPP_SHARED yaml-cpp::yaml-cpp)
 if(NOT TARGET yaml-cpp::yaml-cpp)

@@ -5,7 +5,9 @@
 folder=$(dirname "$0")
 version=$(sed -n "s/^__version__ = '\([0-9]*\.[0-9]*\).*/\1/p" "$folder"/../../lib/python3.*/site-packages/torch/version.py)
 if [ ! -x "$folder/torch-$version/lockstep_selftest" ]; then
-  echo "[lockstep] no selftest for torch '$version'; expected one of $(cd "$folder" && echo torch-*); install such a torch" >&2
-  exit 127
+  known=$(cd "$folder" && printf '%s\n' torch-* | sed 's/torch-//' | sort -V)
+  echo "[lockstep] this build needs torch $(echo "$known" | paste -sd '|' | sed 's/|/ or /g'); got ${version:-no torch} in this Python" \
+    "environment; run pip install 'torch==$(echo "$known" | tail -n 1).*'" >&2
+  exit 1
 fi
 exec "$folder/torch-$version/lockstep_selftest" "$@"

@@ -64,7 +64,7 @@ got=$("$prefix/libexec/lockstep/lockstep_selftest" --output x)
 expect "the selftest" "selftest of 2.9 with --output x"
 put "$site/torch/version.py" "__version__ = '2.12.0'"
 got=$("$prefix/libexec/lockstep/lockstep_selftest" 2>&1) && fail "the selftest ran without its torch"
-expect "the selftest" "no selftest for torch '2.12'; expected one of torch-2.11 torch-2.9"
+expect "the selftest" "this build needs torch 2.9 or 2.11; got 2.12 in this Python environment; run pip install 'torch==2.11.*'"
 
 folders=
 for version in 2.9.1 2.11.0 2.13.2; do

@@ -8,7 +8,7 @@ from spack.package import *
 class PyLockstepTrain(PythonPackage):
     """Lockstep trains PyTorch models on several processes, GPUs and hosts, from C++ or Python.
 
-    It has the calls of Accelerate and DeepSpeed. The package contains the command lockstep, too."""
+    It has the calls of Accelerate and DeepSpeed, and the command lockstep."""
 
     homepage = "https://pypi.org/project/lockstep-train/"
     pypi = "lockstep-train/lockstep_train-0.1.0.tar.gz"
@@ -25,7 +25,9 @@ class PyLockstepTrain(PythonPackage):
 
     depends_on("python@3.10:", type=("build", "link", "run"))
     # libtorch has no stable C++ interface: Spack builds this package again for another torch.
-    depends_on("py-torch@2.11:", type=("build", "link", "run"))
+    depends_on("py-torch@2.11:+distributed+gloo", type=("build", "link", "run"))
+    # torch's headers include Gloo's.
+    depends_on("gloo", type="build")
     depends_on("py-pybind11", type=("build", "link"))
     depends_on("py-numpy", type=("build", "run"))
     depends_on("py-safetensors", type=("build", "run"))
