@@ -17,7 +17,7 @@ from .connection import milliseconds
 _Base: Any = dist.Work  # The types of its methods differ from those of c10d.
 _GROUP_TIMEOUT = timedelta(0)
 
-# The lane of collectives' futures; the messages from and to each rank have others.
+# The lanes of futures: of collectives, and of messages from any rank. Those from and to each rank have others.
 COLLECTIVES = 0
 ANY_SOURCE = -1
 
@@ -141,7 +141,7 @@ class Work(_Base):
 
 
 class AnySourceWork(Work):
-    """A recv from whichever rank sends first. It begins when that rank's message arrives, and its work is polled."""
+    """Receives from whichever rank sends first. `wait` or `is_completed` begins it when such a message arrives."""
 
     def __init__(self, group: _core.Group, buffer: torch.Tensor, tag: int, *args: Any, **options: Any) -> None:
         super().__init__([], *args, lane=ANY_SOURCE, **options)
