@@ -145,7 +145,8 @@ class Accelerator {
   void set_gradient_accumulation_steps(int64_t steps);
 
   /// Computes gradients and, with several processes, averages them. The loss is first divided by
-  /// gradient_accumulation_steps, or by the actual number of micro-steps in a shorter last group.
+  /// gradient_accumulation_steps, or by the actual number of micro-steps in a shorter last group;
+  /// see GradientAccumulationPlugin::rescale_short_group.
   /// Also works if, on this process, the loss depends on no parameter of the model and only one
   /// model is prepared. With several, a backward must reach the same ones on every process.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});

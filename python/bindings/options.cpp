@@ -156,6 +156,7 @@ void read_options(DictReader& reader, GradientAccumulationPlugin& plugin) {
   reader.read("adjust_scheduler", plugin.adjust_scheduler);
   reader.read("sync_with_dataloader", plugin.sync_with_dataloader);
   reader.read("sync_each_batch", plugin.sync_each_batch);
+  reader.read("rescale_short_group", plugin.rescale_short_group);
 }
 
 void read_options(DictReader& reader, ProjectConfiguration& project) {

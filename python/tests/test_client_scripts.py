@@ -4,7 +4,7 @@
 Neither the wheels nor the source distributions of transformers and diffusers have their example scripts: set
 LOCKSTEP_TRANSFORMERS_SOURCES and LOCKSTEP_DIFFUSERS_SOURCES to folders with the two repositories, and
 LOCKSTEP_CLIENTS_PYTHON to a Python that also has diffusers, evaluate, ftfy, tensorboard and torchvision. None of their
-code is part of Lockstep. The last accumulation group is complete, since docs/python.md names a difference there.
+code is part of Lockstep. Their last accumulation group is incomplete.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ from test_clients import CLIENTS, PYTHON, compare, results_of
 
 TRANSFORMERS = os.environ.get("LOCKSTEP_TRANSFORMERS_SOURCES", "")
 DIFFUSERS = os.environ.get("LOCKSTEP_DIFFUSERS_SOURCES", "")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sentence_transformers(processes: int) -> None:
+    # With two processes real Accelerate fails for a CrossEncoder, whose forward DDP sees twice.
+    cases = ("contrastive", "datasets_in_turn", "cross_encoder")[: 3 if processes == 1 else 2]
+    real = results_of("sentence_client", processes, real=True, cases=cases)
+    compare(real, results_of("sentence_client", processes, real=False, cases=cases))
 
 
 @pytest.fixture(scope="module")

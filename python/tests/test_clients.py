@@ -34,7 +34,7 @@ FSDP = ("fsdp", "resume_fsdp", "resume_fsdp_sharded")
 
 @functools.cache
 def has_packages() -> bool:
-    code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('trl', 'peft', 'deepspeed'))))"
+    code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('trl', 'peft', 'deepspeed', 'sentence_transformers'))))"
     return subprocess.run([PYTHON, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 

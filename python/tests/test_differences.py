@@ -14,11 +14,14 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 
 import lockstep
 from lockstep import Accelerator, ConfigError, DataLoaderConfiguration, DeepSpeedPlugin
+from lockstep.utils import GradientAccumulationPlugin
 
 
-def test_the_last_group_of_accumulation_has_its_full_weight() -> None:
-    """6 micro-steps in groups of 4: Accelerate's second gradient would be 0.5."""
-    accelerator = Accelerator(gradient_accumulation_steps=4)
+@pytest.mark.parametrize("rescales", [False, True])
+def test_the_last_group_of_accumulation_has_its_full_weight_on_request(rescales: bool) -> None:
+    """6 micro-steps in groups of 4: Accelerate's second gradient is 0.5."""
+    plugin = GradientAccumulationPlugin(num_steps=4, rescale_short_group=rescales)
+    accelerator = Accelerator(gradient_accumulation_plugin=plugin)
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(6, 1), batch_size=1))
@@ -30,7 +33,7 @@ def test_the_last_group_of_accumulation_has_its_full_weight() -> None:
                 gradients.append(model.weight.grad.item())
             optimizer.step()
             optimizer.zero_grad()
-    assert gradients == pytest.approx([1.0, 1.0])
+    assert gradients == pytest.approx([1.0, 1.0 if rescales else 0.5])
 
 
 def test_a_loop_that_breaks_has_used_its_epoch() -> None:

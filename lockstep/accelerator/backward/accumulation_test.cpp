@@ -86,6 +86,26 @@ TEST(Accumulate, TheLastSmallerGroupIsTheMeanOfItsMicroSteps) {
   EXPECT_THAT(ends, ElementsAre(4, 9, 11));
 }
 
+TEST(Accumulate, TheLastSmallerGroupIsDividedByTheNumberOfStepsIfRequested) {
+  // Six losses of 1 in groups of 4: 4 / 4, then 2 / 4, as in Accelerate.
+  Accelerator accelerator(
+      {.gradient_accumulation_plugin =
+           GradientAccumulationPlugin{.num_steps = 4, .rescale_short_group = false}},
+      WorldSpec{},
+      Group());
+  auto [net, loader] = accelerator.prepare(one_by_one(), numbers(6, {.batch_size = 1}));
+  std::vector<float> gradients;
+  for ([[maybe_unused]] auto& batch : loader) {
+    auto micro_step = accelerator.accumulate(net);
+    accelerator.backward(net->forward(at::ones({1, 1})).sum());
+    if (accelerator.sync_gradients()) {
+      gradients.push_back(net->weight.grad().item<float>());
+      net->zero_grad();
+    }
+  }
+  EXPECT_THAT(gradients, ElementsAre(1.0F, 0.5F));
+}
+
 TEST(Accumulate, GradientsStayOnTheirRankUntilTheGroupEnds) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     auto net = accelerator.prepare(one_by_one());

@@ -39,9 +39,11 @@ struct GradientAccumulationPlugin {
   /// With SchedulerSteps::kAccelerate: micro-steps without an update count towards the end of a
   /// schedule that has one. True if not set, as in Accelerate.
   std::optional<bool> adjust_scheduler = std::nullopt;
-  /// The last batch of a loader in use ends an accumulation group of any length. Its gradients
-  /// are the mean over its actual number of micro-steps.
+  /// The last batch of a loader in use ends an accumulation group of any length.
   bool sync_with_dataloader = true;
+  /// The gradients of a group that is shorter than num_steps are the mean over its actual number of
+  /// micro-steps. False: their sum divided by num_steps, as in Accelerate.
+  bool rescale_short_group = true;
   /// Averages gradients in every micro-step; saves memory for strategies that shard gradients.
   bool sync_each_batch = false;
 };

@@ -125,10 +125,12 @@ void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
   }
   const RunContext& context = objects_.context;
   const AcceleratorOptions& options = context.options;
+  // Python has sharded its loaders already, and its Accelerator's even_batches can be set.
+  const bool even = loader->is_sharded() ? loader->spec().even_batches : options.even_batches;
   loader->shard(
       {.rank = context.rank(),
        .world = context.size(),
-       .even_batches = options.even_batches,
+       .even_batches = even,
        .split_batches = options.split_batches,
        .dispatch_batches = options.dispatch_batches},
       context.group);

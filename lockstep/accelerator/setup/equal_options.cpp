@@ -86,6 +86,7 @@ void expect_equal_options(const RunContext& context, bool needs_host_size) {
   all.add("gradient_accumulation_steps", accumulation.num_steps);
   all.add("gradient_accumulation_plugin.sync_with_dataloader", accumulation.sync_with_dataloader);
   all.add("gradient_accumulation_plugin.sync_each_batch", accumulation.sync_each_batch);
+  all.add("gradient_accumulation_plugin.rescale_short_group", accumulation.rescale_short_group);
   all.add("non_finite", options.non_finite);
   all.add("debug", context.debug);
   add_loaders(options, all);

@@ -76,7 +76,8 @@ double TrainingStep::begin_micro_step(bool at_end) {
   position_.in_micro_step = true;
   position_.counts_in_micro_step = 0;
   notify(&TrainingStepObserver::micro_step_began);
-  const bool corrects = position_.sync_gradients && !position_.counted && position_.in_group > 1;
+  const bool corrects = accumulation_.rescale_short_group && position_.sync_gradients &&
+                        !position_.counted && position_.in_group > 1;
   return corrects ? static_cast<double>(accumulation_.num_steps) /
                         static_cast<double>(position_.in_group)
                   : 1;
@@ -108,8 +109,9 @@ double TrainingStep::loss_factor() const {
   }
   // Outside accumulate() it is not known which backward is the last of a group, so the division is
   // always the same there.
-  const bool short_group = position_.in_micro_step && position_.sync_gradients;
-  const int64_t parts = short_group ? position_.in_group : accumulation_.num_steps;
+  const bool ends_group = position_.in_micro_step && position_.sync_gradients;
+  const int64_t parts = ends_group && accumulation_.rescale_short_group ? position_.in_group
+                                                                        : accumulation_.num_steps;
   return 1.0 / static_cast<double>(parts);
 }
 

@@ -92,8 +92,8 @@ class TrainingStep {
   void set_ends_update(std::function<bool()> ends_update) { ends_update_ = std::move(ends_update); }
   /// Begins a micro-step of accumulate(). `at_end`: a loader ends, and with it the group. Returns
   /// the factor by which the gradients of earlier micro-steps must be multiplied: their losses were
-  /// divided by num_steps, and the group may be shorter. Throws ConfigError within another one.
-  /// Collective if fp16's scale is due.
+  /// divided by num_steps, and the group may be shorter; 1 without rescale_short_group. Throws
+  /// ConfigError within another one. Collective if fp16's scale is due.
   double begin_micro_step(bool at_end);
   void end_micro_step() { position_.in_micro_step = false; }
   void begin_no_sync() { ++position_.no_sync_depth; }

@@ -195,7 +195,12 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
 
     @property
     def even_batches(self) -> bool:
+        """Whether loaders that are prepared later even out the processes' numbers of batches."""
         return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, even_batches: bool) -> None:
+        self.dataloader_config.even_batches = even_batches
 
     @property
     def use_seedable_sampler(self) -> bool:

@@ -54,7 +54,7 @@ class BackwardCalls(AcceleratorBase):
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Computes gradients and averages them over the processes.
 
-        The loss is first divided by the micro-steps of the accumulation group. With `count=n` the loss is a sum over n
+        The loss is first divided by gradient_accumulation_steps. With `count=n` the loss is a sum over n
         tokens or samples, and the gradient that of the mean over all counted ones.
         """
         if self._engine is not None:

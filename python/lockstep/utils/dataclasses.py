@@ -332,12 +332,17 @@ class ProjectConfiguration:
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """Options of gradient accumulation. `num_steps` None is 1."""
+    """Options of gradient accumulation. `num_steps` None is 1.
+
+    The end of a loader may end a group of micro-steps early. Its losses are divided by `num_steps`, as in Accelerate, or
+    with `rescale_short_group` by its own number of micro-steps, so that its update counts as much as the others.
+    """
 
     num_steps: int | None = None
     adjust_scheduler: bool = True
     sync_with_dataloader: bool = True
     sync_each_batch: bool = False
+    rescale_short_group: bool = False
 
     def __post_init__(self) -> None:
         if self.num_steps is not None and self.num_steps < 1:

@@ -136,7 +136,7 @@ def make_data(folder: Path) -> None:
     def sentence(least: int, most: int) -> str:
         return " ".join(chosen.choices(WORDS, k=chosen.randint(least, most)))
 
-    for split, count in (("train", 48), ("val", 21)):
+    for split, count in (("train", 50), ("val", 21)):
         pairs = [
             {"sentence1": sentence(3, 9) + " vune" * (row % 2), "sentence2": sentence(2, 5), "label": row % 2}
             for row in range(count)
@@ -147,7 +147,7 @@ def make_data(folder: Path) -> None:
             folder / f"ner_{split}.json",
             [{"tokens": words, "ner_tags": ["B-X" if word[0] in "bk" else "O" for word in words]} for words in tokens],
         )
-    names = save_images(folder / "captioned", 16)
+    names = save_images(folder / "captioned", 18)
     save_rows(folder / "captioned" / "metadata.jsonl", [{"file_name": name, "text": sentence(4, 4)} for name in names])
     save_images(folder / "instances", 6)
     for name, value in VALUES.items():
