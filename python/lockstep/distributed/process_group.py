@@ -121,6 +121,9 @@ class ProcessGroupLockstep(_Base):
 
     @property
     def _device_types(self) -> list[torch.device]:
+        if self not in c10d._world.pg_backend_config:
+            # torch 2.15 asks before it registers the group, and attaches a hook for groups of C++ unless the list is empty.
+            return []
         return [torch.device(device) for device in self._backends()]
 
     def _backends(self) -> dict[str, str]:
