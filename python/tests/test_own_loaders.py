@@ -90,6 +90,28 @@ def test_a_mesh_and_an_unprepared_skipping_loader_are_refused() -> None:
         prepare_data_loader(skip_first_batches(DataLoader(Stream(), batch_size=2), 1))
 
 
+@pytest.mark.parametrize("asks_for_the_end", [False, True])
+def test_set_epoch_at_the_last_batch_selects_the_next_pass(asks_for_the_end: bool) -> None:
+    """A loop may count the batches with next(), or select the epoch within its last batch."""
+
+    def passes(select: bool) -> list[list[float]]:
+        loader = Accelerator(cpu=True).prepare(DataLoader(torch.arange(6.0), batch_size=2, shuffle=True))
+        seen = []
+        for epoch in range(3):
+            iterator = iter(loader)
+            seen.append([value for _ in range(3) for value in next(iterator).tolist()])
+            if select:
+                loader.set_epoch(epoch + 1)
+            if asks_for_the_end or not select:
+                assert next(iterator, None) is None
+        return seen
+
+    torch.manual_seed(3)
+    expected = passes(select=False)
+    torch.manual_seed(3)
+    assert passes(select=True) == expected
+
+
 def test_set_epoch_reaches_the_batch_sampler_at_once_and_in_the_pass() -> None:
     sampler = EpochBatches([2, 2])
     loader = Accelerator().prepare(DataLoader(Numbers(), batch_sampler=sampler))

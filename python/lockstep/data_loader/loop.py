@@ -122,9 +122,7 @@ class PreparedLoader(DataLoader):
             accelerator._resume_if_requested()
 
     def _begin_pass(self) -> Any:
-        if self._running:  # The program still has the iterator of a loop that it left, for example in a traceback.
-            self._running = False
-            self._core.leave_pass()
+        self._leave_pass()  # The program still has the iterator of a loop that it left, for example in a traceback.
         skip, self._skip = self._skip or self._skip_always, 0
         plan = self._core.begin_pass(skip)
         self._running = True
@@ -135,6 +133,11 @@ class PreparedLoader(DataLoader):
                 self._set_seed(program_seed())
             self._sample_random.set_pass(self._seed, self._number, cursor.epoch, self._samples_to_drop())
         return plan
+
+    def _leave_pass(self) -> None:
+        if self._running:
+            self._running = False
+            self._core.leave_pass()
 
     # --- random numbers of samples
     def _read(self) -> Iterator[Any]:
@@ -173,6 +176,8 @@ class PreparedLoader(DataLoader):
                         "[DataLoader] a second loop over this loader began, which has ended the first; the two would "
                         "share one position; prepare another loader for a loop within the first"
                     )
+                if not self._running:  # set_epoch() has ended the pass at its last batch.
+                    return
                 self._core.end_batch()
             finished = True
         finally:
@@ -197,6 +202,8 @@ class PreparedLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Selects the epoch of the next pass, also for samplers and datasets. Without a call it is the next epoch."""
         if epoch != self._core.epoch:
+            if self._at_last:  # The program counts the batches, and does not ask its iterator for the end.
+                self._leave_pass()
             self._core.set_epoch(epoch)
             self._load_saved_state({})
             self._set_epochs()
