@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lockstep import Accelerator
+from lockstep.utils import GradientAccumulationPlugin
 
 
 class Net(torch.nn.Module):
@@ -21,7 +22,8 @@ class Net(torch.nn.Module):
 
 
 def train(folder: Path, first: int, last: int) -> None:
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    accumulation = GradientAccumulationPlugin(2, rescale_short_group=True)  # As in C++.
+    accelerator = Accelerator(gradient_accumulation_plugin=accumulation)
     inputs = torch.sin(torch.arange(96 * 8, dtype=torch.float)).reshape(96, 8)
     targets = torch.arange(96) % 4
     torch.manual_seed(3)
