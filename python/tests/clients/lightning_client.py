@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with Lightning's strategies over Gloo and over Lockstep, and compares them. Runs as two ranks."""
+"""Trains with Lightning's strategies over Gloo and over Lockstep, and compares them. Runs as two ranks.
+
+Usage: lightning_client.py PORTS..., a free port for each training. On one port a fast rank would find the store of the
+training before.
+"""
 
 from __future__ import annotations
+
+import os
+import sys
 
 import lightning
 import lightning.fabric.strategies.deepspeed as fabric_deepspeed
@@ -23,6 +30,7 @@ trainer_deepspeed.CUDAAccelerator = lightning.pytorch.accelerators.CPUAccelerato
 fabric_deepspeed._validate_device_index_selection = lambda devices: None
 trainer_deepspeed._validate_device_index_selection = lambda devices: None
 OPTIONS = {"accelerator": "cpu", "devices": 2}
+PORTS = sys.argv[1:]
 
 
 def make_loader():
@@ -82,6 +90,7 @@ def with_trainer(strategy):
 
 
 def run(train, strategy, backend, **options):
+    os.environ["MASTER_PORT"] = PORTS.pop()
     losses = train(strategy, **options)
     assert dist.get_backend() == backend and len(losses) >= 8, (dist.get_backend(), losses)
     AcceleratorState._reset_state(True)  # Ends the group of torch.distributed if it is Lockstep's.
