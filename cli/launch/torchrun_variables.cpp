@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <initializer_list>
 #include <optional>
 
 #include <fmt/format.h>
@@ -47,6 +48,12 @@ constexpr std::array kFlagOptions = {
 struct OwnVariable {
   const char* torchrun;
   const char* own;
+};
+
+/// The option for the value of a variable.
+struct PodVariable {
+  const char* variable;
+  const char* option;
 };
 
 constexpr std::array kOwnVariables = {
@@ -161,12 +168,64 @@ bool mentions(const std::string& text, const std::string& option) {
   return false;
 }
 
+/// Returns whether an option of these names is among `words`, with or without a value.
+bool is_given(const std::vector<std::string>& words, std::initializer_list<const char*> options) {
+  return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+    const std::string name = word.substr(0, word.find('='));
+    return std::find(options.begin(), options.end(), name) != options.end();
+  });
+}
+
+/// Adds the options for a pod of Kubeflow's PyTorchJob. It sets the variables of a single rank, but
+/// not those that a launcher sets for each rank of a host. Without the options each pod would train
+/// alone.
+void add_pod_variables(
+    const Environment& environment,
+    CLI::App& launch,
+    std::vector<std::string>& words,
+    std::vector<VariableOption>& given) {
+  constexpr std::array kPodVariables = {
+      PodVariable{"WORLD_SIZE", "nnodes"},
+      PodVariable{"RANK", "node-rank"},
+      PodVariable{"MASTER_ADDR", "master-addr"},
+      PodVariable{"MASTER_PORT", "master-port"}};
+  for (const char* other :
+       {"LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "LOCKSTEP_LAUNCHER",
+        "LOCKSTEP_NUM_MACHINES",
+        "PET_NNODES",
+        "PET_NODE_RANK"}) {
+    if (environment.text(other)) {
+      return;
+    }
+  }
+  std::vector<VariableOption> added;
+  std::vector<std::string> more;
+  for (const auto& [variable, name] : kPodVariables) {
+    const auto value = environment.text(variable);
+    const std::string option = "--" + launch.get_option(std::string("--") + name)->get_lnames()[0];
+    if (!value || is_given(words, {option.c_str(), "--standalone", "--hostfile", "--launcher"})) {
+      return;
+    }
+    more.push_back(option + "=" + *value);
+    added.push_back({variable, option});
+  }
+  const std::string address = *environment.text("MASTER_ADDR");
+  const bool is_on_this_host = address == "localhost" || address.starts_with("127.");
+  if (number_of(*environment.text("WORLD_SIZE")).value_or(0) > 1 && !is_on_this_host) {
+    words.insert(words.end(), more.begin(), more.end());
+    given.insert(given.end(), added.begin(), added.end());
+  }
+}
+
 }  // namespace
 
 std::vector<VariableOption> add_torchrun_variables(
     const Environment& environment, CLI::App& launch, std::vector<std::string>& words) {
   refuse_disagreement(environment);
   std::vector<VariableOption> given;
+  add_pod_variables(environment, launch, words, given);
   for (const std::string name : kValueOptions) {
     const std::string variable = variable_of(name);
     const auto value = environment.text(variable);

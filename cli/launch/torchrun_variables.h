@@ -24,6 +24,9 @@ struct VariableOption {
 /// PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT. A variable that is set
 /// but empty counts as not set.
 ///
+/// A pod of Kubeflow's PyTorchJob has WORLD_SIZE, RANK, MASTER_ADDR and MASTER_PORT without
+/// LOCAL_RANK: WORLD_SIZE counts the hosts then, and RANK is that of the host.
+///
 /// Returns the options that were appended. Throws ConfigError if a variable and an option, or one
 /// of our own variables for the same setting, have different values.
 std::vector<VariableOption> add_torchrun_variables(

@@ -50,6 +50,35 @@ TEST_F(TorchrunVariables, ThoseOfKubeflowBecomeOptions) {
           "--master-port=29400"));
 }
 
+TEST_F(TorchrunVariables, ThoseOfAPodOfAPyTorchJobNameItsHosts) {
+  const Variables pod = {
+      {"WORLD_SIZE", "2"},
+      {"RANK", "1"},
+      {"MASTER_ADDR", "job-master-0"},
+      {"MASTER_PORT", "23456"}};
+  EXPECT_THAT(
+      words(pod),
+      ElementsAre(
+          "launch",
+          "--nnodes=2",
+          "--node-rank=1",
+          "--master-addr=job-master-0",
+          "--master-port=23456"));
+  const auto with = [&pod](const char* variable, const char* value) {
+    Variables all = pod;
+    all[variable] = value;
+    return all;
+  };
+  // Another launcher has started this one, or the job has one process, or is on this host.
+  EXPECT_THAT(words(with("LOCAL_RANK", "0")), ElementsAre("launch"));
+  EXPECT_THAT(words(with("WORLD_SIZE", "1")), ElementsAre("launch"));
+  EXPECT_THAT(words(with("MASTER_ADDR", "127.0.0.1")), ElementsAre("launch"));
+  EXPECT_THAT(words(with("MASTER_PORT", "")), ElementsAre("launch"));
+  EXPECT_THAT(words(with("PET_NNODES", "3")), ElementsAre("launch", "--nnodes=3"));
+  EXPECT_THAT(words(pod, {"launch", "--nnodes=4"}), ElementsAre("launch", "--nnodes=4"));
+  EXPECT_THAT(words(pod, {"launch", "--standalone"}), ElementsAre("launch", "--standalone"));
+}
+
 TEST_F(TorchrunVariables, OthersAndEmptyOnesAddNothing) {
   EXPECT_THAT(words({{"PET_NNODES", ""}, {"PET_STORE", "x"}}), ElementsAre("launch"));
   EXPECT_THAT(words({{"PET_STANDALONE", "0"}}), ElementsAre("launch"));

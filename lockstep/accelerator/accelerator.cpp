@@ -141,6 +141,7 @@ void Accelerator::forget_prepared() {
   state.objects.clear();
   state.active->forget();
   state.local_sgds.abandon();
+  state.checkpointer.saver().set_own_files(nullptr);
   release_cached_memory();
 }
 

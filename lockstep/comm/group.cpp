@@ -65,6 +65,13 @@ void check_message(Op op, const at::Tensor& tensor, int peer, int rank, int size
   }
 }
 
+/// Throws unless there is another rank.
+void check_size(Op op, int size) {
+  if (size == 1) {
+    throw ConfigError(comm::name_of(op), "a group of one rank has no sender; expected 2 or more");
+  }
+}
+
 }  // namespace
 
 at::Tensor Pending::wait() {
@@ -268,9 +275,7 @@ Pending Group::recv(const at::Tensor& tensor, int peer, int tag) {
 }
 
 std::optional<int> Group::sender_of_next(int tag) {
-  if (size() == 1) {
-    throw ConfigError("recv", "a group of one rank has no sender; expected at least 2 ranks");
-  }
+  check_size(Op::kRecv, size());
   const comm::GroupUser::StartScope inside(*user_, "recv");
   bool are_lost = true;
   for (int distance = 1; distance < size(); ++distance) {
@@ -287,19 +292,18 @@ std::optional<int> Group::sender_of_next(int tag) {
   return std::nullopt;
 }
 
-int Group::await_sender(int tag) {
+std::optional<int> Group::await_sender(int tag, comm::Milliseconds limit) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kLongestSleep{1000};
+  check_size(Op::kRecv, size());
+  const comm::GroupUser::StartScope inside(*user_, "recv");
+  const comm::WaitScope busy;
   std::chrono::microseconds sleep{20};
-  const auto began = Clock::now();
+  const auto end = Clock::now() + limit;
   while (true) {
-    if (const auto sender = sender_of_next(tag)) {
-      return *sender;
-    }
-    const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
-    if (Clock::now() - began >= timeout_) {
-      throw CommError(
-          "recv", fmt::format("no rank has sent a message within {:.1f} s", seconds), -1, seconds);
+    const auto sender = sender_of_next(tag);
+    if (sender || Clock::now() >= end) {
+      return sender;
     }
     std::this_thread::sleep_for(sleep);
     sleep = std::min(2 * sleep, kLongestSleep);

@@ -111,8 +111,9 @@ class Group {
   /// if none has begun to arrive. Messages that a recv() was started for do not count. For messages
   /// from any rank. Local. Throws CommError if all other ranks have left.
   std::optional<int> sender_of_next(int tag = 0);
-  /// Does the same, but blocks until there is one, and throws CommError when the timeout ends.
-  int await_sender(int tag = 0);
+  /// Does the same, but blocks until there is one, at most for `limit`. Over sockets a rank that
+  /// has died is one that has left; over shared memory it throws at once.
+  std::optional<int> await_sender(int tag, comm::Milliseconds limit);
   /// Blocks until every rank has called it.
   void barrier();
   /// Starts a barrier; it is done when every rank has started it. The result is undefined.

@@ -212,11 +212,11 @@ void bind_starts(py::class_<Group>& bound) {
       .def("sender_of_next", &Group::sender_of_next, py::arg("tag"), NoGil())
       .def(
           "await_sender",
-          [](const Group& group, int tag, int64_t timeout_ms) {
-            return group.with_timeout(comm::Milliseconds(timeout_ms)).await_sender(tag);
+          [](Group& group, int tag, int64_t limit_ms) {
+            return group.await_sender(tag, comm::Milliseconds(limit_ms));
           },
           py::arg("tag"),
-          py::arg("timeout_ms"),
+          py::arg("limit_ms"),
           NoGil())
       .def(
           "start_barrier",

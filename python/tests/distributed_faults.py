@@ -28,10 +28,8 @@ def a_rank_dies() -> None:
     dist.barrier()
     if RANK == SIZE - 1:
         os._exit(0)
-    start = time.monotonic()
-    with pytest.raises(lockstep.CommError, match=rf"\[all_reduce\] rank {SIZE - 1} .*(died|left)"):
+    with pytest.raises(lockstep.CommError, match=rf"\[all_reduce\] rank {SIZE - 1} .*(died|left)"):  # Not "is late".
         dist.all_reduce(torch.ones(3))
-    assert time.monotonic() - start < 10
 
 
 def a_rank_never_joins() -> None:
@@ -95,7 +93,6 @@ def ranks_differ() -> None:
 def a_root_refuses() -> None:
     """The others do not wait for a root whose list is wrong."""
     init(60)
-    start = time.monotonic()
     parts = [torch.empty(3)] * (SIZE - 1)
     if RANK == 0:
         with pytest.raises(lockstep.ConfigError, match=rf"\[gather\] expected one tensor for each of {SIZE} ranks"):
@@ -103,7 +100,6 @@ def a_root_refuses() -> None:
     else:
         with pytest.raises(lockstep.CommError, match="rank 0 calls gather with an invalid argument"):
             dist.gather(torch.ones(3))
-    assert time.monotonic() - start < 10
 
 
 def a_rank_refuses() -> None:

@@ -109,6 +109,10 @@ def refusals() -> None:
         dist.distributed_c10d._get_default_group().allgather([[value]], [value])
     with pytest.raises(lockstep.ConfigError, match=r"the tensor is on meta.*cpu:lockstep,cuda:nccl"):
         dist.all_reduce(torch.ones(3, device="meta"))
+    with pytest.raises(lockstep.ConfigError, match=f"expected {SIZE} output sizes with the sum {SIZE}; got"):
+        dist.all_to_all_single(torch.empty(SIZE), torch.ones(SIZE), [2] * SIZE, [1] * SIZE)
+    with pytest.raises(lockstep.ConfigError, match=f"expected {SIZE} inputs, one for each rank; got 1"):
+        dist.all_to_all([torch.empty(1)] * SIZE, [torch.ones(1)])
     dist.all_reduce(value)
     assert float(value[0]) == SIZE
 

@@ -54,6 +54,7 @@ def run_files(
             env=os.environ
             | {
                 "PYTHONPATH": os.pathsep.join([str(package_folder()), str(_TESTS)]),
+                "CUDA_VISIBLE_DEVICES": "",  # The numbers of passed tests are those on CPUs.
                 "LOCKSTEP_TESTS_NOT_RUN": json.dumps({file: list(names) for file, names in files.items()}),
                 **variables,
             },

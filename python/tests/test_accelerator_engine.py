@@ -121,6 +121,22 @@ def test_a_checkpoint_with_an_engine_is_whole_or_absent(tmp_path, monkeypatch):
         accelerator.prepare(model, DummyOptim(model.parameters()))
 
 
+def test_after_free_memory_checkpoints_have_no_engine(tmp_path):
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 0},
+    }
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+    model = torch.nn.Linear(2, 1)
+    engine, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
+    accelerator.free_memory()
+    del engine, optimizer
+    accelerator.save_state(tmp_path / "state", async_save=True)
+    accelerator.wait_for_save()
+    assert (tmp_path / "state").is_dir() and not (tmp_path / "state" / "pytorch_model").exists()
+
+
 def test_an_engine_needs_a_model_and_the_optimizer_of_one_place():
     plugin = DeepSpeedPlugin(
         hf_ds_config={

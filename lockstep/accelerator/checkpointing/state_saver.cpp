@@ -19,6 +19,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/writer.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/storage/saved_meta.h"
 #include "lockstep/watch/flight_recorder.h"
 
@@ -104,18 +105,27 @@ class CheckpointWrite {
 
  private:
   void write(const SavingGroups& groups, const WriteMore& write_more) const {
-    if (options_.overwrite && groups.on_each_host() && fs::exists(folder_)) {
-      throw CheckpointError(
-          folder_.string(),
-          "already exists, and save_on_each_node never overwrites, since one host may fail; save "
-          "under another name, or remove it on all hosts first");
+    std::optional<checkpoint::Writer> writer;
+    const auto begin = [&] {
+      if (options_.overwrite && groups.on_each_host() && fs::exists(folder_)) {
+        throw CheckpointError(
+            folder_.string(),
+            "already exists, and save_on_each_node never overwrites, since one host may fail; save "
+            "under another name, or remove it on all hosts first");
+      }
+      writer.emplace(groups.disk, folder_, options_);
+    };
+    if (groups.on_each_host() && write_more) {  // What it writes may need all hosts.
+      Group all = groups.all;
+      throw_together(all, failure_of(begin), folder_, "cannot save it");
+    } else {
+      begin();
     }
-    checkpoint::Writer writer(groups.disk, folder_, options_);
     if (write_more) {
-      write_more(writer, groups);
+      write_more(*writer, groups);
     }
-    writer.write(*contents_);
-    writer.commit(meta_);
+    writer->write(*contents_);
+    writer->commit(meta_);
   }
 
   /// Throws on all hosts if one of them has failed, and removes what this host has written.

@@ -2,6 +2,7 @@
 #include "lockstep/comm/gloo/gloo_transport.h"
 
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -42,6 +43,7 @@ constexpr int kSenderHeader = 1;
 constexpr int kReceiverHeader = 2;
 constexpr int kPayload = 3;
 constexpr Milliseconds kNoTimeout = std::chrono::hours(24 * 365);
+constexpr Milliseconds kCloseTimeout{1000};
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
@@ -103,6 +105,9 @@ struct GlooState {
   PeerAddresses peers;
   std::mutex headers_mutex;
   std::map<int, EarlyHeader> early_headers;  ///< By sender.
+  std::map<int, c10::intrusive_ptr<c10d::Work>> early_receives;
+  std::condition_variable early_ended;
+  bool closed = false;
 
   void mark_failed(const std::string& why) { failure.mark_failed(why); }
 
@@ -291,18 +296,39 @@ struct GlooState {
   }
 
   /// Blocks until a rank sends its next message, or its connection is lost, which is no failure of
-  /// the group: the rank may have sent its last message.
+  /// the group: the rank may have sent its last message. close() ends it.
   void receive_early_header(int from) {
     EarlyHeader header{.state = NextMessage::kArrives};
     Tensors in{fingerprint_tensor(header.fingerprint)};
     try {
       const c10::AutoGradMode no_grad(false);
-      wait_all({backend->recv(in, from, kSenderHeader)}, kNoTimeout);
+      c10::intrusive_ptr<c10d::Work> receive;
+      {
+        const std::lock_guard<std::mutex> lock(headers_mutex);
+        if (closed) {
+          return;
+        }
+        receive = backend->recv(in, from, kSenderHeader);
+        early_receives[from] = receive;
+      }
+      wait_all({receive}, kNoTimeout);
     } catch (const std::exception&) {
       header.state = NextMessage::kLost;
     }
     const std::lock_guard<std::mutex> lock(headers_mutex);
+    early_receives.erase(from);
     early_headers[from] = header;
+    early_ended.notify_all();
+  }
+
+  /// Ends the receives of early headers, whose threads keep the connection.
+  void close() {
+    std::unique_lock<std::mutex> lock(headers_mutex);
+    closed = true;
+    for (const auto& [unused, receive] : early_receives) {
+      receive->abort();
+    }
+    early_ended.wait_for(lock, kCloseTimeout, [&] { return early_receives.empty(); });
   }
 
   void point_to_point(const Collective& c, Milliseconds timeout) {
@@ -402,6 +428,8 @@ class GlooTransport final : public Transport {
       addresses_.hosts.reset();
     }
   }
+
+  ~GlooTransport() override { state_->close(); }
 
   const char* name() const override { return "gloo"; }
   int rank() const override { return state_->rank; }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,9 @@ namespace lockstep::comm {
 /// on one thread; the messages to each rank, and from each rank, have a thread of their own, which
 /// starts with the first one: ranks may send and receive in any order, apart from one peer's
 /// messages. Each operation is recorded in the flight record.
+///
+/// Cost: at most two threads for each peer, which live as long as the group. Thread safety: all
+/// calls for messages are thread-safe.
 ///
 /// `Link` is the state that those threads use; it outlives the transport if an operation does. It
 /// has `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `mark_failed(why)`,
@@ -33,7 +37,7 @@ class BlockingOperations {
     const Op op = collective.op;
     const auto on_timeout = [link = link_](const std::string& why) { link->mark_failed(why); };
     if (op == Op::kSend || op == Op::kRecv) {
-      OrderedWorker& worker = messages_[{op == Op::kSend, collective.root}];
+      OrderedWorker& worker = worker_of(op == Op::kSend, collective.root);
       const FlightEntry entry(collective, group_, -1);
       collective.observer = nullptr;  // The entry has it; parts of the operation have none.
       return worker.submit(
@@ -55,19 +59,23 @@ class BlockingOperations {
   }
 
   /// Returns whether no recv from this rank is queued or running.
-  bool may_receive(int from) const {
-    const auto worker = messages_.find({false, from});
-    return worker == messages_.end() || worker->second.idle();
-  }
+  bool may_receive(int from) { return worker_of(/*sends=*/false, from).idle(); }
   /// Runs a job on the thread of the messages from this rank.
   void receive(int from, OrderedWorker::Job job) {
-    messages_[{false, from}].submit(name_of(Op::kRecv), std::move(job));
+    worker_of(/*sends=*/false, from).submit(name_of(Op::kRecv), std::move(job));
   }
 
  private:
+  /// The workers of another transport's messages may call it at the same time.
+  OrderedWorker& worker_of(bool sends, int peer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return messages_[{sends, peer}];
+  }
+
   std::shared_ptr<Link> link_;
   uint64_t group_;
   OrderedWorker collectives_;
+  std::mutex mutex_;                                        ///< Protects the map below.
   std::map<std::pair<bool, int>, OrderedWorker> messages_;  ///< By (sends, peer).
   int64_t sequence_ = 0;
 };

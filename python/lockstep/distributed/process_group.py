@@ -459,19 +459,34 @@ class ProcessGroupLockstep(_Base):
         source, buffer = readable(source), writable(output, finish, filled=False)
         if not output_sizes and not input_sizes:
             return self._work([self._group.start_all_to_all(buffer, source)], [output], finish, opts.timeout)
-        outputs = buffer.split(list(output_sizes)) if output_sizes else buffer.chunk(self.size())
-        inputs = source.split(list(input_sizes)) if input_sizes else source.chunk(self.size())
-        pendings = self._start_messages(list(outputs), list(inputs))
+        outputs = self._split("output", buffer, output_sizes)
+        inputs = self._split("input", source, input_sizes)
+        pendings = self._start_messages(outputs, inputs)
         return self._work(pendings, [output], finish, opts.timeout)
 
     @_dispatched
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = opts or c10d.AllToAllOptions()
+        for what, parts in (("outputs", outputs), ("inputs", inputs)):
+            if len(parts) != self.size():
+                raise _core.ConfigError(
+                    f"[all_to_all] expected {self.size()} {what}, one for each rank; got {len(parts)}"
+                )
         finish: list[Finish] = []
         pendings = self._start_messages(
             [writable(output, finish, filled=False) for output in outputs], [readable(part) for part in inputs]
         )
         return self._work(pendings, outputs, finish, opts.timeout)
+
+    def _split(self, what: str, rows: torch.Tensor, sizes: Sequence[int]) -> Tensors:
+        """Returns a tensor's parts for each rank; equal ones without `sizes`."""
+        if not sizes:
+            sizes = [rows.size(0) // self.size()] * self.size()
+        if len(sizes) != self.size() or sum(sizes) != rows.size(0):
+            raise _core.ConfigError(
+                f"[all_to_all] expected {self.size()} {what} sizes with the sum {rows.size(0)}; got {list(sizes)}"
+            )
+        return list(rows.split(list(sizes)))
 
     def _start_messages(self, outputs: Tensors, inputs: Tensors) -> list[_core.Pending]:
         """Starts to exchange parts whose sizes may differ, one for each rank."""
@@ -507,7 +522,7 @@ class ProcessGroupLockstep(_Base):
         finish: list[Finish] = []
         self._operations += 1
         buffer = writable(tensors[0], finish, filled=False)
-        return AnySourceWork(self._group, buffer, tag, tensors, finish, self._threads, timeout=self._timeout)
+        return AnySourceWork(self, buffer, tag, tensors, finish, self._threads, timeout=self._timeout)
 
     def barrier(self, opts: Any = None) -> Work:
         return self._work([self._group.start_barrier()], [], timeout=opts.timeout if opts else None)

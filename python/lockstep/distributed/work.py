@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,9 @@ _GROUP_TIMEOUT = timedelta(0)
 # The lanes of futures: of collectives, and of messages from any rank. Those from and to each rank have others.
 COLLECTIVES = 0
 ANY_SOURCE = -1
+
+# The time after which a recv from any rank sees that its group was aborted.
+_POLL_MS = 100
 
 # A Finish runs after its operation, and copies the result to a tensor that is not contiguous, for instance.
 Finish = Callable[[], None]
@@ -141,32 +145,49 @@ class Work(_Base):
 
 
 class AnySourceWork(Work):
-    """Receives from whichever rank sends first. `wait` or `is_completed` begins it when such a message arrives."""
+    """Receives from whichever rank sends first. `wait` or `is_completed` begins it when such a message arrives.
 
-    def __init__(self, group: _core.Group, buffer: torch.Tensor, tag: int, *args: Any, **options: Any) -> None:
+    `owner`: the process group, whose connection an abort drops while this waits.
+    """
+
+    def __init__(self, owner: Any, buffer: torch.Tensor, tag: int, *args: Any, **options: Any) -> None:
         super().__init__([], *args, lane=ANY_SOURCE, **options)
-        self._group, self._buffer, self._tag = group, buffer, tag
+        self._owner, self._buffer, self._tag = owner, buffer, tag
 
     def _receive(self, source: int) -> None:
         self._source = source
-        self._pendings = [self._group.start_recv(self._buffer, source, self._tag)]
+        self._pendings = [self._owner._group.start_recv(self._buffer, source, self._tag)]
+
+    def _await(self, limit: timedelta) -> None:
+        """Blocks until a message begins to arrive, and begins to receive it."""
+        if self._error is not None:
+            raise self._error
+        began = time.monotonic()
+        while not self._pendings:
+            source = self._owner._group.await_sender(self._tag, _POLL_MS)
+            seconds = time.monotonic() - began
+            if source is not None:
+                self._receive(source)
+            elif seconds >= limit.total_seconds():
+                raise _core.CommError(f"[recv] no rank has sent a message within {seconds:.1f} s")
 
     def wait(self, timeout: timedelta = _GROUP_TIMEOUT) -> bool:
-        if not self._pendings:
-            limit = timeout if timeout > _GROUP_TIMEOUT else self._timeout
-            self._receive(self._group.await_sender(self._tag, milliseconds(limit)))
+        self._await(timeout if timeout > _GROUP_TIMEOUT else self._timeout)
         return super().wait(timeout)
 
     def is_completed(self) -> bool:
-        if not self._pendings:
-            source = self._group.sender_of_next(self._tag)
+        if not self._pendings and self._error is None:
+            try:
+                source = self._owner._group.sender_of_next(self._tag)
+            except _core.CommError as error:
+                self._error = error
+                return True
             if source is None:
                 return False
             self._receive(source)
         return super().is_completed()
 
     def get_future(self) -> Any:
-        """Blocks until the message begins to arrive."""
-        if not self._pendings:
-            self._receive(self._group.await_sender(self._tag, milliseconds(self._timeout)))
+        """Blocks until a message begins to arrive."""
+        self._await(self._timeout)
         return super().get_future()
