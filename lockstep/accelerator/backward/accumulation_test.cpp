@@ -294,8 +294,8 @@ TEST(TokenCounts, OneTwoAndFourRanksTimesMicroStepsGiveTheSameGradient) {
       auto net = accelerator.prepare(one_by_one());
       for (int step = 0; step < steps; ++step) {
         auto micro_step = accelerator.accumulate(net);
-        const at::Tensor& mine =
-            all[static_cast<size_t>(step * world + accelerator.process_index())];
+        const int sequence = step * world + accelerator.process_index();
+        const at::Tensor& mine = all[static_cast<size_t>(sequence)];
         accelerator.backward(token_losses(net, mine), static_cast<double>(mine.numel()));
       }
       ASSERT_TRUE(accelerator.sync_gradients());
