@@ -46,7 +46,9 @@ class GroupTest : public ::testing::TestWithParam<std::tuple<NamedRunner, int>> 
 /// Runs the ranks of a group whose operations are logged.
 void logged_ranks(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout) {
   shm_ranks(
-      size, [&](Group group) { body(logged(group, std::make_shared<CommsLog>())); }, timeout);
+      size,
+      [&](const Group& group) { body(logged(group, std::make_shared<CommsLog>())); },
+      timeout);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -156,13 +158,13 @@ TEST_P(GroupTest, ResultsAreWrittenToTheGivenOutput) {
     const int n = group.size();
     const int me = group.rank();
     const at::Tensor input = at::arange(2 * n, at::kFloat) + 100 * me;
-    const at::Tensor rows = at::empty({2 * n, 3}, at::kLong);
+    const at::Tensor rows = at::empty({int64_t{2} * n, 3}, at::kLong);
     EXPECT_TRUE(group.all_gather_into(rows, at::full({2, 3}, me, at::kLong)).wait().is_same(rows));
     EXPECT_TRUE(at::equal(rows, group.all_gather(at::full({2, 3}, me, at::kLong)).wait()));
     at::Tensor part = at::empty({2});
     group.reduce_scatter_into(part, input, ReduceOp::kMax).wait();
     EXPECT_TRUE(at::equal(part, group.reduce_scatter(input, ReduceOp::kMax).wait()));
-    const at::Tensor exchanged = at::empty({2 * n});
+    const at::Tensor exchanged = at::empty({int64_t{2} * n});
     group.all_to_all_into(exchanged, input).wait();
     EXPECT_TRUE(at::equal(exchanged, group.all_to_all(input).wait()));
     EXPECT_THROW(group.all_gather_into(part, input), ConfigError);

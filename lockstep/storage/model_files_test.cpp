@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -66,13 +67,13 @@ class ModelFiles : public testing::Test {
 };
 
 TEST_F(ModelFiles, AreReadAsAccelerateWritesThem) {
-  const auto one_file = contents(open_model_files(kGolden / "model_whole"));
+  const auto one_file = contents(open_model_files(golden_path("model_whole")));
   EXPECT_EQ(one_file.size(), 6U);
   EXPECT_EQ(one_file.at("ln").substr(0, 8), "F16[6]\x0b\x30");
-  EXPECT_EQ(contents(open_model_files(kGolden / "model_whole" / kModelFile)), one_file);
-  EXPECT_EQ(open_model_files(kGolden / "model_shards").size(), 4U);
-  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards")), one_file);
-  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards" / kModelIndex)), one_file);
+  EXPECT_EQ(contents(open_model_files(golden_path("model_whole") / kModelFile)), one_file);
+  EXPECT_EQ(open_model_files(golden_path("model_shards")).size(), 4U);
+  EXPECT_EQ(contents(open_model_files(golden_path("model_shards"))), one_file);
+  EXPECT_EQ(contents(open_model_files(golden_path("model_shards") / kModelIndex)), one_file);
 }
 
 TEST_F(ModelFiles, OneShardCanBeReadAlone) {
@@ -235,11 +236,8 @@ TEST_F(ModelFiles, AreNotPickles) {
   for (const char* name : {"a.pt", "a.pth", "a.bin", "a.pkl", "a.ckpt"}) {
     write_bytes(folder / name, "");
     refuses(folder, folder / name, "runs code in it; to convert it, run: python -c \"import");
-    refuses(
-        folder,
-        folder / name,
-        "\" " + quoted + "model.safetensors' " + quoted + std::string(name) + "'");
-    refuses(folder / name, folder / name, quoted + "a.safetensors' " + quoted + name + "'");
+    refuses(folder, folder / name, fmt::format("\" {0}model.safetensors' {0}{1}'", quoted, name));
+    refuses(folder / name, folder / name, fmt::format("{0}a.safetensors' {0}{1}'", quoted, name));
     fs::remove(folder / name);
   }
 }

@@ -26,7 +26,9 @@
 
 namespace lockstep::storage {
 
-inline const std::filesystem::path kGolden = LOCKSTEP_SOURCE_DIR "/tests/golden";
+inline std::filesystem::path golden_path(const char* name) {
+  return std::filesystem::path(LOCKSTEP_SOURCE_DIR "/tests/golden") / name;
+}
 
 inline std::string read_bytes(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);

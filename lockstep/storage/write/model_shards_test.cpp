@@ -68,7 +68,7 @@ void fail_to_save(const fs::path& folder, int count = 1) {
 }
 
 TEST(ModelShards, AreSplitAsHuggingfaceHubSplitsThem) {
-  std::ifstream golden(kGolden / "model_shards.json");
+  std::ifstream golden(golden_path("model_shards.json"));
   const auto cases = nlohmann::json::parse(golden)["splits"];
   EXPECT_GT(cases.size(), 100U);
   for (const auto& each : cases) {
@@ -81,9 +81,9 @@ TEST(ModelShards, AreTheFilesAccelerateWrites) {
   EXPECT_THAT(
       write_model_files(folder / "whole", golden_model(), kNoLimit),
       ElementsAre("model.safetensors"));
-  expect_same_files(folder / "whole", kGolden / "model_whole");
+  expect_same_files(folder / "whole", golden_path("model_whole"));
   EXPECT_EQ(write_model_files(folder / "shards", golden_model(), 150).size(), 5U);
-  expect_same_files(folder / "shards", kGolden / "model_shards");
+  expect_same_files(folder / "shards", golden_path("model_shards"));
 }
 
 TEST(ModelShards, OfNoTensorsAreOneFile) {
