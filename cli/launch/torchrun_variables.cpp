@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "cli/launch/launch_flags.h"
+#include "lockstep/base/host/address.h"
 
 namespace lockstep::cli {
 namespace {
@@ -169,7 +170,7 @@ bool mentions(const std::string& text, const std::string& option) {
 }
 
 /// Returns whether an option of these names is among `words`, with or without a value.
-bool is_given(const std::vector<std::string>& words, std::initializer_list<const char*> options) {
+bool has_option(const std::vector<std::string>& words, std::initializer_list<const char*> options) {
   return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
     const std::string name = word.substr(0, word.find('='));
     return std::find(options.begin(), options.end(), name) != options.end();
@@ -205,15 +206,14 @@ void add_pod_variables(
   for (const auto& [variable, name] : kPodVariables) {
     const auto value = environment.text(variable);
     const std::string option = "--" + launch.get_option(std::string("--") + name)->get_lnames()[0];
-    if (!value || is_given(words, {option.c_str(), "--standalone", "--hostfile", "--launcher"})) {
+    if (!value || has_option(words, {option.c_str(), "--standalone", "--hostfile", "--launcher"})) {
       return;
     }
     more.push_back(option + "=" + *value);
     added.push_back({variable, option});
   }
-  const std::string address = *environment.text("MASTER_ADDR");
-  const bool is_on_this_host = address == "localhost" || address.starts_with("127.");
-  if (number_of(*environment.text("WORLD_SIZE")).value_or(0) > 1 && !is_on_this_host) {
+  if (number_of(*environment.text("WORLD_SIZE")).value_or(0) > 1 &&
+      !is_written_as_loopback(*environment.text("MASTER_ADDR"))) {
     words.insert(words.end(), more.begin(), more.end());
     given.insert(given.end(), added.begin(), added.end());
   }

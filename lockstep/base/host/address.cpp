@@ -93,6 +93,11 @@ bool is_numeric(const std::string& host) {
          ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
+bool is_written_as_loopback(const std::string& host) {
+  std::string why;
+  return host == "localhost" || (is_numeric(host) && resolve(host, 0, why).front().is_loopback());
+}
+
 Address own_address(int fd) {
   Address address;
   address.length = sizeof(address.storage);

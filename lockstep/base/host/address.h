@@ -34,6 +34,8 @@ Address loopback(int port);
 
 /// Returns whether `host` is written as a number, not a name.
 bool is_numeric(const std::string& host);
+/// Returns whether `host` is "localhost" or the number of a loopback address. Asks no name server.
+bool is_written_as_loopback(const std::string& host);
 
 /// Returns the local or the remote address of a socket.
 Address own_address(int fd);

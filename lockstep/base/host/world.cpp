@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/address.h"
 #include "lockstep/base/host/slurm_hosts.h"
 
 namespace lockstep {
@@ -195,10 +196,6 @@ std::optional<IntegerVariable> slurm_local_size(
   return asked;
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
 /// The rank and size within the host, from the first of the agreeing launchers that sets
 /// them.
 struct Local {
@@ -238,7 +235,7 @@ void read_local(
   const Identity& id = agreeing.front();
   const auto [local_rank, local_size] = find_local(environment, agreeing, world.size);
   const bool one_host = (local_size && local_size->value == world.size) ||
-                        is_loopback(environment.text("MASTER_ADDR").value_or("")) ||
+                        is_written_as_loopback(environment.text("MASTER_ADDR").value_or("")) ||
                         world.size == 1;
   if (!(local_rank && local_size) && !one_host) {
     throw ConfigError(

@@ -25,11 +25,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kLookupInterval{250};
 
-bool is_written_as_loopback(const std::string& host) {
-  std::string why;
-  return host == "localhost" || (is_numeric(host) && resolve(host, 0, why).front().is_loopback());
-}
-
 std::vector<Address> own_addresses(std::vector<Address> addresses) {
   std::erase_if(addresses, [](const Address& address) { return !address.is_own(); });
   return addresses;

@@ -19,6 +19,18 @@ import transformers
 
 VOCABULARY = 64
 LENGTH = 12
+# Arguments of a transformers.Trainer and of its subclasses.
+TRAINING = {
+    "per_device_train_batch_size": 4,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "seed": 5,
+}
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "lora_dropout": 0.0, "fan_in_fan_out": True}
 
 

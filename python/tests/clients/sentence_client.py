@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import sentence_transformers
 import transformers
-from client_data import files_of, run_cases, sum_of
+from client_data import TRAINING, files_of, run_cases, sum_of
 from sentence_transformers import losses, models
 from sentence_transformers.evaluation import EmbeddingSimilarityEvaluator
 from trainer_client import history
@@ -58,18 +58,10 @@ def scored(count: int) -> Any:
 
 def options(folder: Path, **given: Any) -> dict[str, Any]:
     return {
+        **TRAINING,
         "output_dir": str(folder / "out"),
         "num_train_epochs": 2,
-        "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 4,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-        "seed": 5,
         **given,
     }
 

@@ -9,24 +9,16 @@ from typing import Any
 
 import torch
 import transformers
-from client_data import Texts, files_of, make_gpt2, pad_batch, run_cases, sum_of
+from client_data import TRAINING, Texts, files_of, make_gpt2, pad_batch, run_cases, sum_of
 
 
 def arguments(folder: Path, **given: Any) -> Any:
     options = {
+        **TRAINING,
         "output_dir": str(folder),
         "max_steps": 6,
-        "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 8,
-        "learning_rate": 1e-2,
         "warmup_steps": 2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-        "seed": 5,
         **given,
     }
     return transformers.TrainingArguments(**options)

@@ -12,7 +12,7 @@ import peft
 import tokenizers
 import transformers
 import trl
-from client_data import LORA, Texts, files_of, make_gpt2, pad_batch, run_cases, sum_of
+from client_data import LORA, TRAINING, Texts, files_of, make_gpt2, pad_batch, run_cases, sum_of
 from trainer_client import arguments, history
 
 WORDS = [f"w{number}" for number in range(58)]
@@ -35,19 +35,11 @@ def sentence(start: int, count: int, step: int = 1) -> str:
 
 def options(folder: Path, **given: Any) -> dict[str, Any]:
     return {
+        **TRAINING,
         "output_dir": str(folder),
         "max_steps": 4,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "use_cpu": True,
         "bf16": False,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
         "gradient_checkpointing": False,
-        "seed": 5,
         **given,
     }
 
