@@ -297,7 +297,7 @@ void Accelerator::print(const std::string& line) const {
 
 void Accelerator::wait_for_everyone() {
   const comm::CallScope call("wait_for_everyone");
-  state_->context.group.barrier();
+  state_->replicas.barrier();
 }
 
 void Accelerator::set_trigger() {
@@ -404,7 +404,7 @@ void Accelerator::State::end_training() {
   checkpointer.saver().wait();
   context.group.barrier();
   expect_finished_loop();
-  replicas.compare_now("end_training");
+  replicas.compare_at_end();
   losses->warn_at_end();
   trackers.finish();
   if (step_recorder.active()) {

@@ -204,7 +204,8 @@ class Accelerator {
   void local_main_process_first(const std::function<void()>& body);
   /// Writes a line to stdout, once on each host.
   void print(const std::string& line) const;
-  /// Blocks until every process has called it. Collective.
+  /// Blocks until every process has called it. It also compares the parameters, for end_training():
+  /// what a process writes to them afterwards, such as averages to save, is no mistake. Collective.
   void wait_for_everyone();
 
   /// Returns this process's contiguous share of `inputs`; the first processes get one more if the
@@ -377,6 +378,12 @@ class Accelerator {
   /// optimizers, schedulers, loss scaler, registered objects, and each process's random state and
   /// positions in loaders and accumulation group. Collective. Throws CheckpointError on every
   /// process if it fails on any, or if processes have done different numbers of updates.
+  ///
+  /// The main process may call it alone, between updates and with plain data parallelism: it has
+  /// all but the random states of the others, which a load then derives from its own, as after a
+  /// change of the number of processes. It waits until the others call their next operation.
+  /// Otherwise (ZeRO, LocalSgd, `async`, without a `folder` or within accumulation) a call by some
+  /// processes alone is a CommError on all.
   ///
   /// With `async` it copies the state to host memory and returns. If writing fails, the next
   /// load_state, wait_for_save, end_training, or save_state (after its own save) throws the error.

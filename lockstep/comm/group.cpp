@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
@@ -308,6 +309,14 @@ std::optional<int> Group::await_sender(int tag, comm::Milliseconds limit) {
     std::this_thread::sleep_for(sleep);
     sleep = std::min(2 * sleep, kLongestSleep);
   }
+}
+
+bool Group::called_by_all() {
+  if (size() == 1) {
+    return true;
+  }
+  const at::Tensor answer = at::ones({1}, at::kByte);
+  return start(comm::question_of(answer), answer).wait().item<uint8_t>() != 0;
 }
 
 void Group::barrier() {

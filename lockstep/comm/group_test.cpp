@@ -15,10 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/byte_collectives.h"
-#include "lockstep/comm/call_scope.h"
-#include "lockstep/comm/connect/test_connected_ranks.h"
-#include "lockstep/comm/log/comms_log.h"
-#include "lockstep/comm/thread/ranks.h"
+#include "lockstep/comm/test_transports.h"
 
 namespace lockstep {
 namespace {
@@ -27,45 +24,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// Runs the same tests on every transport.
-struct NamedRunner {
-  const char* name;
-  void (*run)(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout);
-};
+class GroupTest : public TransportTest {};
 
-class GroupTest : public ::testing::TestWithParam<std::tuple<NamedRunner, int>> {
- protected:
-  int size() const { return std::get<1>(GetParam()); }
-  void run(
-      const std::function<void(Group)>& body,
-      comm::Milliseconds timeout = std::chrono::seconds(30)) const {
-    std::get<0>(GetParam()).run(size(), body, timeout);
-  }
-};
-
-/// Runs the ranks of a group whose operations are logged.
-void logged_ranks(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout) {
-  shm_ranks(
-      size,
-      [&](const Group& group) { body(logged(group, std::make_shared<CommsLog>())); },
-      timeout);
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Transports,
-    GroupTest,
-    ::testing::Combine(
-        ::testing::Values(
-            NamedRunner{"thread", &ranks},
-            NamedRunner{"gloo", &gloo_ranks},
-            NamedRunner{"shm", &shm_ranks},
-            NamedRunner{"logged", &logged_ranks},
-            NamedRunner{"hierarchy", &two_host_ranks}),
-        ::testing::Values(2, 3, 4)),
-    [](const auto& test) {
-      return std::string(std::get<0>(test.param).name) + "_" +
-             std::to_string(std::get<1>(test.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Transports, GroupTest, every_transport(), name_of_transport);
 
 at::Tensor numbers(int rank, at::ScalarType dtype = at::kFloat) {
   return (at::arange(6) + 1 + 10 * rank).to(dtype).reshape({2, 3}).contiguous();
@@ -170,35 +131,6 @@ TEST_P(GroupTest, ResultsAreWrittenToTheGivenOutput) {
     EXPECT_THROW(group.all_gather_into(part, input), ConfigError);
     EXPECT_THROW(group.reduce_scatter_into(input, input), ConfigError);
     EXPECT_THROW(group.all_to_all_into(part, input), ConfigError);
-  });
-}
-
-TEST_P(GroupTest, AnArgumentThatOneRankRefusesIsAnErrorOnAll) {
-  run([&](Group group) {
-    if (group.size() == 1) {
-      return;
-    }
-    group.barrier();
-    const bool refuses = group.rank() == group.size() - 1;
-    const int64_t rows = 2 * group.size() + (refuses ? 1 : 0);
-    std::string message;
-    try {
-      group.reduce_scatter(at::ones({rows})).wait();
-    } catch (const ConfigError& error) {
-      EXPECT_TRUE(refuses) << error.what();
-      message = error.what();
-    } catch (const CommError& error) {
-      EXPECT_FALSE(refuses) << error.what();
-      message = error.what();
-    }
-    const std::string shape = std::to_string(2 * group.size() + 1);
-    EXPECT_THAT(
-        message,
-        refuses ? HasSubstr("does not divide into")
-                : HasSubstr(
-                      "rank " + std::to_string(group.size() - 1) +
-                      " calls reduce_scatter with an invalid argument, a tensor of float[" + shape +
-                      "]"));
   });
 }
 
@@ -312,24 +244,6 @@ TEST_P(GroupTest, OperationsStartedTogetherFinishInOrder) {
   });
 }
 
-TEST_P(GroupTest, AMismatchNamesTheProgramsCalls) {
-  run([&](Group group) {
-    const comm::CallScope call(group.rank() == 0 ? "save_state" : "backward");
-    const comm::CallScope inner("gather");
-    EXPECT_THAT(
-        [&] {
-          if (group.rank() == 0) {
-            group.all_gather(at::ones({1}, at::kLong)).wait();
-          } else {
-            group.all_reduce(at::ones({4})).wait();
-          }
-        },
-        ThrowsMessage<CommError>(AllOf(
-            HasSubstr("rank 0 calls save_state (all_gather of long[1] as operation "),
-            HasSubstr("backward (all_reduce(sum) of float[4] as operation "))));
-  });
-}
-
 TEST_P(GroupTest, ThreadsMayTakeTurns) {
   run([&](Group group) {
     for (int i = 0; i < 3; ++i) {
@@ -381,88 +295,6 @@ TEST_P(GroupTest, StringsOfDifferentLengthAreGatheredAndBroadcast) {
     }
     EXPECT_EQ(broadcast_bytes(group, group.rank() == 1 ? "hello" : "", 1), "hello");
   });
-}
-
-/// Holds the calls of one rank and of the others. Every rank must get a CommError naming both.
-struct Disagreement {
-  const char* name;
-  std::function<void(Group&)> odd, others;
-  std::string odd_text, others_text;
-};
-
-TEST_P(GroupTest, AMismatchIsAnErrorOnEveryRankThatNamesBothSides) {
-  const std::vector<Disagreement> cases = {
-      {"shape",
-       [](Group& g) { g.all_reduce(at::ones({10})).wait(); },
-       [](Group& g) { g.all_reduce(at::ones({20})).wait(); },
-       "all_reduce(sum) of float[10]",
-       "all_reduce(sum) of float[20]"},
-      {"rows",
-       [](Group& g) {
-         g.all_gather(at::ones({4, 2})).wait();
-       },
-       [](Group& g) {
-         g.all_gather(at::ones({2, 4})).wait();
-       },
-       "all_gather of float[4, 2]",
-       "all_gather of float[2, 4]"},
-      {"dtype",
-       [](Group& g) { g.all_reduce(at::ones({4}, at::kDouble)).wait(); },
-       [](Group& g) { g.all_reduce(at::ones({4})).wait(); },
-       "double[4]",
-       "float[4]"},
-      {"reduction",
-       [](Group& g) { g.all_reduce(at::ones({4}), ReduceOp::kMax).wait(); },
-       [](Group& g) { g.all_reduce(at::ones({4})).wait(); },
-       "all_reduce(max)",
-       "all_reduce(sum)"},
-      {"operation",
-       [](Group& g) { g.barrier(); },
-       [](Group& g) { g.broadcast(at::ones({4})).wait(); },
-       "barrier",
-       "broadcast(root 0)"},
-      {"root",
-       [](Group& g) { g.broadcast(at::ones({4}), 1).wait(); },
-       [](Group& g) { g.broadcast(at::ones({4}), 0).wait(); },
-       "broadcast(root 1)",
-       "broadcast(root 0)"},
-  };
-  for (const Disagreement& c : cases) {
-    std::atomic<int> errors{0};
-    run([&](Group group) {
-      group.barrier();
-      try {
-        group.rank() == 1 ? c.odd(group) : c.others(group);
-        ADD_FAILURE() << c.name << ": rank " << group.rank() << " saw no error";
-      } catch (const CommError& error) {
-        EXPECT_THAT(
-            error.what(),
-            AllOf(HasSubstr(c.odd_text), HasSubstr(c.others_text), HasSubstr("rank 1")));
-        ++errors;
-      }
-      EXPECT_THROW(group.barrier(), CommError) << "the group must be dead";
-    });
-    EXPECT_EQ(errors, size()) << c.name;
-  }
-}
-
-TEST_P(GroupTest, BothEndsOfAMessageGetTheErrorOfAMismatch) {
-  std::atomic<int> errors{0};
-  run([&](Group group) {
-    try {
-      if (group.rank() == 0) {
-        group.send(at::ones({3}), 1).wait();
-      } else if (group.rank() == 1) {
-        group.recv(at::ones({5}), 0).wait();
-      }
-    } catch (const CommError& error) {
-      EXPECT_THAT(
-          error.what(), AllOf(HasSubstr("send of float[3]"), HasSubstr("recv of float[5]")));
-      EXPECT_EQ(error.peer(), 1 - group.rank());
-      ++errors;
-    }
-  });
-  EXPECT_EQ(errors, 2);
 }
 
 TEST_P(GroupTest, AMissingRankIsATimeout) {

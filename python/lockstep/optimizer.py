@@ -2,7 +2,8 @@
 """The wrapper that `Accelerator.prepare` returns for an optimizer of torch.optim."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -189,6 +190,22 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Copies `param_groups` to the C++ optimizer."""
         if self._name is not None:
             self._inner.set_options(self.optimizer.param_groups)
+
+    @contextmanager
+    def _pushed_options(self) -> Iterator[None]:
+        """Scope: the C++ optimizer has the options of `param_groups`, which it otherwise gets at the next step.
+
+        Processes compare the rates that they have in C++, and the main process may save alone.
+        """
+        if self._name is None:
+            yield
+            return
+        before = self._inner.settings()["param_groups"]
+        self._push_options()
+        try:
+            yield
+        finally:
+            self._inner.set_options(before)
 
     def _pull_options(self) -> None:
         """Copies options that a checkpoint has restored to `param_groups`."""

@@ -67,3 +67,43 @@ def test_a_requested_resume_equals_the_unbroken_run(tmp_path: Path, ranks: int, 
 def test_a_requested_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
     (result,) = run(tmp_path, 1, False, LOCKSTEP_RESUME="1")
     assert len(result[0]) == 8
+
+
+LONE_SAVE = """
+import json, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from lockstep import Accelerator
+
+accelerator = Accelerator()
+torch.manual_seed(3)
+net = torch.nn.Linear(1, 1)
+optimizer = {optimizer}
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+loader = DataLoader(TensorDataset(torch.arange(16.0).reshape(16, 1)), batch_size=2, shuffle=True)
+net, optimizer, loader, schedule = accelerator.prepare(net, optimizer, loader, schedule)
+
+def train(saves):
+    for index, (batch,) in enumerate(loader):
+        accelerator.backward(net(batch / 16).square().mean())
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if saves and index == 1 and accelerator.is_main_process:
+            accelerator.save_state({folder!r})
+    return [net.weight.item(), net.bias.item(), schedule.get_last_lr()]
+
+unbroken = train(True)
+accelerator.wait_for_everyone()
+accelerator.load_state({folder!r})
+print(json.dumps([unbroken, train(False)]))
+"""
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["torch.optim.AdamW(net.parameters(), 0.1)", "torch.optim.Adagrad(net.parameters())"]
+)
+def test_a_save_of_the_main_process_alone_continues_on_all(tmp_path: Path, optimizer: str) -> None:
+    program = LONE_SAVE.format(folder=str(tmp_path / "state"), optimizer=optimizer)
+    for output in run_ranks(program, 2):
+        unbroken, resumed = json.loads(output.splitlines()[-1])
+        assert resumed == unbroken

@@ -145,9 +145,10 @@ StateLoader::Checked StateLoader::check_saved(
   }
   if (state.is_resharded()) {
     log_info(fmt::format(
-        "{} was saved by {} processes and continues with {}",
+        "{} was saved by {} process{} and continues with {}",
         folder.string(),
         state.saved_by(),
+        state.saved_by() == 1 ? "" : "es",
         context.size()));
   }
   return {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/checkpointing/state_saver.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <random>
@@ -153,12 +154,12 @@ class CheckpointWrite {
 
 /// Returns the id of a new save, the same on all ranks, after a check that they have done the same
 /// number of updates. Collective.
-std::string StateSaver::agree_on_save(const fs::path& folder) const {
+std::string StateSaver::agree_on_save(const SavingGroups& groups, const fs::path& folder) const {
   std::vector<int64_t> steps;
   for (const Optimizer& optimizer : objects_.optimizers) {
     steps.push_back(optimizer.steps());
   }
-  Group group = objects_.context.group;
+  Group group = groups.all;
   const std::vector<nlohmann::json> all =
       gather_object(group, {{"id", group.rank() == 0 ? random_id() : ""}, {"steps", steps}});
   for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -178,8 +179,7 @@ std::string StateSaver::agree_on_save(const fs::path& folder) const {
 
 /// Collects all parts. A failure on one process fails the save when it is
 /// written, so that no process waits for another. Collective.
-StateToSave StateSaver::collect(const SaveStateOptions& options) {
-  const SavingGroups& groups = project_.groups();
+StateToSave StateSaver::collect(const SavingGroups& groups, const SaveStateOptions& options) {
   const int writers = project_.writers_per_rank();
   StateToSave state{
       .options = options,
@@ -188,7 +188,7 @@ StateToSave StateSaver::collect(const SaveStateOptions& options) {
       .writers_per_rank = writers,
       .shares = checkpoint::EvenShares(
           static_cast<size_t>(groups.disk.size()) * static_cast<size_t>(writers))};
-  state.meta["processes"] = objects_.context.size();
+  state.meta["processes"] = groups.all.size();
   step_.scaling().update_if_due();  // Collective, so before anything may throw on one process.
   for (const auto& part : parts_) {
     try {
@@ -239,6 +239,42 @@ void StateSaver::finish_contents(StateToSave& state, SaveTimings& timings) {
   }
 }
 
+/// Returns whether the main process has all that a checkpoint needs, but for the other processes'
+/// random numbers. The same on all processes.
+bool StateSaver::may_save_alone(const SaveStateOptions& options, bool is_numbered) const {
+  const auto is_at_update = [&] {
+    return step_.position().sync_gradients &&
+           std::none_of(
+               objects_.optimizers.begin(), objects_.optimizers.end(), [](const Optimizer& each) {
+                 return each.gradients_are_due();
+               });
+  };
+  const bool has_all =
+      std::all_of(objects_.models.begin(), objects_.models.end(), [](const PreparedModel& model) {
+        return model.parallel->hook_state().iteration == 0;  // Else each process has its errors.
+      });
+  const bool dispatches =
+      std::any_of(objects_.loaders.begin(), objects_.loaders.end(), [](const auto& loader) {
+        return loader->dispatches();  // The others may wait for a batch in a group of its own.
+      });
+  return !options.async && !is_numbered && !own_files_ && !objects_.uses_zero() &&
+         local_sgds_.empty() && !step_.is_joining() && !project_.groups().on_each_host() &&
+         has_all && !dispatches && is_at_update();
+}
+
+/// Returns the processes that save, all or the main process alone. Collective.
+SavingGroups StateSaver::agree_on_processes(
+    const SaveStateOptions& options, bool is_numbered) const {
+  Group group = objects_.context.group;
+  if (!may_save_alone(options, is_numbered) || group.called_by_all()) {
+    return project_.groups();
+  }
+  log_info(
+      "save_state was called by the main process alone, so the checkpoint has no random numbers of "
+      "the others");
+  return {};
+}
+
 void StateSaver::save(
     const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
   step_.refuse_offloaded("save_state");
@@ -252,10 +288,13 @@ void StateSaver::save(
   SaveTimings timings;
   wait();
   timings.waited_ms = milliseconds_since(began);
-  const std::string save_id = agree_on_save(folder);
-  local_sgds_.average();
-  replicas_.compare_now("save_state", /*are_averaged=*/true);
-  StateToSave state = collect(options);
+  const SavingGroups groups = agree_on_processes(options, after != nullptr);
+  const std::string save_id = agree_on_save(groups, folder);
+  if (groups.all.size() == objects_.context.size()) {
+    local_sgds_.average();
+    replicas_.compare_now("save_state", /*are_averaged=*/true);
+  }
+  StateToSave state = collect(groups, options);
   state.meta[storage::kSaveIdKey] = save_id;
   finish_contents(state, timings);
   auto contents = std::make_shared<checkpoint::Contents>(std::move(state.contents));
@@ -266,20 +305,20 @@ void StateSaver::save(
       std::move(state.meta),
       after);
   if (options.async) {
-    const SavingGroups& groups = background_groups();
+    const SavingGroups& separate = background_groups();
     snapshot_ = std::move(contents);
     timings.stall_ms = milliseconds_since(began);
     timings.in_flight = true;
     timings_ = timings;
-    background_.start([this, &groups, write, began] {
-      write.run(groups);
+    background_.start([this, &separate, write, began] {
+      write.run(separate);
       background_write_ms_ = milliseconds_since(began);
     });
     return;
   }
-  write.run(project_.groups(), [&](checkpoint::Writer& writer, const SavingGroups& groups) {
+  write.run(groups, [&](checkpoint::Writer& writer, const SavingGroups& patient) {
     if (objects_.saves_full_state_dict()) {
-      unshard_while(objects_, groups, [&] { writer.write(state.full_tensors); });
+      unshard_while(objects_, patient, [&] { writer.write(state.full_tensors); });
     }
     if (own_files_) {
       writer.add_own([&](const fs::path& made) { own_files_(made, options); });

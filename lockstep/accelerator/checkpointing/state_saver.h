@@ -46,7 +46,8 @@ class StateSaver {
         project_(project),
         parts_(parts) {}
 
-  /// Saves the training state to `folder`; see Accelerator::save_state. Collective.
+  /// Saves the training state to `folder`; see Accelerator::save_state. Collective, but for its
+  /// exception.
   void save(
       const std::filesystem::path& folder,
       const SaveStateOptions& options,
@@ -64,9 +65,11 @@ class StateSaver {
       const checkpoint::SaveModelOptions& options);
 
  private:
-  std::string agree_on_save(const std::filesystem::path& folder) const;
+  bool may_save_alone(const SaveStateOptions& options, bool is_numbered) const;
+  SavingGroups agree_on_processes(const SaveStateOptions& options, bool is_numbered) const;
+  std::string agree_on_save(const SavingGroups& groups, const std::filesystem::path& folder) const;
   void expect_finished_device() const;
-  StateToSave collect(const SaveStateOptions& options);
+  StateToSave collect(const SavingGroups& groups, const SaveStateOptions& options);
   void finish_contents(StateToSave& state, SaveTimings& timings);
   const SavingGroups& background_groups();
 

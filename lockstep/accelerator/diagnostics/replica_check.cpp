@@ -12,6 +12,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -149,11 +150,17 @@ uint64_t ReplicaCheck::digest() {
   has_checksum_ = is_due && compares_parameters(/*are_averaged=*/false);
   if (has_checksum_) {
     updates_at_checksum_ = step_.calls().steps;
-    for (const NamedTensor& item : replicated_parameters()) {
-      digest = mix(digest, checksum(item.tensor));
-    }
+    digest = mix(digest, checksum_of_parameters());
   }
   return digest;
+}
+
+uint64_t ReplicaCheck::checksum_of_parameters() const {
+  uint64_t all = 0;
+  for (const NamedTensor& item : replicated_parameters()) {
+    all = mix(all, checksum(item.tensor));
+  }
+  return all;
 }
 
 std::vector<RankFact> ReplicaCheck::facts() const {
@@ -214,17 +221,43 @@ bool ReplicaCheck::compares_parameters(bool are_averaged) const {
 }
 
 void ReplicaCheck::compare_now(const char* where, bool are_averaged) {
+  compare(where, compares_parameters(are_averaged));
+}
+
+void ReplicaCheck::compare_at_end() {
+  const bool were_equal = backwards_when_equal_ == step_.backward_passes();
+  compare("end_training", compares_parameters(/*are_averaged=*/false) && !were_equal);
+}
+
+void ReplicaCheck::compare(const char* where, bool with_parameters) {
   expect_known_parameters(where);
   if (!objects_.context.is_distributed() || step_.is_joining()) {
     return;
   }
   std::vector<RankFact> facts = read_facts(compared_loaders(), active_);
-  if (compares_parameters(are_averaged)) {
+  if (with_parameters) {
     const std::vector<RankFact> parameters = parameter_facts();
     facts.insert(facts.end(), parameters.begin(), parameters.end());
   }
   Group group = objects_.context.group;
   expect_equal_facts(group, facts, where);
+}
+
+void ReplicaCheck::barrier() {
+  Group group = objects_.context.group;
+  group.barrier();  // Which no gather of the program can be taken for.
+  if (!objects_.context.is_distributed()) {
+    return;
+  }
+  const int64_t backwards = step_.backward_passes();
+  const bool is_due =
+      compares_parameters(/*are_averaged=*/false) && backwards_when_equal_ != backwards;
+  const uint64_t parameters = is_due ? checksum_of_parameters() : 0;
+  const at::Tensor mine = at::tensor({backwards, static_cast<int64_t>(parameters)}, at::kLong);
+  const at::Tensor all = group.all_gather(mine.view({1, 2})).wait();
+  if (is_due && all.eq(mine).all().item<bool>()) {
+    backwards_when_equal_ = backwards;
+  }
 }
 
 /// Warns once if all processes probably train on the same samples.
@@ -291,6 +324,7 @@ void ReplicaCheck::objects_forgotten() {
   has_rates_.clear();
   compared_optimizers_ = 0;
   updates_at_checksum_ = 0;
+  backwards_when_equal_.reset();
 }
 
 }  // namespace lockstep::internal

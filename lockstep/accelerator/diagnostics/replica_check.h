@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -51,6 +52,14 @@ class ReplicaCheck final : public TrainingStepObserver {
   /// the name of `where`. Ignores parameters within LocalSgd, unless they `are_averaged`.
   /// Collective.
   void compare_now(const char* where, bool are_averaged = false);
+  /// Blocks until all processes call it. Notes whether they have the same parameters: what one
+  /// process writes after the last backward, for instance averages to save, changes no training,
+  /// so compare_at_end() ignores it. Collective; cost: one pass over the parameters, if there was a
+  /// backward since the last call.
+  void barrier();
+  /// Does the same as compare_now("end_training"), but ignores parameters that were equal at a
+  /// barrier() after the last backward. Collective.
+  void compare_at_end();
   /// Warns of processes without a prepared loader, and looks for new parameters now and then.
   void before_update(const Optimizer& optimizer) override;
   /// Stops watching.
@@ -64,6 +73,8 @@ class ReplicaCheck final : public TrainingStepObserver {
   std::vector<RankFact> parameter_facts() const;
   NamedTensors replicated_parameters() const;
   bool compares_parameters(bool are_averaged) const;
+  void compare(const char* where, bool with_parameters);
+  uint64_t checksum_of_parameters() const;
   void compare_settings();
   void find_rates();
   void expect_known_parameters(const char* where);
@@ -79,6 +90,7 @@ class ReplicaCheck final : public TrainingStepObserver {
   size_t compared_optimizers_ = 0;
   bool is_same_hardware_ = true;
   int64_t updates_at_checksum_ = 0;
+  std::optional<int64_t> backwards_when_equal_;  ///< Of the last barrier with equal parameters.
   bool has_checksum_ = false;    ///< The last digest has a checksum of the parameters.
   std::vector<bool> has_rates_;  ///< [optimizer] Its class has learning rates.
   bool has_warned_ = false;

@@ -174,6 +174,49 @@ TEST(Replicas, AWriteOfOneRankIsFoundAtTheEndAndBeforeASave) {
   }
 }
 
+TEST(Replicas, AWriteOfOneRankAfterTheTrainingIsAllowedAfterABarrier) {
+  for (const bool trains_again : {false, true}) {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+      accelerator.backward(loss_of(net, rows_of(accelerator)));
+      optimizer.step();
+      accelerator.wait_for_everyone();
+      if (accelerator.is_main_process()) {  // Such as averages, to be saved there.
+        torch::NoGradGuard no_grad;
+        net->weight.add_(1);
+      }
+      accelerator.wait_for_everyone();
+      if (trains_again) {
+        optimizer.zero_grad();
+        accelerator.backward(loss_of(net, rows_of(accelerator)));
+        optimizer.step();
+        EXPECT_THAT(
+            error_of<ConfigError>([&] { accelerator.end_training(); }),
+            HasSubstr("[end_training] parameter weight must be equal on all ranks"));
+      } else {
+        accelerator.end_training();
+      }
+    });
+  }
+}
+
+TEST(Replicas, AWriteOfOneRankBeforeTheBarrierIsFoundAtTheEnd) {
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    accelerator.backward(loss_of(net, rows_of(accelerator)));
+    if (accelerator.is_main_process()) {
+      net->weight.mutable_grad().mul_(2);
+    }
+    optimizer.step();
+    accelerator.wait_for_everyone();
+    EXPECT_THAT(
+        error_of<ConfigError>([&] { accelerator.end_training(); }),
+        HasSubstr("[end_training] parameter weight must be equal on all ranks"));
+  });
+}
+
 TEST(Replicas, AWriteOfOneRankIsFoundWithinAHundredUpdates) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net = two_by_two();

@@ -253,9 +253,8 @@ struct GlooState {
 
   void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
     guarded(c.op, -1, [&] {
-      if (const auto sides = mismatch(exchange(fingerprint_of(c, sequence), timeout))) {
-        throw CommError(name_of(c.op), *sides);
-      }
+      const Fingerprint mine = fingerprint_of(c, sequence);
+      agree(c, rank, [&] { return exchange(mine, timeout); });
       const at::Tensor& any = c.output.defined() ? c.output : c.input;
       if (any.defined() && any.numel() > 0) {
         perform(c, timeout);

@@ -87,11 +87,12 @@ Milliseconds HostCollectives::remaining() const {
 void HostCollectives::run(const Collective& collective, int64_t sequence, Milliseconds timeout) {
   op_ = collective.op;
   deadline_ = Clock::now() + timeout;
-  compare_fingerprints(fingerprint_of(collective, sequence));
+  const Fingerprint mine = fingerprint_of(collective, sequence);
+  agree(collective, transports_.all_ranks->rank(), [&] { return exchange_fingerprints(mine); });
   const at::Tensor& any = collective.output.defined() ? collective.output : collective.input;
-  if (any.defined() && any.numel() > 0) {
+  if (any.defined() && any.numel() > 0 && collective.op != Op::kBarrier) {
     perform(collective);
-  }  // Else, as for a barrier, it is done: all ranks have arrived.
+  }  // Else it is done: all ranks have arrived.
 }
 
 void HostCollectives::perform(const Collective& c) {
@@ -109,7 +110,7 @@ void HostCollectives::perform(const Collective& c) {
   }
 }
 
-void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
+std::vector<Fingerprint> HostCollectives::exchange_fingerprints(const Fingerprint& mine) {
   const int64_t bytes = sizeof(Fingerprint);
   const int64_t host_fingerprints = by_host_.largest();
   const at::Tensor host = at::zeros({host_fingerprints * bytes}, at::kByte);
@@ -129,9 +130,7 @@ void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
     const int64_t index = by_host_.host_of(rank) * host_fingerprints + by_host_.index_of(rank);
     by_rank.push_back(fingerprints[static_cast<size_t>(index)]);
   }
-  if (const auto sides = mismatch(by_rank)) {
-    throw CommError(name_of(op_), *sides);
-  }
+  return by_rank;
 }
 
 void HostCollectives::all_reduce(const Collective& c) {

@@ -48,7 +48,8 @@ class HostCollectives {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void compare_fingerprints(const Fingerprint& mine);
+  /// Returns the fingerprints of all ranks, in rank order.
+  std::vector<Fingerprint> exchange_fingerprints(const Fingerprint& mine);
   void perform(const Collective& c);
   void all_reduce(const Collective& c);
   void reduce_scatter(const Collective& c);

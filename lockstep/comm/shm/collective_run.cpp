@@ -250,6 +250,15 @@ void CollectiveRun::compare_phase_headers(const Member& member) {
     for (int rank = 0; rank < ranks_; ++rank) {
       fingerprints.push_back(member.phase_header_of(rank).fingerprint);
     }
+    if (asks_alone(fingerprints)) {
+      // The others compare again, with rank 0's next operation.
+      must_refill_ = member.rank() != 0;
+      if (!must_refill_) {
+        deny(collective_);
+        compared_ = true;
+      }
+      return;
+    }
     throw CommError(
         name_of(collective_.op),
         mismatch(fingerprints).value_or("the ranks call different operations"));

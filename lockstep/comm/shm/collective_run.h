@@ -21,8 +21,9 @@ namespace lockstep::comm::shm {
 /// - tensors in the ranks' arenas (Transport::allocate): nothing is copied into slots; peers read,
 ///   and for an all-reduce write, the tensors in place.
 ///
-/// The first phase has each rank's fingerprint; if fingerprints differ, no data is read. Order of
-/// reduction: rank 0 first, bit-exact with the thread transport.
+/// The first phase has each rank's fingerprint; if fingerprints differ, no data is read. It is
+/// repeated after a question of rank 0 alone, and if some tensors are in arenas, but not all.
+/// Order of reduction: rank 0 first, bit-exact with the thread transport.
 ///
 /// Terms: a share is the bytes that one rank sends to, or gets from, another. A chunk is the range
 /// of each share that is in a slot at a time. A part is the range of a chunk that one rank reduces.
@@ -74,7 +75,7 @@ class CollectiveRun {
   bool two_phases_ = false;
   bool compared_ = false;     ///< The fingerprints were compared.
   bool direct_ = false;       ///< Ranks read each other's tensors in place.
-  bool must_refill_ = false;  ///< Some tensors are in arenas, but not all: all need slots.
+  bool must_refill_ = false;  ///< The first phase has to be repeated.
   int64_t own_offset_ = -1;   ///< The offset of this rank's tensor in its arena.
   Stage stage_ = Stage::kFill;
   size_t done_bytes_ = 0;

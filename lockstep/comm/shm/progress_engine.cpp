@@ -123,8 +123,9 @@ std::shared_ptr<Work> ProgressEngine::start(Collective collective) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool message = collective.op == Op::kSend || collective.op == Op::kRecv;
+    const int64_t sequence = message ? -1 : sequence_.next(collective);
     operation = std::make_shared<QueuedOperation>(
-        shared_from_this(), std::move(collective), group_, message ? -1 : sequence_++);
+        shared_from_this(), std::move(collective), group_, sequence);
     if (!failure_.empty()) {
       operation->finish(std::make_exception_ptr(error_after(failure_, name_of(operation->op()))));
       return operation;

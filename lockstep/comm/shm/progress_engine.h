@@ -85,7 +85,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   std::unique_ptr<Member> member_;
   const uint64_t group_;
   const bool shares_cores_;  ///< More ranks than cores.
-  int64_t sequence_ = 0;
+  Sequence sequence_;
   Queue collectives_;
   std::map<std::pair<bool, int>, Queue> messages_;  ///< By (whether it sends, peer).
   std::string failure_;

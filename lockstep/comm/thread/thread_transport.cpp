@@ -37,6 +37,7 @@ struct PendingCollective {
   std::vector<bool> present;
   int arrived = 0;
   bool done = false;
+  bool is_denied = false;  ///< Rank 0 has asked alone, and has started nothing since.
 };
 
 /// RAII scope: makes the result of an operation independent of the modes of the thread that
@@ -94,10 +95,15 @@ class ThreadHub {
     }
     const std::shared_ptr<PendingCollective> pending = entry;
     const char* name = name_of(mine.op);
+    pending->is_denied = pending->is_denied && rank != 0;
     pending->by_rank[rank] = std::move(mine);
     pending->fingerprints[rank] = fingerprint;
     pending->present[rank] = true;
     if (++pending->arrived == size_) {
+      if (asks_alone(pending->fingerprints)) {
+        deny_to_rank_0(*pending);
+        return pending;
+      }
       collectives_.erase(fingerprint.sequence);
       if (const auto sides = mismatch(pending->fingerprints)) {
         failure_ = *sides;
@@ -109,18 +115,18 @@ class ThreadHub {
     return pending;
   }
 
-  bool is_over(const PendingCollective& pending) {
+  bool is_over(const PendingCollective& pending, int rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return pending.done || !failure_.empty();
+    return is_done(pending, rank) || !failure_.empty();
   }
 
-  void await(const PendingCollective& pending, const char* name, Milliseconds timeout) {
+  void await(const PendingCollective& pending, int rank, const char* name, Milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto over = [&] { return pending.done || !failure_.empty(); };
+    const auto over = [&] { return is_done(pending, rank) || !failure_.empty(); };
     if (!changed_.wait_for(lock, timeout, over)) {
       fail_without(pending.present, timeout);
     }
-    if (!pending.done) {
+    if (!is_done(pending, rank)) {
       throw CommError(name, failure_);
     }
   }
@@ -227,6 +233,20 @@ class ThreadHub {
   }
 
  private:
+  static bool is_done(const PendingCollective& pending, int rank) {
+    return pending.done || (rank == 0 && pending.is_denied);
+  }
+
+  /// Answers the question of rank 0, whose place in the others' operation is free again.
+  void deny_to_rank_0(PendingCollective& pending) {
+    deny(pending.by_rank[0]);
+    pending.is_denied = true;
+    pending.by_rank[0] = {};
+    pending.present[0] = false;
+    --pending.arrived;
+    changed_.notify_all();
+  }
+
   /// Runs `act` for all ranks, which wait for it. If it throws, the group fails for this reason.
   template <typename Act>
   bool attempt(const char* name, const Act& act) {
@@ -320,14 +340,18 @@ namespace {
 class CollectiveWork final : public Work {
  public:
   CollectiveWork(
-      std::shared_ptr<ThreadHub> hub, std::shared_ptr<PendingCollective> pending, const char* name)
-      : hub_(std::move(hub)), pending_(std::move(pending)), name_(name) {}
-  bool done() const override { return hub_->is_over(*pending_); }
-  void wait(Milliseconds timeout) override { hub_->await(*pending_, name_, timeout); }
+      std::shared_ptr<ThreadHub> hub,
+      std::shared_ptr<PendingCollective> pending,
+      int rank,
+      const char* name)
+      : hub_(std::move(hub)), pending_(std::move(pending)), rank_(rank), name_(name) {}
+  bool done() const override { return hub_->is_over(*pending_, rank_); }
+  void wait(Milliseconds timeout) override { hub_->await(*pending_, rank_, name_, timeout); }
 
  private:
   std::shared_ptr<ThreadHub> hub_;
   std::shared_ptr<PendingCollective> pending_;
+  int rank_;
   const char* name_;
 };
 
@@ -411,6 +435,7 @@ class ThreadTransport final : public Transport {
   int size() const override { return hub_->size(); }
 
   at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout) override {
+    compare(timeout);
     return hub_->share(rank_, bytes, timeout);
   }
 
@@ -435,6 +460,7 @@ class ThreadTransport final : public Transport {
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
+    compare(timeout);
     int new_rank = 0;
     auto part = hub_->split(rank_, color, key, new_rank, timeout);
     return std::make_shared<ThreadTransport>(std::move(part), new_rank);
@@ -443,6 +469,9 @@ class ThreadTransport final : public Transport {
   void abort(const std::string& why) { hub_->abort(why); }
 
  private:
+  /// Finds ranks that call another operation, as processes do.
+  void compare(Milliseconds timeout) { start_unobserved({.op = Op::kBarrier})->wait(timeout); }
+
   std::shared_ptr<Work> start_unobserved(Collective collective) {
     const int peer = collective.root;
     if (collective.op == Op::kSend) {
@@ -454,15 +483,15 @@ class ThreadTransport final : public Transport {
       const Fingerprint fingerprint = fingerprint_of(collective, 0);
       return std::make_shared<RecvWork>(hub_, peer, rank_, std::move(collective), fingerprint);
     }
-    const Fingerprint fingerprint = fingerprint_of(collective, sequence_++);
+    const Fingerprint fingerprint = fingerprint_of(collective, sequence_.next(collective));
     const char* name = name_of(collective.op);
     return std::make_shared<CollectiveWork>(
-        hub_, hub_->join(rank_, std::move(collective), fingerprint), name);
+        hub_, hub_->join(rank_, std::move(collective), fingerprint), rank_, name);
   }
 
   std::shared_ptr<ThreadHub> hub_;
   int rank_;
-  int64_t sequence_ = 0;
+  Sequence sequence_;
 };
 
 }  // namespace

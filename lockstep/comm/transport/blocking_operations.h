@@ -47,7 +47,7 @@ class BlockingOperations {
           },
           on_timeout);
     }
-    const int64_t sequence = sequence_++;
+    const int64_t sequence = sequence_.next(collective);
     const FlightEntry entry(collective, group_, sequence);
     collective.observer = nullptr;
     return collectives_.submit(
@@ -77,7 +77,7 @@ class BlockingOperations {
   OrderedWorker collectives_;
   std::mutex mutex_;                                        ///< Protects the map below.
   std::map<std::pair<bool, int>, OrderedWorker> messages_;  ///< By (sends, peer).
-  int64_t sequence_ = 0;
+  Sequence sequence_;
 };
 
 }  // namespace lockstep::comm

@@ -85,6 +85,13 @@ const at::Tensor& shared_tensor(const Collective& collective) {
   }
 }
 
+/// The root of a question, which is a barrier.
+constexpr int kQuestionRoot = -1;
+
+bool is_question(const Fingerprint& print) {
+  return print.op == static_cast<int64_t>(Op::kBarrier) && print.root == kQuestionRoot;
+}
+
 std::string tensor_text(const Fingerprint& fingerprint) {
   if (fingerprint.dims < 0) {
     return "";
@@ -112,7 +119,7 @@ bool Fingerprint::operator==(const Fingerprint& other) const {
 
 std::string Fingerprint::describe() const {
   const auto kind = static_cast<Op>(op);
-  if (kind == Op::kBarrier && root != 0) {
+  if (kind == Op::kBarrier && root > 0) {
     const std::string tensor = tensor_text(*this);
     return fmt::format(
         "{} with an invalid argument{}{} (see the error of that rank)",
@@ -125,7 +132,7 @@ std::string Fingerprint::describe() const {
     argument = fmt::format("({})", lockstep::name_of(static_cast<ReduceOp>(reduce)));
   } else if (has_root(kind)) {
     argument = fmt::format("(root {})", root);
-  } else if (root != 0) {
+  } else if (root != 0 && kind != Op::kBarrier) {
     argument = fmt::format("(tag {})", root);
   }
   return name_of(kind) + argument + tensor_text(*this);
@@ -142,10 +149,22 @@ Collective refusal_of(Op op, const at::Tensor& argument) {
 }
 
 std::optional<Op> refused_op(const Collective& collective) {
-  if (collective.op != Op::kBarrier || collective.root == 0) {
+  if (collective.op != Op::kBarrier || collective.root <= 0) {
     return std::nullopt;
   }
   return static_cast<Op>(collective.root - 1);
+}
+
+Collective question_of(const at::Tensor& answer) {
+  return {.op = Op::kBarrier, .output = answer, .root = kQuestionRoot};
+}
+
+bool is_question(const Collective& collective) {
+  return collective.op == Op::kBarrier && collective.root == kQuestionRoot;
+}
+
+void deny(const Collective& question) {
+  *static_cast<std::byte*>(question.output.mutable_data_ptr()) = std::byte{0};
 }
 
 Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
@@ -155,8 +174,8 @@ Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
       watch::short_text<fingerprint.call.size()>(collective.call == nullptr ? "" : collective.call);
   fingerprint.op = static_cast<int64_t>(collective.op);
   fingerprint.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
-  const bool is_refusal = refused_op(collective).has_value();
-  fingerprint.root = has_root(collective.op) || is_refusal ? collective.root : collective.tag;
+  const bool is_barrier = collective.op == Op::kBarrier;  // Of which some have a root.
+  fingerprint.root = has_root(collective.op) || is_barrier ? collective.root : collective.tag;
   const at::Tensor& tensor = shared_tensor(collective);
   if (tensor.defined()) {
     fingerprint.dtype = static_cast<int64_t>(tensor.scalar_type());
@@ -220,6 +239,28 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
   }
   return "the ranks call different operations; " + all +
          "; every rank must start the same operations in the same order";
+}
+
+bool asks_alone(const std::vector<Fingerprint>& by_rank) {
+  const auto others = by_rank.begin() + 1;
+  return is_question(by_rank.front()) && others != by_rank.end() && !is_question(*others) &&
+         others->sequence == by_rank.front().sequence &&
+         std::all_of(others, by_rank.end(), [&](const Fingerprint& p) { return p == *others; });
+}
+
+void agree(
+    const Collective& mine, int rank, c10::function_ref<std::vector<Fingerprint>()> exchange) {
+  std::vector<Fingerprint> by_rank = exchange();
+  while (asks_alone(by_rank)) {
+    if (rank == 0) {
+      deny(mine);
+      return;
+    }
+    by_rank = exchange();
+  }
+  if (const auto sides = mismatch(by_rank)) {
+    throw CommError(name_of(mine.op), *sides);
+  }
 }
 
 void Transport::set_number(uint64_t /*number*/) {

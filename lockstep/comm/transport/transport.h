@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 namespace lockstep {
 
@@ -61,7 +62,7 @@ class OperationObserver {
 /// In place (output only): all_reduce, broadcast, recv. Input only: send. Both: all_gather
 /// (output = N inputs along dim 0), reduce_scatter (input = N outputs), all_to_all, gather (output
 /// defined on root alone), scatter (input defined on root alone). Neither: barrier. A refusal is a
-/// barrier with a root, see refusal_of.
+/// barrier with a root, see refusal_of; so is a question, see question_of.
 struct Collective {
   Op op = Op::kBarrier;
   at::Tensor input = {};
@@ -96,10 +97,21 @@ Collective refusal_of(Op op, const at::Tensor& argument);
 /// Returns the operation that `collective` refuses; nothing if it is not a refusal.
 std::optional<Op> refused_op(const Collective& collective);
 
+/// Returns the operation by which a rank asks whether all ranks start it. `answer` is one byte, 1,
+/// and becomes 0 if not.
+///
+/// If rank 0 alone asks, and all others start one other operation, the answer is no, and that
+/// operation goes on to wait for rank 0's next one. So a question has the sequence number of the
+/// operation after it, and the rank must wait for the answer before it starts another one.
+Collective question_of(const at::Tensor& answer);
+bool is_question(const Collective& collective);
+/// Answers with no. `question` must be one.
+void deny(const Collective& question);
+
 /// Holds the properties of an operation that must be equal on all ranks. The ranks compare them
 /// before any data is sent.
 struct Fingerprint {
-  int64_t sequence = 0;  ///< Number of operations that this group has started before.
+  int64_t sequence = 0;  ///< Number of operations that this group has started before, see Sequence.
   int64_t op = 0;
   int64_t reduce = 0;
   int64_t root = 0;
@@ -126,6 +138,25 @@ std::optional<std::string> mismatch(
 /// sentence naming each side and its ranks: "rank 0 calls all_reduce(sum) of float32[10], rank 1
 /// calls ... of float32[20]". A side whose call is known has "backward (all_reduce(sum) ...)".
 std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank);
+
+/// Returns whether rank 0 alone asks a question, and all others start one other operation, which is
+/// then to be compared again.
+bool asks_alone(const std::vector<Fingerprint>& by_rank);
+
+/// Compares the fingerprints that `exchange` returns, again after each question of rank 0 alone,
+/// which it denies on that rank. Throws CommError if they differ.
+void agree(
+    const Collective& mine, int rank, c10::function_ref<std::vector<Fingerprint>()> exchange);
+
+/// Counts the operations of a group.
+class Sequence {
+ public:
+  /// Returns the number of an operation that starts now.
+  int64_t next(const Collective& collective) { return is_question(collective) ? next_ : next_++; }
+
+ private:
+  int64_t next_ = 0;
+};
 
 /// Controls a running operation.
 class Work {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class CheckpointCalls(AcceleratorBase):
     ) -> str:
         """Saves the whole training state, atomically, and returns the folder. Collective.
 
+        With plain data parallelism the main process may call it alone, between updates and with a folder. The random
+        numbers of the others are then derived from its own when the checkpoint is loaded.
+
         With automatic_checkpoint_naming the folder is the next `<project_dir>/checkpoints/checkpoint_<n>`. Otherwise
         `output_dir` is replaced if it is a checkpoint.
         """
@@ -63,9 +67,10 @@ class CheckpointCalls(AcceleratorBase):
 
     def _save_state_in(self, folder: str | None, async_save: bool = False, exclude_frozen: bool = False) -> str:
         """Saves the training state in a folder, by default the project's next one. Returns the folder. Collective."""
-        for optimizer in self._optimizers:
-            optimizer._push_options()
-        return self._core.save_state(folder, async_save, folder is not None, exclude_frozen)
+        with ExitStack() as pushed:
+            for optimizer in self._optimizers:
+                pushed.enter_context(optimizer._pushed_options())
+            return self._core.save_state(folder, async_save, folder is not None, exclude_frozen)
 
     def load_state(
         self,

@@ -21,7 +21,7 @@ from client_data import files_of, run_cases
 
 # A softmax over keys does not depend on their bias: its gradient is rounding, which Adam turns into updates.
 ONLY_ROUNDING = ("self.key.bias", "self_attn.k_proj.bias")
-STATES = ("epoch_", "step_")  # Folders of save_state, whose format is the library's.
+STATES = ("epoch_", "step_", "checkpoint-")  # Folders of save_state, whose format is the library's.
 TRANSFORMERS = (
     "--per_device_train_batch_size 4 --per_device_eval_batch_size 4 --learning_rate 1e-2 --num_train_epochs 2 "
     "--gradient_accumulation_steps 2 --num_warmup_steps 2 --seed 5 --output_dir {out} "
@@ -29,6 +29,7 @@ TRANSFORMERS = (
 STABLE_DIFFUSION = (
     "--pretrained_model_name_or_path {data}/sd --resolution 16 --train_batch_size 2 --max_train_steps 4 --seed 5 "
     "--learning_rate 1e-3 --lr_scheduler constant_with_warmup --lr_warmup_steps 1 --output_dir {out} "
+    "--checkpointing_steps 2 --checkpoints_total_limit 1 "
 )
 # Each script with its arguments. The file's first folder is a variable.
 SCRIPTS = {
@@ -44,7 +45,7 @@ SCRIPTS = {
     ),
     "text_to_image": (
         "{diffusers}/text_to_image/train_text_to_image.py",
-        STABLE_DIFFUSION + "--train_data_dir {data}/captioned --gradient_accumulation_steps 2 --snr_gamma 5",
+        STABLE_DIFFUSION + "--train_data_dir {data}/captioned --gradient_accumulation_steps 2 --snr_gamma 5 --use_ema",
     ),
     "text_to_image_lora": (
         "{diffusers}/text_to_image/train_text_to_image_lora.py",
@@ -58,7 +59,8 @@ SCRIPTS = {
         "{diffusers}/unconditional_image_generation/train_unconditional.py",
         "--train_data_dir {data}/captioned --model_config_name_or_path {data}/ddpm --resolution 16 --train_batch_size 2 "
         "--num_epochs 1 --gradient_accumulation_steps 2 --learning_rate 1e-3 --lr_warmup_steps 2 --ddpm_num_steps 20 "
-        "--ddpm_num_inference_steps 2 --eval_batch_size 2 --dataloader_num_workers 0 --output_dir {out}",
+        "--ddpm_num_inference_steps 2 --eval_batch_size 2 --dataloader_num_workers 0 --output_dir {out} "
+        "--checkpointing_steps 2 --use_ema",
     ),
 }
 

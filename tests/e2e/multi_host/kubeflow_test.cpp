@@ -290,5 +290,17 @@ TEST_F(KubeflowPods, AnInvalidValueIsNamed) {
           HasSubstr("--nnodes comes from PET_NNODES")));
 }
 
+// Also for a shell in which the variables of an earlier job are still set.
+TEST(PyTorchJobPods, WithoutATokenTheVariableOfTheHostsIsNamed) {
+  const Outcome outcome = run_lockstep(
+      {"launch", "-n", "1", "true"},
+      {"WORLD_SIZE=2", "RANK=0", "MASTER_ADDR=job-master-0", "MASTER_PORT=23456"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("LOCKSTEP_JOB_TOKEN is not set"), HasSubstr("--nnodes comes from WORLD_SIZE")));
+}
+
 }  // namespace
 }  // namespace lockstep::e2e
