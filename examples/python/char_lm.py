@@ -193,9 +193,9 @@ def train(options: argparse.Namespace) -> None:
 
     began, before = time.monotonic(), progress.steps
     held_out_loss = math.nan
-    while progress.steps < options.steps and progress.epochs < options.epochs:
+    while progress.steps < options.steps and train_loader.iteration < options.epochs:
         bar = tqdm(
-            train_loader, desc=f"epoch {progress.epochs + 1}", disable=not accelerator.is_local_main_process
+            train_loader, desc=f"epoch {train_loader.iteration + 1}", disable=not accelerator.is_local_main_process
         )
         for data, target in bar:
             with accelerator.accumulate(model):
@@ -226,8 +226,6 @@ def train(options: argparse.Namespace) -> None:
                 accelerator.print(f"step {progress.steps}: {bits:.3f} bits a character on held-out text")
             if last:
                 break
-        else:
-            progress.epochs += 1
         bar.close()
     seconds = time.monotonic() - began
     accelerator.end_training()

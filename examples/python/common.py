@@ -77,17 +77,16 @@ def resume_if(resume: bool, accelerator: Accelerator, output: Path) -> bool:
 
 
 class Progress:
-    """Counts of a run, which its checkpoints contain: updates and epochs that are complete."""
+    """The number of updates of a run, which its checkpoints contain. Loaders count their passes."""
 
     def __init__(self) -> None:
         self.steps = 0
-        self.epochs = 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps, "epochs": self.epochs}
+        return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.steps, self.epochs = state["steps"], state["epochs"]
+        self.steps = state["steps"]
 
 
 def fashion_mnist(part: str, folder: str) -> TensorDataset:

@@ -85,7 +85,7 @@ def train(options: argparse.Namespace) -> None:
 
     began, samples = time.monotonic(), 0
     accuracy = test_loss = math.nan
-    for epoch in range(progress.epochs, options.epochs):
+    for epoch in range(train_loader.iteration, options.epochs):
         bar = tqdm(train_loader, desc=f"epoch {epoch + 1}", disable=not accelerator.is_local_main_process)
         for data, target in bar:
             with accelerator.accumulate(model):
@@ -105,7 +105,6 @@ def train(options: argparse.Namespace) -> None:
             if progress.steps == options.steps:
                 break
         bar.close()
-        progress.epochs = epoch + 1
         accuracy, test_loss = evaluate(accelerator, model, test_loader)
         accelerator.log({"test/accuracy": accuracy, "test/loss": test_loss}, step=progress.steps)
         accelerator.save_state()

@@ -66,10 +66,11 @@ void check_message(Op op, const at::Tensor& tensor, int peer, int rank, int size
   }
 }
 
-/// Throws unless there is another rank.
-void check_size(Op op, int size) {
+/// Throws unless there is another rank, of which a recv without a sender may get a message.
+void check_any_sender(int size) {
   if (size == 1) {
-    throw ConfigError(comm::name_of(op), "a group of one rank has no sender; expected 2 or more");
+    throw ConfigError(
+        comm::name_of(Op::kRecv), "a group of one rank has no sender; expected 2 or more");
   }
 }
 
@@ -276,7 +277,7 @@ Pending Group::recv(const at::Tensor& tensor, int peer, int tag) {
 }
 
 std::optional<int> Group::sender_of_next(int tag) {
-  check_size(Op::kRecv, size());
+  check_any_sender(size());
   const comm::GroupUser::StartScope inside(*user_, "recv");
   bool are_lost = true;
   for (int distance = 1; distance < size(); ++distance) {
@@ -296,7 +297,7 @@ std::optional<int> Group::sender_of_next(int tag) {
 std::optional<int> Group::await_sender(int tag, comm::Milliseconds limit) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kLongestSleep{1000};
-  check_size(Op::kRecv, size());
+  check_any_sender(size());
   const comm::GroupUser::StartScope inside(*user_, "recv");
   const comm::WaitScope busy;
   std::chrono::microseconds sleep{20};

@@ -56,7 +56,7 @@ def check_loader_state(state: Part) -> None:
 
 
 def _check_generators(state: Part) -> None:
-    for name in ("default", "generator"):
+    for name in ("default", "generator", "next_generator"):
         if state.has(name) and state.item(name).value is not None:
             _check_torch_state(state.item(name))
 

@@ -29,6 +29,12 @@ def test_sentence_transformers(processes: int) -> None:
     compare(real, results_of("sentence_client", processes, real=False, cases=cases))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_loops_over_diffusers(processes: int) -> None:
+    real = results_of("diffusers_client", processes, real=True, ACCELERATE_USE_CPU="true")
+    compare(real, results_of("diffusers_client", processes, real=False))
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: Any) -> Path:
     """Tiny models, texts, images and metrics for the scripts."""

@@ -107,3 +107,66 @@ def test_a_save_of_the_main_process_alone_continues_on_all(tmp_path: Path, optim
     for output in run_ranks(program, 2):
         unbroken, resumed = json.loads(output.splitlines()[-1])
         assert resumed == unbroken
+
+
+AT_THE_END_OF_A_PASS = """
+import json, torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from lockstep import Accelerator
+from lockstep.utils import DataLoaderConfiguration, set_seed
+
+def prepared():
+    set_seed(4)
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration({configuration}))
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    data = TensorDataset(torch.arange(16.0).reshape(16, 1))
+    generator = {generator}
+    return accelerator, *accelerator.prepare(net, optimizer, {loader})
+
+accelerator, net, optimizer, loader = prepared()
+for epoch in range(3):
+    seen = []
+    for index, (batch,) in enumerate(loader):
+        seen.append(batch.flatten().tolist())
+        accelerator.backward(net(batch / 16).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if epoch == 1 and index == len(loader) - 1:
+            accelerator.save_state({folder!r} + "/at_last_batch")
+    if epoch == 1:
+        accelerator.save_state({folder!r} + "/behind_the_loop")
+for state in ("at_last_batch", "behind_the_loop"):
+    accelerator, net, optimizer, loader = prepared()
+    accelerator.load_state({folder!r} + "/" + state)
+    print(json.dumps([state, seen, [batch.flatten().tolist() for (batch,) in loader]]))
+"""
+SHUFFLED = "DataLoader(data, batch_size=2, shuffle=True, generator=generator)"
+
+
+@pytest.mark.parametrize(
+    ("generator", "loader", "configuration"),
+    [
+        ("None", SHUFFLED, ""),
+        ("torch.Generator().manual_seed(9)", SHUFFLED, ""),
+        ("torch.Generator().manual_seed(9)", SHUFFLED, "dispatch_batches=True"),
+        ("None", SHUFFLED, "use_seedable_sampler=True"),
+        (
+            "torch.Generator().manual_seed(9)",
+            "DataLoader(data, batch_sampler=type('Own', (BatchSampler,), {})"
+            "(RandomSampler(data, generator=generator), 2, False))",
+            "",
+        ),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_save_at_the_end_of_a_pass_continues_with_the_next_one(
+    tmp_path: Path, ranks: int, generator: str, loader: str, configuration: str
+) -> None:
+    program = AT_THE_END_OF_A_PASS.format(
+        folder=str(tmp_path), generator=generator, loader=loader, configuration=configuration
+    )
+    for output in run_ranks(program, ranks):
+        for line in output.splitlines()[-2:]:
+            state, unbroken, resumed = json.loads(line)
+            assert resumed == unbroken, state

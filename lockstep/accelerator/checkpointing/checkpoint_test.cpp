@@ -118,6 +118,37 @@ TEST_F(SaveState, AResumedRunIsBitExactWithTheUnbrokenOne) {
   }
 }
 
+TEST_F(SaveState, AtTheLastBatchWithoutEpochsContinuesWithTheNextPass) {
+  const auto pass = [](ResumableTraining& training, const std::function<void(int64_t)>& after) {
+    std::vector<int64_t> samples;
+    int64_t batches = 0;
+    for (auto& batch : training.loader) {
+      for (int64_t i = 0; i < batch.target.numel(); ++i) {
+        samples.push_back(batch.target[i].item<int64_t>());
+      }
+      after(++batches);
+    }
+    return samples;
+  };
+  for (const int size : {1, 2}) {
+    const fs::path path = folder_ / std::to_string(size);
+    accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
+      ResumableTraining unbroken(accelerator);
+      pass(unbroken, [&](int64_t batches) {
+        if (batches == unbroken.loader.size()) {
+          accelerator.save_state(path);
+        }
+      });
+      Accelerator fresh({}, accelerator.world(), accelerator.group().split(0));
+      ResumableTraining resumed(fresh);
+      fresh.load_state(path);
+      EXPECT_EQ(resumed.loader.epoch(), 1);
+      const auto nothing = [](int64_t) {};
+      EXPECT_EQ(pass(resumed, nothing), pass(unbroken, nothing)) << size;
+    });
+  }
+}
+
 TEST_F(SaveState, RestoresEveryRanksRandomNumbers) {
   // One global generator, so one rank only; processes are covered end to end.
   Accelerator alone({}, WorldSpec{}, Group());

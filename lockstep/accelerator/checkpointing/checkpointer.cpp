@@ -46,7 +46,7 @@ Checkpointer::Checkpointer(
   parts_.push_back(optimizers_part(objects, local_sgds));
   parts_.push_back(local_sgd_steps_part(local_sgds));
   parts_.push_back(comm_hooks_part(objects));
-  parts_.push_back(loaders_part(objects, active));
+  parts_.push_back(loaders_part(objects, active, epochs));
   parts_.push_back(epochs_part(objects, epochs));
   parts_.push_back(random_states_part(objects.context.device));
   parts_.push_back(loss_scale_part(step));

@@ -112,6 +112,12 @@ data::Cursor ActiveLoaders::position_to_save(const data::LoaderCore& loader) con
   return cursor;
 }
 
+bool ActiveLoaders::is_at_last_batch(const data::LoaderCore& loader) const {
+  return std::any_of(stack_.begin(), stack_.end(), [&](const Pass& pass) {
+    return pass.loader == &loader && pass.batch && pass.batch->ends_pass;
+  });
+}
+
 void ActiveLoaders::pass_ended(const void* loader) {
   const auto ended = std::find_if(
       stack_.begin(), stack_.end(), [&](const Pass& item) { return item.loader == loader; });

@@ -2,9 +2,7 @@
 #include "lockstep/comm/gloo/gloo_transport.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/gloo/early_headers.h"
 #include "lockstep/comm/gloo/listener_guard.h"
 #include "lockstep/comm/gloo/peer_addresses.h"
 #include "lockstep/comm/gloo/rendezvous.h"
@@ -38,12 +37,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Tensors = std::vector<at::Tensor>;
 
-// Tags of point-to-point messages: headers of the sender, of the receiver, then the payload.
-constexpr int kSenderHeader = 1;
-constexpr int kReceiverHeader = 2;
-constexpr int kPayload = 3;
-constexpr Milliseconds kNoTimeout = std::chrono::hours(24 * 365);
-constexpr Milliseconds kCloseTimeout{1000};
+// Tags of point-to-point messages: the header of the receiver, then the payload.
+constexpr int kReceiverHeaderTag = 2;
+constexpr int kPayloadTag = 3;
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
@@ -58,10 +54,6 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
       return c10d::ReduceOp::PRODUCT;
   }
   return c10d::ReduceOp::SUM;
-}
-
-at::Tensor fingerprint_tensor(Fingerprint& fingerprint) {
-  return at::from_blob(&fingerprint, {16}, at::TensorOptions(at::kLong));
 }
 
 /// Returns options of c10d for an operation without a root.
@@ -91,23 +83,13 @@ Tensors parts_of(const at::Tensor& bytes, int count) {
 /// Holds the state that the progress threads share with the transport. It outlives the transport if
 /// an operation does.
 struct GlooState {
-  /// The header of a sender's next message that arrives before a recv is started.
-  struct EarlyHeader {
-    NextMessage state = NextMessage::kNone;
-    Fingerprint fingerprint = {};
-  };
-
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
   int size = 1;
   GroupFailure failure;
   PeerAddresses peers;
-  std::mutex headers_mutex;
-  std::map<int, EarlyHeader> early_headers;  ///< By sender.
-  std::map<int, c10::intrusive_ptr<c10d::Work>> early_receives;
-  std::condition_variable early_ended;
-  bool closed = false;
+  EarlyHeaders early_headers;
 
   void mark_failed(const std::string& why) { failure.mark_failed(why); }
 
@@ -262,74 +244,6 @@ struct GlooState {
     });
   }
 
-  void wait_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works, Milliseconds timeout) {
-    for (const auto& work : works) {
-      if (!work->wait(timeout)) {
-        throw std::runtime_error("timed out");
-      }
-    }
-  }
-
-  /// Returns the header that has arrived early from a rank, if any, and forgets it.
-  std::optional<Fingerprint> take_early_header(int from) {
-    const std::lock_guard<std::mutex> lock(headers_mutex);
-    const auto header = early_headers.find(from);
-    if (header == early_headers.end() || header->second.state != NextMessage::kArrives) {
-      return std::nullopt;
-    }
-    const Fingerprint fingerprint = header->second.fingerprint;
-    early_headers.erase(header);
-    return fingerprint;
-  }
-
-  /// Returns the state of the header that arrives early from a rank. Nothing: none was requested.
-  std::optional<NextMessage> early_header(int from, int tag) {
-    const std::lock_guard<std::mutex> lock(headers_mutex);
-    const auto header = early_headers.find(from);
-    if (header == early_headers.end()) {
-      early_headers.try_emplace(from);
-      return std::nullopt;
-    }
-    const auto& [state, fingerprint] = header->second;
-    return state == NextMessage::kArrives && fingerprint.root != tag ? NextMessage::kNone : state;
-  }
-
-  /// Blocks until a rank sends its next message, or its connection is lost, which is no failure of
-  /// the group: the rank may have sent its last message. close() ends it.
-  void receive_early_header(int from) {
-    EarlyHeader header{.state = NextMessage::kArrives};
-    Tensors in{fingerprint_tensor(header.fingerprint)};
-    try {
-      const c10::AutoGradMode no_grad(false);
-      c10::intrusive_ptr<c10d::Work> receive;
-      {
-        const std::lock_guard<std::mutex> lock(headers_mutex);
-        if (closed) {
-          return;
-        }
-        receive = backend->recv(in, from, kSenderHeader);
-        early_receives[from] = receive;
-      }
-      wait_all({receive}, kNoTimeout);
-    } catch (const std::exception&) {
-      header.state = NextMessage::kLost;
-    }
-    const std::lock_guard<std::mutex> lock(headers_mutex);
-    early_receives.erase(from);
-    early_headers[from] = header;
-    early_ended.notify_all();
-  }
-
-  /// Ends the receives of early headers, whose threads keep the connection.
-  void close() {
-    std::unique_lock<std::mutex> lock(headers_mutex);
-    closed = true;
-    for (const auto& [unused, receive] : early_receives) {
-      receive->abort();
-    }
-    early_ended.wait_for(lock, kCloseTimeout, [&] { return early_receives.empty(); });
-  }
-
   void point_to_point(const Collective& c, Milliseconds timeout) {
     guarded(c.op, c.root, [&] {
       const bool sends = c.op == Op::kSend;
@@ -337,13 +251,13 @@ struct GlooState {
       Fingerprint theirs;
       Tensors out{fingerprint_tensor(mine)};
       Tensors in{fingerprint_tensor(theirs)};
-      const auto early = sends ? std::nullopt : take_early_header(c.root);
+      const auto early = sends ? std::nullopt : early_headers.take(c.root);
       std::vector<c10::intrusive_ptr<c10d::Work>> headers{
-          backend->send(out, c.root, sends ? kSenderHeader : kReceiverHeader)};
+          backend->send(out, c.root, sends ? kSenderHeaderTag : kReceiverHeaderTag)};
       if (early) {
         theirs = *early;
       } else {
-        headers.push_back(backend->recv(in, c.root, sends ? kReceiverHeader : kSenderHeader));
+        headers.push_back(backend->recv(in, c.root, sends ? kReceiverHeaderTag : kSenderHeaderTag));
       }
       wait_all(headers, timeout);
       if (const auto sides = mismatch(mine, rank, theirs, c.root)) {
@@ -352,8 +266,8 @@ struct GlooState {
       Tensors payload{bytes_of(sends ? c.input : c.output)};
       if (payload[0].numel() > 0) {
         wait_all(
-            {sends ? backend->send(payload, c.root, kPayload)
-                   : backend->recv(payload, c.root, kPayload)},
+            {sends ? backend->send(payload, c.root, kPayloadTag)
+                   : backend->recv(payload, c.root, kPayloadTag)},
             timeout);
       }
     });
@@ -428,7 +342,7 @@ class GlooTransport final : public Transport {
     }
   }
 
-  ~GlooTransport() override { state_->close(); }
+  ~GlooTransport() override { state_->early_headers.close(); }
 
   const char* name() const override { return "gloo"; }
   int rank() const override { return state_->rank; }
@@ -458,9 +372,10 @@ class GlooTransport final : public Transport {
   NextMessage next_message(int from, int tag) override {
     state_->failure.check(Op::kRecv);
     const bool may_receive = operations_.may_receive(from);
-    const std::optional<NextMessage> state = state_->early_header(from, tag);
+    const std::optional<NextMessage> state = state_->early_headers.state(from, tag);
     if (!state) {
-      operations_.receive(from, [link = state_, from] { link->receive_early_header(from); });
+      operations_.receive(
+          from, [link = state_, from] { link->early_headers.receive(*link->backend, from); });
     }
     return may_receive ? state.value_or(NextMessage::kNone) : NextMessage::kNone;
   }

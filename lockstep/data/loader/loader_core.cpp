@@ -308,7 +308,9 @@ void LoaderCore::begin_batch(const ShardLayout& layout) {
   const int64_t index = cursor_.batches;
   BatchInfo info;
   info.is_last = layout.is_last(index);
+  info.ends_pass = true;
   for (int rank = 0; rank < layout.spec().world; ++rank) {
+    info.ends_pass &= layout.size(rank) - 1 <= index;
     info.is_last_somewhere |= layout.size(rank) - 1 == index;
     info.rows_per_rank.push_back(layout.rows(index, rank));
     info.valid_rows.push_back(layout.valid_rows(index, rank));

@@ -42,6 +42,7 @@ struct BatchInfo {
   int64_t index = 0;               ///< Index in the pass, as in Cursor::batches.
   bool is_last = false;            ///< True for this rank's last batch of the pass.
   bool is_last_somewhere = false;  ///< True for any rank's last batch of the pass.
+  bool ends_pass = false;          ///< True if no rank has a batch after it.
   int64_t rows = 0;                ///< Rows of this rank's batch.
   std::vector<int64_t> rows_per_rank;
   std::vector<int64_t> valid_rows;  ///< Per rank: leading rows that are not repeated.

@@ -249,6 +249,9 @@ class DataLoaderDispatcher(_StreamLoader):
     def get_sampler(self) -> Any:
         return get_sampler(self)
 
+    def _orders(self) -> Any:
+        return self.dataset if isinstance(self.dataset, IterableDataset) else get_sampler(self)
+
 
 class _KeyedSampler(BatchSampler):
     """Yields the batches of a sampler as (index, visit) pairs, or without batches its values."""

@@ -223,13 +223,27 @@ class PreparedLoader(DataLoader):
         self._load_saved_state(state_dict.get("random", {}))
 
     def _saved_state(self) -> dict[str, Any]:
-        """Returns the seed of samples, and the random states from which the running order was drawn, if any."""
-        return {} if self._program_seed is None else {"seed": self._seed}
+        """Returns the seed of samples, and the random states from which the running and the next order are drawn."""
+        generator = self._order_generator()
+        following = {} if generator is None else {"next_generator": generator.get_state()}
+        return following if self._program_seed is None else {**following, "seed": self._seed}
 
     def _load_saved_state(self, state: dict[str, Any]) -> None:
         """Makes the next pass draw its samples and order from these states."""
         if "seed" in state:
             self._set_seed(state["seed"])
+        generator, cursor = self._order_generator(), self._core.cursor
+        if generator is not None and "next_generator" in state and cursor.batches == 0 and cursor.first_sample == 0:
+            generator.set_state(state["next_generator"])
+
+    def _order_generator(self) -> torch.Generator | None:
+        """Returns the generator that what orders the samples has for itself, if any."""
+        generator = getattr(self._orders(), "generator", None)
+        return generator if isinstance(generator, torch.Generator) else None
+
+    def _orders(self) -> Any:
+        """Returns the sampler or stream that decides the order of the samples."""
+        raise NotImplementedError
 
     def _place(self, batch: Any) -> Any:
         if self.device is None:

@@ -216,6 +216,9 @@ class DataLoaderMapShard(PreparedLoader):
     def get_sampler(self) -> Any:
         return self._sampler
 
+    def _orders(self) -> Any:
+        return self._sampler
+
     def set_sampler(self, sampler: Any) -> None:
         if len(sampler) != len(self._sampler):
             raise _core.ConfigError(

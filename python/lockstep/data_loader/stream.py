@@ -210,6 +210,9 @@ class DataLoaderStreamShard(_StreamLoader):
         self._evens_files = self._has_own_files and in_this_job
         self._compares = self._rounds is None and not self._has_own_files and in_this_job
 
+    def _orders(self) -> Any:
+        return self._random
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         self._resume_if_requested()
         if self._spec["num_processes"] > 1 or self._synchronizes:

@@ -78,25 +78,39 @@ std::function<void()> check_loader(
 /// Saves and loads the positions of loaders.
 class LoadersPart final : public CheckpointPart {
  public:
-  LoadersPart(const PreparedObjects& objects, const ActiveLoaders& active)
-      : objects_(objects), active_(active) {}
+  LoadersPart(
+      const PreparedObjects& objects, const ActiveLoaders& active, const EpochCounter& epochs)
+      : objects_(objects), active_(active), epochs_(epochs) {}
 
   void collect(StateToSave& state) const override;
   void check(StateToLoad& state) const override;
 
  private:
+  data::Cursor position_of(const data::LoaderCore& loader) const;
   void begin_loaders(StateToLoad& state) const;
 
   const PreparedObjects& objects_;
   const ActiveLoaders& active_;
+  const EpochCounter& epochs_;
 };
+
+/// Returns where a loader continues. With epochs() a program resumes within the body of its last
+/// batch's iteration, so that pass has no more batches. A program that counts its epochs itself
+/// begins with the next pass, for instance with `updates / updates_per_epoch`.
+data::Cursor LoadersPart::position_of(const data::LoaderCore& loader) const {
+  const data::Cursor cursor = active_.position_to_save(loader);
+  if (epochs_.place().empty() && active_.is_at_last_batch(loader)) {
+    return {.seed = cursor.seed, .epoch = cursor.epoch + 1};
+  }
+  return cursor;
+}
 
 void LoadersPart::collect(StateToSave& state) const {
   state.meta["loaders"] = objects_.loaders.size();
   nlohmann::json cursors = nlohmann::json::array();
   for (const auto& loader : objects_.loaders) {
     cursors.push_back(
-        {{"cursor", active_.position_to_save(*loader)},
+        {{"cursor", position_of(*loader)},
          {"samples", loader->layout().samples()},
          {"round_rows", loader->layout().global_batch_rows()}});
   }
@@ -135,8 +149,8 @@ void LoadersPart::check(StateToLoad& state) const {
 }  // namespace
 
 std::unique_ptr<CheckpointPart> loaders_part(
-    const PreparedObjects& objects, const ActiveLoaders& active) {
-  return std::make_unique<LoadersPart>(objects, active);
+    const PreparedObjects& objects, const ActiveLoaders& active, const EpochCounter& epochs) {
+  return std::make_unique<LoadersPart>(objects, active, epochs);
 }
 
 }  // namespace lockstep::internal

@@ -24,7 +24,7 @@ std::unique_ptr<CheckpointPart> optimizers_part(
 std::unique_ptr<CheckpointPart> local_sgd_steps_part(LocalSgdScopes& local_sgds);
 std::unique_ptr<CheckpointPart> comm_hooks_part(const PreparedObjects& objects);
 std::unique_ptr<CheckpointPart> loaders_part(
-    const PreparedObjects& objects, const ActiveLoaders& active);
+    const PreparedObjects& objects, const ActiveLoaders& active, const EpochCounter& epochs);
 std::unique_ptr<CheckpointPart> epochs_part(const PreparedObjects& objects, EpochCounter& epochs);
 std::unique_ptr<CheckpointPart> random_states_part(at::Device device);
 std::unique_ptr<CheckpointPart> loss_scale_part(TrainingStep& step);
