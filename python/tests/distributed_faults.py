@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_distributed.py that meets the fault which the first argument names."""
+"""One rank of test_distributed.py that meets the fault which the first argument names.
+
+The second one is a folder in which the ranks tell that they have met it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +21,24 @@ import lockstep
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FAULT = sys.argv[1]
+FOLDER = Path(sys.argv[2])
 
 
 def init(seconds: float = 30) -> None:
     dist.init_process_group("lockstep", timeout=timedelta(seconds=seconds))
+
+
+def tell() -> None:
+    (FOLDER / str(RANK)).touch()
+
+
+def await_others() -> None:
+    """Blocks until the other ranks have met the fault, however long they took to begin."""
+    for _ in range(1000):
+        if len(list(FOLDER.iterdir())) == SIZE - 1:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the others met no fault; {sorted(FOLDER.iterdir())} did")
 
 
 def a_rank_dies() -> None:
@@ -54,24 +72,26 @@ def a_rank_is_late() -> None:
     init(2)
     dist.barrier()
     if RANK == SIZE - 1:
-        time.sleep(4)
+        await_others()
     else:
         with pytest.raises(lockstep.CommError, match=rf"\[barrier\] rank {SIZE - 1} did not call .* within 1.0 s"):
             dist.monitored_barrier(timeout=timedelta(seconds=1))
         with pytest.raises(lockstep.CommError):
             dist.all_reduce(torch.ones(1))
+        tell()
 
 
 def a_future_fails() -> None:
     init(1)
     if RANK == SIZE - 1:
-        time.sleep(3)
+        await_others()
         return
     with pytest.raises(lockstep.CommError, match="did not call the operation"):
         dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
     model_error = pytest.raises((lockstep.CommError, RuntimeError), match="all_reduce|all_gather")
     with model_error:
         torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    tell()
 
 
 def backward_fails() -> None:

@@ -79,15 +79,15 @@ _FAULTS = (
 
 
 @pytest.mark.parametrize("fault", _FAULTS)
-def test_a_fault_ends_every_rank_with_its_reason(fault: str) -> None:
-    outputs = finish_ranks(_program("distributed_faults.py", (fault,)), 3, _SECONDS)
+def test_a_fault_ends_every_rank_with_its_reason(fault: str, tmp_path: Path) -> None:
+    outputs = finish_ranks(_program("distributed_faults.py", (fault, str(tmp_path))), 3, _SECONDS)
     for rank, (code, output) in enumerate(outputs):
         assert code == 0, f"process {rank} exited with {code}:\n{output}"
     assert f"{fault} as expected" in outputs[0][1]
 
 
-def test_torchs_debug_mode() -> None:
-    for output in _run("distributed_faults.py", 2, "debug_detail", TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+def test_torchs_debug_mode(tmp_path: Path) -> None:
+    for output in _run("distributed_faults.py", 2, "debug_detail", str(tmp_path), TORCH_DISTRIBUTED_DEBUG="DETAIL"):
         assert "debug_detail as expected" in output
 
 
