@@ -297,7 +297,8 @@ void Accelerator::print(const std::string& line) const {
 
 void Accelerator::wait_for_everyone() {
   const comm::CallScope call("wait_for_everyone");
-  state_->replicas.barrier();
+  state_->context.group.barrier();
+  state_->replicas.note_at_barrier();
 }
 
 void Accelerator::set_trigger() {

@@ -204,8 +204,8 @@ class Accelerator {
   void local_main_process_first(const std::function<void()>& body);
   /// Writes a line to stdout, once on each host.
   void print(const std::string& line) const;
-  /// Blocks until every process has called it. It also compares the parameters, for end_training():
-  /// what a process writes to them afterwards, such as averages to save, is no mistake. Collective.
+  /// Blocks until every process has called it. Notes the parameters for end_training(): a process
+  /// may write to them afterwards, for instance averages to save. Collective.
   void wait_for_everyone();
 
   /// Returns this process's contiguous share of `inputs`; the first processes get one more if the
@@ -379,11 +379,13 @@ class Accelerator {
   /// positions in loaders and accumulation group. Collective. Throws CheckpointError on every
   /// process if it fails on any, or if processes have done different numbers of updates.
   ///
-  /// The main process may call it alone, between updates and with plain data parallelism: it has
-  /// all but the random states of the others, which a load then derives from its own, as after a
-  /// change of the number of processes. It waits until the others call their next operation.
-  /// Otherwise (ZeRO, LocalSgd, `async`, without a `folder` or within accumulation) a call by some
-  /// processes alone is a CommError on all.
+  /// The main process may call it alone, between updates, with plain data parallelism on CPUs: it
+  /// has all but the random states of the others, which a load then derives from its own, as after
+  /// a change of the number of processes, their own states of registered objects, and files of
+  /// their hooks. It waits until the others call their next operation of the Accelerator's group,
+  /// at the latest end_training(), in whose timeout the save must end. Otherwise (ZeRO, NCCL,
+  /// LocalSgd, `async`, without a `folder`, within accumulation) a call by some processes alone is
+  /// a CommError on all.
   ///
   /// With `async` it copies the state to host memory and returns. If writing fails, the next
   /// load_state, wait_for_save, end_training, or save_state (after its own save) throws the error.

@@ -23,11 +23,13 @@ bool is_member(const RankView& view, uint64_t group) {
              [group](const Operation& operation) { return operation.group == group; });
 }
 
-/// Returns whether the rank has issued the operation `wanted`, as far as recorded.
+/// Returns whether the rank has issued the operation `wanted`, as far as recorded. A question that
+/// rank 0 has asked alone has the number of another operation (comm::question_of).
 bool has_issued(const RankView& view, const Operation& wanted) {
   return std::any_of(
       view.record.operations.begin(), view.record.operations.end(), [&](const Operation& own) {
-        return own.group == wanted.group && own.sequence >= wanted.sequence;
+        const bool is_it = own.sequence == wanted.sequence && own.name == wanted.name;
+        return own.group == wanted.group && (own.sequence > wanted.sequence || is_it);
       });
 }
 

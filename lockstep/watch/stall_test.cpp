@@ -33,6 +33,18 @@ TEST(Stall, IsBlamedOnRanksThatHaveNotReachedTheOperation) {
       "30.0 s");
 }
 
+TEST(Stall, IsOfRank0ThatHasOnlyAskedAQuestionBefore) {
+  Operation question = all_reduce(2, 10, Stage::kDone);
+  question.name = short_text<20>("barrier");
+  const auto stall = find_stall(
+      {view_of(0, {all_reduce(1, 5, Stage::kDone), question}),
+       view_of(1, {all_reduce(1, 5, Stage::kDone), all_reduce(2, kLongAgo, Stage::kRunning)})},
+      kNow,
+      kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(0));
+}
+
 TEST(Stall, IsNotReportedBeforeItsTimeout) {
   EXPECT_FALSE(find_stall(
       {view_of(0, {all_reduce(1, kJustNow, Stage::kRunning)}), view_of(1, {})}, kNow, kTimeout));

@@ -232,7 +232,7 @@ void bind_loaders(py::module_& module) {
             data::BatchInfo info;
             info.is_last = is_last;
             info.is_last_somewhere = is_last;
-            info.ends_pass = is_last;
+            info.ends_pass = is_last && loader.core()->spec().even_batches;
             info.rows_per_rank = std::move(rows_per_rank);
             info.valid_rows = std::move(valid_rows);
             loader.core()->begin_batch(std::move(info));

@@ -149,6 +149,29 @@ TEST_F(SaveState, AtTheLastBatchWithoutEpochsContinuesWithTheNextPass) {
   }
 }
 
+TEST_F(SaveState, BehindTheLastBodyContinuesThereIfItIsAutomatic) {
+  AcceleratorOptions options{.project_dir = folder_};
+  options.project_config.checkpointing_steps = 8;  // The batches of a pass.
+  accelerated_ranks(1, options, [&](Accelerator& accelerator) {
+    ResumableTraining training(accelerator);
+    const auto pass = [&](ResumableTraining& run) {
+      int64_t batches = 0;
+      for (auto& batch : run.loader) {
+        accelerator.backward(run.net->forward(batch.data).pow(2).mean());
+        run.optimizer->step();
+        run.optimizer->zero_grad();
+        ++batches;
+      }
+      return batches;
+    };
+    EXPECT_EQ(pass(training), 8);
+    accelerator.load_state();
+    EXPECT_EQ(training.loader.epoch(), 0);
+    EXPECT_EQ(pass(training), 0) << "the program goes on behind this loop";
+    EXPECT_EQ(pass(training), 8);
+  });
+}
+
 TEST_F(SaveState, RestoresEveryRanksRandomNumbers) {
   // One global generator, so one rank only; processes are covered end to end.
   Accelerator alone({}, WorldSpec{}, Group());

@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
@@ -128,6 +129,20 @@ TEST(LoneSave, TheOthersMayBeInAnyOperation) {
   });
 }
 
+TEST(LoneSave, OfOneFolderIsNotTakenForASaveOfAllToAnother) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Training training(accelerator);
+    training.train(1);
+    if (accelerator.is_main_process()) {
+      accelerator.save_state(folder.path() / "alone");
+    }
+    accelerator.save_state(folder.path() / "of_all");
+    EXPECT_FALSE(fs::exists(folder.path() / "alone" / "loaders_1.json"));
+    EXPECT_TRUE(fs::exists(folder.path() / "of_all" / "loaders_1.json"));
+  });
+}
+
 TEST(LoneSave, SaysWhatItLacks) {
   const TestFolder folder;
   const std::vector<std::string> lines = logged_by([&] {
@@ -137,7 +152,9 @@ TEST(LoneSave, SaysWhatItLacks) {
     });
   });
   EXPECT_THAT(
-      lines, ::testing::Contains(HasSubstr("save_state was called by the main process alone")));
+      lines,
+      ::testing::Contains(
+          HasSubstr("c alone: the checkpoint has no random numbers of the other processes")));
 }
 
 /// Returns rank 0's message after the main process has saved alone, and both went on to a barrier.
@@ -203,6 +220,24 @@ TEST(LoneSave, IsAnErrorWhereTheOthersHaveAPart) {
             training.accelerator.wait_for_everyone();
           }),
       names_both);
+}
+
+TEST(LoneSave, OfAModelWhoseBuffersDifferIsAnError) {
+  AcceleratorOptions options;
+  options.data_parallel.broadcast_buffers = false;
+  const TestFolder folder;
+  accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+    torch::nn::BatchNorm1d norm(2);
+    accelerator.prepare(norm);
+    EXPECT_THAT(
+        error_of<CommError>([&] {
+          if (accelerator.is_main_process()) {
+            accelerator.save_state(folder.path() / "c");
+          }
+          accelerator.wait_for_everyone();
+        }),
+        HasSubstr("rank 0 calls save_state ("));
+  });
 }
 
 TEST(LoneSave, OfAnotherProcessIsAnError) {

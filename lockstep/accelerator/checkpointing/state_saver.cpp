@@ -18,6 +18,7 @@
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/fail_together.h"
@@ -249,9 +250,12 @@ bool StateSaver::may_save_alone(const SaveStateOptions& options, bool is_numbere
                  return each.gradients_are_due();
                });
   };
+  const bool follows_rank_0 = objects_.context.options.data_parallel.broadcast_buffers;
   const bool has_all =
-      std::all_of(objects_.models.begin(), objects_.models.end(), [](const PreparedModel& model) {
-        return model.parallel->hook_state().iteration == 0;  // Else each process has its errors.
+      std::all_of(objects_.models.begin(), objects_.models.end(), [&](const PreparedModel& model) {
+        // Else each process has its errors of compression, or its buffers.
+        return model.parallel->hook_state().iteration == 0 &&
+               (follows_rank_0 || model.buffers().empty());
       });
   const bool dispatches =
       std::any_of(objects_.loaders.begin(), objects_.loaders.end(), [](const auto& loader) {
@@ -259,19 +263,21 @@ bool StateSaver::may_save_alone(const SaveStateOptions& options, bool is_numbere
       });
   return !options.async && !is_numbered && !own_files_ && !objects_.uses_zero() &&
          local_sgds_.empty() && !step_.is_joining() && !project_.groups().on_each_host() &&
-         has_all && !dispatches && is_at_update();
+         objects_.context.group.answers_questions() && has_all && !dispatches && is_at_update();
 }
 
 /// Returns the processes that save, all or the main process alone. Collective.
 SavingGroups StateSaver::agree_on_processes(
-    const SaveStateOptions& options, bool is_numbered) const {
+    const fs::path& folder, const SaveStateOptions& options, bool is_numbered) const {
   Group group = objects_.context.group;
-  if (!may_save_alone(options, is_numbered) || group.called_by_all()) {
+  if (!may_save_alone(options, is_numbered) || group.called_by_all(crc32c(folder.string()))) {
     return project_.groups();
   }
-  log_info(
-      "save_state was called by the main process alone, so the checkpoint has no random numbers of "
-      "the others");
+  log_info(fmt::format(
+      "the main process saves {} alone: the checkpoint has no random numbers of the other "
+      "processes, "
+      "nor their own states of registered objects and files of hooks",
+      folder.string()));
   return {};
 }
 
@@ -288,7 +294,7 @@ void StateSaver::save(
   SaveTimings timings;
   wait();
   timings.waited_ms = milliseconds_since(began);
-  const SavingGroups groups = agree_on_processes(options, after != nullptr);
+  const SavingGroups groups = agree_on_processes(folder, options, after != nullptr);
   const std::string save_id = agree_on_save(groups, folder);
   if (groups.all.size() == objects_.context.size()) {
     local_sgds_.average();

@@ -46,8 +46,8 @@ class StateSaver {
         project_(project),
         parts_(parts) {}
 
-  /// Saves the training state to `folder`; see Accelerator::save_state. Collective, but for its
-  /// exception.
+  /// Saves the training state to `folder`; see Accelerator::save_state. Collective, unless
+  /// the main process may save alone.
   void save(
       const std::filesystem::path& folder,
       const SaveStateOptions& options,
@@ -66,7 +66,8 @@ class StateSaver {
 
  private:
   bool may_save_alone(const SaveStateOptions& options, bool is_numbered) const;
-  SavingGroups agree_on_processes(const SaveStateOptions& options, bool is_numbered) const;
+  SavingGroups agree_on_processes(
+      const std::filesystem::path& folder, const SaveStateOptions& options, bool is_numbered) const;
   std::string agree_on_save(const SavingGroups& groups, const std::filesystem::path& folder) const;
   void expect_finished_device() const;
   StateToSave collect(const SavingGroups& groups, const SaveStateOptions& options);

@@ -12,13 +12,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/memory/crc32c.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/optim/state/optimizer_state.h"
 
@@ -225,8 +225,8 @@ void ReplicaCheck::compare_now(const char* where, bool are_averaged) {
 }
 
 void ReplicaCheck::compare_at_end() {
-  const bool were_equal = backwards_when_equal_ == step_.backward_passes();
-  compare("end_training", compares_parameters(/*are_averaged=*/false) && !were_equal);
+  const bool compares = compares_parameters(/*are_averaged=*/false);
+  compare("end_training", compares && !were_equal_at_barrier());
 }
 
 void ReplicaCheck::compare(const char* where, bool with_parameters) {
@@ -243,21 +243,31 @@ void ReplicaCheck::compare(const char* where, bool with_parameters) {
   expect_equal_facts(group, facts, where);
 }
 
-void ReplicaCheck::barrier() {
+void ReplicaCheck::note_at_barrier() {
+  if (compares_parameters(/*are_averaged=*/false) && (!at_barrier_ || !is_current(*at_barrier_))) {
+    at_barrier_ = Noted{step_.backward_passes(), step_.updates(), checksum_of_parameters()};
+  }
+}
+
+/// Returns whether nothing was trained since.
+bool ReplicaCheck::is_current(const Noted& noted) const {
+  return noted.backwards == step_.backward_passes() && noted.updates == step_.updates();
+}
+
+/// Returns whether all processes had the same parameters at the last barrier, and have trained
+/// nothing since. Collective.
+bool ReplicaCheck::were_equal_at_barrier() const {
   Group group = objects_.context.group;
-  group.barrier();  // Which no gather of the program can be taken for.
-  if (!objects_.context.is_distributed()) {
-    return;
-  }
-  const int64_t backwards = step_.backward_passes();
-  const bool is_due =
-      compares_parameters(/*are_averaged=*/false) && backwards_when_equal_ != backwards;
-  const uint64_t parameters = is_due ? checksum_of_parameters() : 0;
-  const at::Tensor mine = at::tensor({backwards, static_cast<int64_t>(parameters)}, at::kLong);
-  const at::Tensor all = group.all_gather(mine.view({1, 2})).wait();
-  if (is_due && all.eq(mine).all().item<bool>()) {
-    backwards_when_equal_ = backwards;
-  }
+  const bool is_noted = at_barrier_ && is_current(*at_barrier_);
+  const std::vector<std::string> all = all_gather_bytes(
+      group,
+      is_noted
+          ? fmt::format(
+                "{} {} {}", at_barrier_->backwards, at_barrier_->updates, at_barrier_->parameters)
+          : "");
+  return std::all_of(all.begin(), all.end(), [&](const std::string& theirs) {
+    return !theirs.empty() && theirs == all.front();
+  });
 }
 
 /// Warns once if all processes probably train on the same samples.
@@ -324,7 +334,7 @@ void ReplicaCheck::objects_forgotten() {
   has_rates_.clear();
   compared_optimizers_ = 0;
   updates_at_checksum_ = 0;
-  backwards_when_equal_.reset();
+  at_barrier_.reset();
 }
 
 }  // namespace lockstep::internal

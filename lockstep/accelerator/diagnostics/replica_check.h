@@ -52,13 +52,12 @@ class ReplicaCheck final : public TrainingStepObserver {
   /// the name of `where`. Ignores parameters within LocalSgd, unless they `are_averaged`.
   /// Collective.
   void compare_now(const char* where, bool are_averaged = false);
-  /// Blocks until all processes call it. Notes whether they have the same parameters: what one
-  /// process writes after the last backward, for instance averages to save, changes no training,
-  /// so compare_at_end() ignores it. Collective; cost: one pass over the parameters, if there was a
-  /// backward since the last call.
-  void barrier();
-  /// Does the same as compare_now("end_training"), but ignores parameters that were equal at a
-  /// barrier() after the last backward. Collective.
+  /// Notes the parameters at a wait_for_everyone. The program may write to them afterwards on one
+  /// process, for instance averages to save: that changes no training, so compare_at_end() ignores
+  /// it. Local; cost: one pass over the parameters, if anything was trained since the last call.
+  void note_at_barrier();
+  /// Does the same as compare_now("end_training"), but ignores the parameters if they were equal at
+  /// the last barrier, after which nothing was trained. Collective.
   void compare_at_end();
   /// Warns of processes without a prepared loader, and looks for new parameters now and then.
   void before_update(const Optimizer& optimizer) override;
@@ -66,6 +65,13 @@ class ReplicaCheck final : public TrainingStepObserver {
   void objects_forgotten() override;
 
  private:
+  /// The parameters at a barrier, and what was trained until then.
+  struct Noted {
+    int64_t backwards = 0;
+    int64_t updates = 0;
+    uint64_t parameters = 0;  ///< A checksum.
+  };
+
   uint64_t digest();
   const LoaderCores& compared_loaders() const;
   std::vector<RankFact> facts() const;
@@ -75,6 +81,8 @@ class ReplicaCheck final : public TrainingStepObserver {
   bool compares_parameters(bool are_averaged) const;
   void compare(const char* where, bool with_parameters);
   uint64_t checksum_of_parameters() const;
+  bool is_current(const Noted& noted) const;
+  bool were_equal_at_barrier() const;
   void compare_settings();
   void find_rates();
   void expect_known_parameters(const char* where);
@@ -90,7 +98,7 @@ class ReplicaCheck final : public TrainingStepObserver {
   size_t compared_optimizers_ = 0;
   bool is_same_hardware_ = true;
   int64_t updates_at_checksum_ = 0;
-  std::optional<int64_t> backwards_when_equal_;  ///< Of the last barrier with equal parameters.
+  std::optional<Noted> at_barrier_;
   bool has_checksum_ = false;    ///< The last digest has a checksum of the parameters.
   std::vector<bool> has_rates_;  ///< [optimizer] Its class has learning rates.
   bool has_warned_ = false;

@@ -47,7 +47,7 @@ AcceleratorOptions with_steps(int64_t gradient_accumulation_steps, int zero_stag
 // --- the optimizer that was passed to prepare
 
 template <typename Step>
-void micro_step(Accelerator& accelerator, Linear net, const Step& step) {
+void micro_step(Accelerator& accelerator, const Linear& net, const Step& step) {
   auto scope = accelerator.accumulate(net);
   accelerator.backward(loss_of(net, rows_of(accelerator)));
   step();

@@ -114,7 +114,7 @@ data::Cursor ActiveLoaders::position_to_save(const data::LoaderCore& loader) con
 
 bool ActiveLoaders::is_at_last_batch(const data::LoaderCore& loader) const {
   return std::any_of(stack_.begin(), stack_.end(), [&](const Pass& pass) {
-    return pass.loader == &loader && pass.batch && pass.batch->ends_pass;
+    return pass.loader == &loader && pass.has_batch && pass.batch->ends_pass;
   });
 }
 

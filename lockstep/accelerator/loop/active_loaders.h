@@ -57,7 +57,7 @@ class ActiveLoaders final : public data::LoaderObserver, public TrainingStepObse
   /// Returns the position to save. An evaluation that was left early begins the next epoch at its
   /// next pass; a training loop continues.
   data::Cursor position_to_save(const data::LoaderCore& loader) const;
-  /// Returns whether a loop is running over the loader, and has got the last batch of its pass.
+  /// Returns whether the body of a loop over the loader has the last batch of its pass.
   bool is_at_last_batch(const data::LoaderCore& loader) const;
 
   /// Returns the newest batch of all running loops, or null outside any. A loop that was left at a

@@ -68,6 +68,8 @@ class DeviceTransport final : public RenewableTransport {
     return backend_->start(std::move(collective), timeout);
   }
 
+  bool answers_questions() const override { return !backend_ || backend_->is_on_host_transport(); }
+
   void check_alive(Op op) const override {
     if (backend_) {
       backend_->check_alive(op);

@@ -48,6 +48,7 @@ class HostStagedBackend final : public DeviceBackend {
   explicit HostStagedBackend(std::shared_ptr<Transport> host) : host_(std::move(host)) {}
 
   const char* name() const override { return "host"; }
+  bool is_on_host_transport() const override { return true; }
   void check_alive(Op /*op*/) const override {}  // The host's transport throws itself.
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {

@@ -236,7 +236,7 @@ struct GlooState {
   void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
     guarded(c.op, -1, [&] {
       const Fingerprint mine = fingerprint_of(c, sequence);
-      agree(c, rank, [&] { return exchange(mine, timeout); });
+      compare_fingerprints(c, rank, [&] { return exchange(mine, timeout); });
       const at::Tensor& any = c.output.defined() ? c.output : c.input;
       if (any.defined() && any.numel() > 0) {
         perform(c, timeout);

@@ -88,7 +88,8 @@ void HostCollectives::run(const Collective& collective, int64_t sequence, Millis
   op_ = collective.op;
   deadline_ = Clock::now() + timeout;
   const Fingerprint mine = fingerprint_of(collective, sequence);
-  agree(collective, transports_.all_ranks->rank(), [&] { return exchange_fingerprints(mine); });
+  compare_fingerprints(
+      collective, transports_.all_ranks->rank(), [&] { return exchange_fingerprints(mine); });
   const at::Tensor& any = collective.output.defined() ? collective.output : collective.input;
   if (any.defined() && any.numel() > 0 && collective.op != Op::kBarrier) {
     perform(collective);

@@ -284,6 +284,7 @@ class NcclBackend final : public DeviceBackend {
   NcclBackend& operator=(const NcclBackend&) = delete;
 
   const char* name() const override { return "nccl"; }
+  bool is_on_host_transport() const override { return false; }
 
   void check_alive(Op op) const override { queue_->comm()->check_alive(op); }
 

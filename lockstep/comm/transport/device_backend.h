@@ -16,6 +16,8 @@ class DeviceBackend {
   DeviceBackend& operator=(const DeviceBackend&) = delete;
 
   virtual const char* name() const = 0;
+  /// Returns whether operations start on the host's transport itself, not on a split of it.
+  virtual bool is_on_host_transport() const = 0;
   /// Throws CommError if an operation has failed. Its result is invalid, and the host may have read
   /// it already.
   virtual void check_alive(Op op) const = 0;

@@ -103,7 +103,8 @@ std::optional<Op> refused_op(const Collective& collective);
 /// If rank 0 alone asks, and all others start one other operation, the answer is no, and that
 /// operation goes on to wait for rank 0's next one. So a question has the sequence number of the
 /// operation after it, and the rank must wait for the answer before it starts another one.
-Collective question_of(const at::Tensor& answer);
+/// `about`: compared, too; the questions of others about something else are another operation.
+Collective question_of(const at::Tensor& answer, uint32_t about);
 bool is_question(const Collective& collective);
 /// Answers with no. `question` must be one.
 void deny(const Collective& question);
@@ -145,7 +146,7 @@ bool asks_alone(const std::vector<Fingerprint>& by_rank);
 
 /// Compares the fingerprints that `exchange` returns, again after each question of rank 0 alone,
 /// which it denies on that rank. Throws CommError if they differ.
-void agree(
+void compare_fingerprints(
     const Collective& mine, int rank, c10::function_ref<std::vector<Fingerprint>()> exchange);
 
 /// Counts the operations of a group.
@@ -194,6 +195,9 @@ class Transport {
   /// `collective` keeps the tensors alive until the work is done. Its observer is notified, by a
   /// FlightEntry (flight.h).
   virtual std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) = 0;
+  /// Returns whether every operation answers a question that rank 0 asks alone. False for
+  /// operations that are compared over another transport.
+  virtual bool answers_questions() const { return true; }
   /// Throws CommError if an operation on a device has failed, possibly unnoticed: its results are
   /// invalid. Failed CPU operations have thrown already.
   virtual void check_alive(Op /*op*/) const {}

@@ -41,8 +41,8 @@ class CheckpointCalls(AcceleratorBase):
     ) -> str:
         """Saves the whole training state, atomically, and returns the folder. Collective.
 
-        With plain data parallelism the main process may call it alone, between updates and with a folder. The random
-        numbers of the others are then derived from its own when the checkpoint is loaded.
+        On CPUs with plain data parallelism the main process may call it alone, between updates and with a folder. The
+        random numbers of the others are then derived from its own when the checkpoint is loaded.
 
         With automatic_checkpoint_naming the folder is the next `<project_dir>/checkpoints/checkpoint_<n>`. Otherwise
         `output_dir` is replaced if it is a checkpoint.

@@ -223,7 +223,7 @@ class PreparedLoader(DataLoader):
         self._load_saved_state(state_dict.get("random", {}))
 
     def _saved_state(self) -> dict[str, Any]:
-        """Returns the seed of samples, and the random states from which the running and the next order are drawn."""
+        """Returns the seed of samples, and the random states for the orders of the running and of the next pass."""
         generator = self._order_generator()
         following = {} if generator is None else {"next_generator": generator.get_state()}
         return following if self._program_seed is None else {**following, "seed": self._seed}
