@@ -27,8 +27,7 @@ std::string token_of_environment() {
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "{} {}; it identifies the launchers of a job on several hosts (--nnodes): set it to "
-            "the "
+            "{} {}; it identifies the launchers of a job on several hosts (--nnodes): set the "
             "same 16 to 128 letters and digits on all of them, like export {}={}",
             kTokenVariable,
             token ? "is not a valid token" : "is not set",
