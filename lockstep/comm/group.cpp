@@ -316,12 +316,12 @@ bool Group::answers_questions() const {
   return !transport_ || transport_->answers_questions();
 }
 
-bool Group::called_by_all(uint32_t about) {
+bool Group::called_by_all() {
   if (size() == 1) {
     return true;
   }
   const at::Tensor answer = at::ones({1}, at::kByte);
-  return start(comm::question_of(answer, about), answer).wait().item<uint8_t>() != 0;
+  return start(comm::question_of(answer), answer).wait().item<uint8_t>() != 0;
 }
 
 void Group::barrier() {

@@ -118,11 +118,11 @@ class Group {
   void barrier();
   /// Starts a barrier; it is done when every rank has started it. The result is undefined.
   Pending start_barrier();
-  /// Returns whether all ranks call it, with the same `about`. If rank 0 alone does, it gets false
-  /// as soon as the others start another operation of this group, all the same one, which then
-  /// waits for rank 0's next operation. Every other difference is an error, as with all operations.
-  /// Collective; cost: a barrier.
-  bool called_by_all(uint32_t about = 0);
+  /// Returns whether all ranks call it. If rank 0 alone does, it gets false as soon as the others
+  /// start another operation of this group, all the same one, which then waits for rank 0's next
+  /// operation. Every other difference is an error, as with all operations. Collective; cost: a
+  /// barrier.
+  bool called_by_all();
   /// Returns whether every operation of the group answers called_by_all(). False over NCCL, whose
   /// operations are compared in a group of their own.
   bool answers_questions() const;

@@ -18,7 +18,6 @@
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/fail_together.h"
@@ -270,13 +269,12 @@ bool StateSaver::may_save_alone(const SaveStateOptions& options, bool is_numbere
 SavingGroups StateSaver::agree_on_processes(
     const fs::path& folder, const SaveStateOptions& options, bool is_numbered) const {
   Group group = objects_.context.group;
-  if (!may_save_alone(options, is_numbered) || group.called_by_all(crc32c(folder.string()))) {
+  if (!may_save_alone(options, is_numbered) || group.called_by_all()) {
     return project_.groups();
   }
   log_info(fmt::format(
-      "the main process saves {} alone: the checkpoint has no random numbers of the other "
-      "processes, "
-      "nor their own states of registered objects and files of hooks",
+      "the main process saves {} alone: random numbers, own states of registered objects and files "
+      "of hooks of the other processes are not in the checkpoint",
       folder.string()));
   return {};
 }

@@ -155,12 +155,8 @@ std::optional<Op> refused_op(const Collective& collective) {
   return static_cast<Op>(collective.root - 1);
 }
 
-Collective question_of(const at::Tensor& answer, uint32_t about) {
-  return {
-      .op = Op::kBarrier,
-      .output = answer,
-      .root = kQuestionRoot,
-      .tag = static_cast<int>(about >> 1U)};
+Collective question_of(const at::Tensor& answer) {
+  return {.op = Op::kBarrier, .output = answer, .root = kQuestionRoot};
 }
 
 bool is_question(const Collective& collective) {
@@ -177,9 +173,7 @@ Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
   fingerprint.call =
       watch::short_text<fingerprint.call.size()>(collective.call == nullptr ? "" : collective.call);
   fingerprint.op = static_cast<int64_t>(collective.op);
-  fingerprint.reduce = reduces(collective.op)    ? static_cast<int64_t>(collective.reduce)
-                       : is_question(collective) ? collective.tag
-                                                 : 0;
+  fingerprint.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
   const bool is_barrier = collective.op == Op::kBarrier;  // Refusals and questions have a root.
   fingerprint.root = has_root(collective.op) || is_barrier ? collective.root : collective.tag;
   const at::Tensor& tensor = shared_tensor(collective);
@@ -249,7 +243,7 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
 
 bool asks_alone(const std::vector<Fingerprint>& by_rank) {
   const auto others = by_rank.begin() + 1;
-  return is_question(by_rank.front()) && others != by_rank.end() && !(by_rank.front() == *others) &&
+  return is_question(by_rank.front()) && others != by_rank.end() && !is_question(*others) &&
          others->sequence == by_rank.front().sequence &&
          std::all_of(others, by_rank.end(), [&](const Fingerprint& p) { return p == *others; });
 }

@@ -103,8 +103,7 @@ std::optional<Op> refused_op(const Collective& collective);
 /// If rank 0 alone asks, and all others start one other operation, the answer is no, and that
 /// operation goes on to wait for rank 0's next one. So a question has the sequence number of the
 /// operation after it, and the rank must wait for the answer before it starts another one.
-/// `about`: compared, too; the questions of others about something else are another operation.
-Collective question_of(const at::Tensor& answer, uint32_t about);
+Collective question_of(const at::Tensor& answer);
 bool is_question(const Collective& collective);
 /// Answers with no. `question` must be one.
 void deny(const Collective& question);
