@@ -145,7 +145,6 @@ def test_an_accelerator_provides_torch_distributed() -> None:
             assert store.multi_get(["list", "more"]) == [b"b", b"c"] and store.has_extended_api()
             store.wait(["more"])
             assert store.clone().get("more") == b"c"
-            assert dist.new_group([rank], use_local_synchronization=True).size() == 1
         pair = dist.new_group([0, world - 1])
         if rank in (0, world - 1):
             dist.broadcast(value, 0, group=pair)
@@ -154,6 +153,8 @@ def test_an_accelerator_provides_torch_distributed() -> None:
         own = torch.nn.Linear(2, 1)
         DistributedDataParallel(own)(torch.ones(1, 2)).sum().backward()
         dist.barrier()
+        if rank == world - 1:  # The last group: torch 2.15 counts it on this rank only, also for the names of later ones.
+            assert dist.new_group([rank], use_local_synchronization=True).size() == 1
         accelerator.end_training()
         accelerator.state.destroy_process_group()
         assert not dist.is_initialized()
