@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks learn when they do not all call the same operation.
+// These tests start different operations on the ranks of a group, and check what each rank gets.
 #include <atomic>
 #include <functional>
 #include <string>

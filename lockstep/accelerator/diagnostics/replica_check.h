@@ -65,7 +65,7 @@ class ReplicaCheck final : public TrainingStepObserver {
   void objects_forgotten() override;
 
  private:
-  /// The parameters at a barrier, and what was trained until then.
+  /// Holds a checksum of the parameters at a barrier, and the counts of training until then.
   struct Noted {
     int64_t backwards = 0;
     int64_t updates = 0;

@@ -33,6 +33,21 @@ TRAINING = {
 }
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "lora_dropout": 0.0, "fan_in_fan_out": True}
 
+# Arguments of the smallest models of diffusers: UNet2DModel, and UNet2DConditionModel.
+_UNET = {"layers_per_block": 1, "block_out_channels": (8, 16), "norm_num_groups": 4}
+UNET = {
+    **_UNET,
+    "down_block_types": ("DownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "UpBlock2D"),
+}
+CONDITIONED_UNET = {
+    **_UNET,
+    "sample_size": 8,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "attention_head_dim": 4,
+}
+
 
 class Texts(torch.utils.data.Dataset):
     """Generated sequences; `varied` gives them different lengths."""

@@ -16,7 +16,7 @@ import diffusers
 import peft
 import torch
 import transformers
-from client_data import files_of, run_cases, sums_in
+from client_data import CONDITIONED_UNET, UNET, files_of, run_cases, sums_in
 from diffusers.training_utils import EMAModel
 
 UPDATES_AN_EPOCH = 3
@@ -24,28 +24,12 @@ UPDATES_AN_EPOCH = 3
 
 def make_unet() -> Any:
     transformers.set_seed(7)
-    return diffusers.UNet2DModel(
-        sample_size=8,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-    )
+    return diffusers.UNet2DModel(sample_size=8, **UNET)
 
 
 def make_conditioned() -> Any:
     transformers.set_seed(7)
-    return diffusers.UNet2DConditionModel(
-        sample_size=8,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=8,
-        attention_head_dim=4,
-        norm_num_groups=4,
-    )
+    return diffusers.UNet2DConditionModel(cross_attention_dim=8, **CONDITIONED_UNET)
 
 
 class Images(torch.utils.data.Dataset):

@@ -13,6 +13,7 @@ import diffusers
 import numpy
 import tokenizers
 import transformers
+from client_data import CONDITIONED_UNET, UNET
 from PIL import Image
 from tokenizers import models, pre_tokenizers, processors
 
@@ -92,29 +93,13 @@ def make_stable_diffusion(folder: Path) -> None:
         tokenizer=transformers.CLIPTokenizer(
             str(files / "vocab.json"), str(files / "merges.txt"), model_max_length=16
         ),
-        unet=diffusers.UNet2DConditionModel(
-            block_out_channels=(8, 16),
-            layers_per_block=1,
-            sample_size=8,
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-            cross_attention_dim=32,
-            attention_head_dim=4,
-            norm_num_groups=4,
-        ),
+        unet=diffusers.UNet2DConditionModel(cross_attention_dim=32, **CONDITIONED_UNET),
         scheduler=diffusers.DDPMScheduler(num_train_timesteps=100, beta_schedule="scaled_linear"),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
     ).save_pretrained(folder / "sd")
-    diffusers.UNet2DModel(
-        sample_size=16,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-    ).save_config(folder / "ddpm")
+    diffusers.UNet2DModel(sample_size=16, **UNET).save_config(folder / "ddpm")
 
 
 def save_rows(path: Path, rows: list[dict[str, Any]]) -> None:
