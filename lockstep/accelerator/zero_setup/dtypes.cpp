@@ -11,6 +11,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/class_name.h"
 #include "lockstep/flat/parameters.h"
 #include "lockstep/precision/precision.h"
 
@@ -60,7 +61,7 @@ NamedTensors own_parameters(
 bool is_of_class(const std::string& type, const std::string& name) {
   const std::string wanted = cpp_name(name);
   const std::string within = namespace_of(wanted);
-  return plain_class(type) == plain_class(wanted) &&
+  return plain_class_name(type) == plain_class_name(wanted) &&
          (within.empty() || within == namespace_of(type));
 }
 

@@ -8,18 +8,9 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/class_name.h"
 
 namespace lockstep::internal {
-
-std::string plain_class(std::string name) {
-  const size_t colon = name.rfind("::");
-  name = colon == std::string::npos ? name : name.substr(colon + 2);
-  const std::string ending = "Impl";
-  if (name.size() > ending.size() && name.ends_with(ending)) {
-    name.resize(name.size() - ending.size());
-  }
-  return name;
-}
 
 std::vector<std::vector<at::Tensor>> units_of(
     const NamedTensors& parameters,
@@ -28,7 +19,7 @@ std::vector<std::vector<at::Tensor>> units_of(
   std::set<std::string> known;
   std::vector<std::string> paths;
   for (const auto& [path, type] : modules) {
-    const std::string name = plain_class(type);
+    const std::string name = plain_class_name(type);
     known.insert(name);
     if (std::find(classes.begin(), classes.end(), name) != classes.end()) {
       paths.push_back(path.empty() ? "" : path + ".");

@@ -12,9 +12,6 @@ namespace lockstep::internal {
 /// The modules of a model: their paths ("layers.0") and their C++ classes.
 using NamedClasses = std::vector<std::pair<std::string, std::string>>;
 
-/// Compares class names without namespace and Impl: "torch::nn::LinearImpl" is a Linear.
-std::string plain_class(std::string name);
-
 /// Returns the parameters of each module whose class, without its namespace and Impl, is one of
 /// `classes`; for nested modules the outer one counts. Throws ConfigError for a class that no
 /// module has.

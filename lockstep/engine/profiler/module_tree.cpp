@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "lockstep/base/text/class_name.h"
+
 namespace lockstep {
 namespace {
 
@@ -28,7 +30,7 @@ ModuleTree::ModuleTree(const internal::NamedClasses& modules, const NamedTensors
   std::map<std::string, size_t> by_path;
   for (const auto& [path, type] : modules) {
     const size_t index = modules_.size();
-    Module module{.name = path, .type = internal::plain_class(type)};
+    Module module{.name = path, .type = plain_class_name(type)};
     if (!path.empty()) {
       module.parent = by_path.at(before_last_dot(path));
       module.name = path.substr(path.rfind('.') + 1);

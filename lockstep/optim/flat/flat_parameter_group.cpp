@@ -14,6 +14,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/tensor/divided_mark.h"
 #include "lockstep/optim/flat/capturable.h"
 
 namespace lockstep::optim {
@@ -101,7 +102,7 @@ void FlatParameterGroup::lay_out(const flat::BucketPlan& plan, std::vector<at::T
     if (memory_.is_writer()) {
       place.copy_(parameter);
     }
-    parameter.set_data(place);
+    comm::set_data_keeping_mark(parameter, place);
     FlatParameter item = new_item(parameter);
     item.buffer = buffers_.size();
     item.offset = entry.offset;
@@ -241,7 +242,7 @@ void FlatParameterGroup::share_buffer(size_t index) {
       const bool is_flat = old_buffer.defined() && is_at_distance(old_buffer, state, item.offset);
       state = is_flat ? place_in(buffer.state[field]) : memory_.shared_copy(state);
     }
-    parameter.set_data(place_in(buffer.parameters));
+    comm::set_data_keeping_mark(parameter, place_in(buffer.parameters));
   }
 }
 

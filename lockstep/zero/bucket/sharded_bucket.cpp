@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "lockstep/comm/tensor/divided_mark.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 
 namespace lockstep::zero {
@@ -86,11 +87,11 @@ void ShardedBucket::add_parameter(const at::Tensor& parameter) {
     own.copy_(parameter.reshape({-1}).narrow(0, begin - entry.offset, end - begin));
   }
   if (const FlatParamBuffer* buffer = buffer_of(storage_)) {
-    parameter.set_data(buffer->view(entry.offset, parameter.sizes()));
+    comm::set_data_keeping_mark(parameter, buffer->view(entry.offset, parameter.sizes()));
   } else {
     const at::Tensor place = values().narrow(0, entry.offset, entry.numel).view(parameter.sizes());
     place.copy_(parameter);
-    parameter.set_data(place);
+    comm::set_data_keeping_mark(parameter, place);
   }
   layout_.parameters.push_back(parameter);
   if (own.defined() && !is_quantized()) {

@@ -2,9 +2,7 @@
 // Intercepts torch's operations on views of a FlatParamBuffer, and on tensors within an
 // InitInterceptScope.
 #include <algorithm>
-#include <array>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,6 +16,7 @@
 #include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/tensor/sharded_param.h"
+#include "lockstep/comm/tensor/value_use.h"
 #include "lockstep/zero/coordinator/flat_param_buffer.h"
 #include "lockstep/zero/coordinator/param_cast.h"
 
@@ -77,70 +76,6 @@ class Pins {
   c10::SmallVector<Pin, 4> pins_;
 };
 
-bool begins_with(std::string_view text, std::string_view beginning) {
-  return text.substr(0, beginning.size()) == beginning;
-}
-
-bool ends_with(std::string_view text, std::string_view ending) {
-  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
-}
-
-/// torch's operations that only read sizes or identify memory, although their declarations suggest
-/// a use of values. Some are never dispatched as methods. Operations that may access the memory
-/// (resize_, set_, record_stream, is_pinned) are not listed.
-constexpr std::array kUsesNoValues = std::to_array<std::string_view>(
-    {"_assert_tensor_metadata",
-     "_debug_has_internal_overlap",
-     "_has_compatible_shallow_copy_type",
-     "_has_same_storage_numel",
-     "_is_zerotensor",
-     "_version",
-     "as_strided_",
-     "cudnn_is_acceptable",
-     "data",
-     "dense_dim",
-     "detach_",
-     "dim",
-     "element_size",
-     "get_device",
-     "numel",
-     "output_nr",
-     "requires_grad_",
-     "result_type",
-     "retain_grad",
-     "retains_grad",
-     "set_data",
-     "size",
-     "sparse_dim",
-     "squeeze_",
-     "storage_offset",
-     "stride",
-     "swapaxes_",
-     "swapdims_",
-     "t_",
-     "transpose_",
-     "unsqueeze_"});
-
-/// Returns whether an operation may use values, by its declaration. An operation of torch that
-/// returns a view of its argument does not: if it copies after all (reshape, contiguous, to), it
-/// calls another operation for that. Other libraries' operations count as using values.
-bool uses_values(const c10::FunctionSchema& schema) {
-  constexpr std::string_view kTorchPrefix = "aten::";
-  std::string_view name = schema.name();
-  if (!begins_with(name, kTorchPrefix)) {
-    return true;
-  }
-  name.remove_prefix(kTorchPrefix.size());
-  if (ends_with(name, "_like") || begins_with(name, "new_") ||
-      (begins_with(name, "is_") && name != "is_pinned") || begins_with(name, "sym_") ||
-      std::find(kUsesNoValues.begin(), kUsesNoValues.end(), name) != kUsesNoValues.end()) {
-    return false;
-  }
-  return std::none_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
-    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
-  });
-}
-
 thread_local InitInterceptor* g_interceptor = nullptr;
 
 /// Nesting depth of this thread's operations.
@@ -163,7 +98,8 @@ void offer(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard own_work(kShardedParamKey);
-  result = g_interceptor->take(result.toTensor(), !begins_with(schema.name(), "aten::empty"));
+  result = g_interceptor->take(
+      result.toTensor(), !std::string_view(schema.name()).starts_with("aten::empty"));
 }
 
 /// RAII scope: if `pauses`, temporary tensors of an operation are not offered.
@@ -193,15 +129,6 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
       schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
         return argument.type()->str().find("Tensor") != std::string::npos;
       });
-}
-
-bool uses_values_cached(const c10::FunctionSchema& schema) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, bool> cache;
-  const auto found = cache.find(&schema);
-  if (found != cache.end()) {
-    return found->second;
-  }
-  return cache[&schema] = uses_values(schema);
 }
 
 /// True while autocast is active in a calling operation. Autocast is off while it casts arguments.
@@ -269,7 +196,7 @@ void unshard_arguments(
   const bool autocasts = !(keys & c10::autocast_dispatch_keyset).empty();
   at::Tensor to_cast;
   Pins pins;  // Until the result is managed: its source must stay unsharded until then.
-  if (uses_values_cached(schema)) {
+  if (comm::uses_values(schema)) {
     const c10::impl::ExcludeDispatchKeyGuard own_work(kShardedParamKey);
     const size_t count = schema.arguments().size();
     for (size_t i = 0; i < count; ++i) {
