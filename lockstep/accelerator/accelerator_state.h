@@ -44,13 +44,13 @@ struct Accelerator::State {
         active(std::make_shared<internal::ActiveLoaders>(
             context.group, context.options.rng_types, step)),
         objects(context),
-        zero_init(context.group, context.device),
+        zero_init(context.mesh.replicas, context.device),
         preparer(objects, step, active, zero_init),
         offloader(objects, *step),
         finite(std::make_shared<internal::FiniteGuard>(
             context.options.non_finite, step->scaler() != nullptr, context.group)),
         losses(std::make_shared<internal::LossWatch>(
-            context.options.non_finite == NonFinitePolicy::kIgnore, context.group)),
+            context.options.non_finite == NonFinitePolicy::kIgnore, context.mesh.replicas)),
         model_check(objects, *step, local_sgds),
         missing_gradients(objects),
         update_check(objects, *step),
@@ -60,7 +60,7 @@ struct Accelerator::State {
         accumulation(objects, *step, *active, gradients),
         backward(objects, *step, gradients, local_sgds),
         uneven_inputs(objects, *step, *active, gradients, local_sgds),
-        collectives(context.group, context.debug, *active),
+        collectives(context.mesh, context.debug, *active),
         trackers(context),
         epochs(std::make_shared<internal::EpochCounter>([this] { return work(); })),
         checkpointer(

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/internals.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -20,7 +21,9 @@ std::string name_of_state(size_t i) {
 }  // namespace
 
 SequenceState::SequenceState(Accelerator& accelerator, int64_t dim)
-    : group_(accelerator.group()), device_(accelerator.device()), dim_(dim) {}
+    : group_(internal::AcceleratorInternals::objects(accelerator).context.mesh.data),
+      device_(accelerator.device()),
+      dim_(dim) {}
 
 void SequenceState::set(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> detached;

@@ -86,6 +86,12 @@ int MeshShape::ranks() const {
   return pp * replicas() * tp;
 }
 
+MeshShape MeshShape::without_data() const {
+  MeshShape shape = *this;
+  shape.dp_replicate = shape.dp_shard = 1;
+  return shape;
+}
+
 MeshShape parse_mesh(const std::string& text, const std::string& where) {
   MeshShape shape;
   std::vector<std::string> seen;

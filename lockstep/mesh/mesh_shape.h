@@ -58,6 +58,8 @@ struct MeshShape {
   int data_ranks() const { return size(MeshDim::kDpReplicate) * size(MeshDim::kDpShard); }
   /// Returns the ranks that hold the same part of the model, and average its gradients.
   int replicas() const { return data_ranks() * cp * sp; }
+  /// Returns the dimensions that divide the model or a sample: those without data parallelism.
+  MeshShape without_data() const;
   /// Returns whether all ranks hold the full model, and compute samples of their own.
   bool is_data_parallel() const { return pp * cp * sp * tp * ep == 1; }
 

@@ -68,6 +68,9 @@ SavedMeta read_saved_meta(const StoredCheckpoint& stored) {
   SavedMeta saved;
   saved.processes = static_cast<int>(
       meta.count("processes", stored.world_size(), std::numeric_limits<int>::max()));
+  if (meta.has("mesh")) {
+    saved.mesh = meta.text("mesh");
+  }
   saved.models = static_cast<size_t>(meta.count("models", 0, kMostModels));
   saved.excluded_models = read_excluded_models(meta, saved.models);
   saved.left_out = read_left_out(meta, saved.models);

@@ -17,6 +17,8 @@ namespace lockstep::storage {
 /// The `meta` of a manifest of `Accelerator::save_state`.
 struct SavedMeta {
   int processes = 1;
+  /// The dimensions of the mesh that divide the model, like "tp=2"; empty: none.
+  std::string mesh;
   size_t models = 0;
   std::set<size_t> excluded_models;  ///< Models that a hook saves.
   /// For each model, the parameters that were not saved.

@@ -194,6 +194,7 @@ void TensorParallel::divide(
   if (own.dim() == 2) {
     comm::mark_divided(parameter.tensor, info);
   }
+  index_.emplace(parameter.tensor.unsafeGetTensorImpl(), entries_.size());
   entries_.push_back({parameter.tensor, std::move(info)});
 }
 
@@ -232,10 +233,8 @@ void TensorParallel::sum_gradient(const at::Tensor& parameter) {
 }
 
 TensorParallel::Entry* TensorParallel::find(const at::Tensor& parameter) {
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.parameter.is_same(parameter);
-  });
-  return found == entries_.end() ? nullptr : &*found;
+  const auto found = index_.find(parameter.unsafeGetTensorImpl());
+  return found == index_.end() ? nullptr : &entries_[found->second];
 }
 
 const TensorParallel::Entry* TensorParallel::find(const at::Tensor& parameter) const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -93,8 +94,9 @@ class TensorParallel {
 
   Group group_;
   bool sequence_parallel_;
-  std::vector<Entry> entries_;  ///< Those that are marked.
-  std::vector<Hook> hooks_;     ///< Those that add the gradients of the parts of a sequence.
+  std::vector<Entry> entries_;                     ///< The divided ones, and those of sequences.
+  std::unordered_map<const void*, size_t> index_;  ///< Of a parameter in `entries_`.
+  std::vector<Hook> hooks_;  ///< Those that add the gradients of the parts of a sequence.
 };
 
 }  // namespace tensor_parallel

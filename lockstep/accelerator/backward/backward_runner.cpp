@@ -59,8 +59,8 @@ void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
   }
   double total = step_.take_count();
   const RunContext& context = objects_.context;
-  if (context.is_distributed()) {
-    Group group = context.group;
+  if (context.has_replicas()) {
+    Group group = context.mesh.replicas;
     total = group.all_reduce(at::full({1}, total, at::kDouble)).wait().item<double>();
   }
   if (total <= 0) {
@@ -70,7 +70,7 @@ void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
         "step without items");
   }
   // Averaging over processes divides by their number, which the total contains already.
-  const double factor = context.size() / total;
+  const double factor = context.mesh.replicas.size() / total;
   if (!is_first) {
     gradients_.scale(factor);
   }
@@ -80,6 +80,11 @@ void BackwardRunner::backward(const at::Tensor& loss_sum, double count) {
 /// Reports a loss. Returns the tensor to differentiate, which is the loss itself if nothing is
 /// multiplied.
 at::Tensor BackwardRunner::begin(const GivenLoss& given, double factor) {
+  for (const PreparedModel& model : objects_.models) {
+    if (model.divided) {
+      model.divided->expect_marked();
+    }
+  }
   step_.give_loss(given);
   abandon_program_backward();
   if (local_sgds_.take_different_optimizers()) {
@@ -108,7 +113,7 @@ void BackwardRunner::run(const GivenLoss& given, double factor, const BackwardOp
     // for it.
     if (root.requires_grad()) {
       root.backward({}, options.retain_graph);
-    } else if (!objects_.context.is_distributed() || models.size() != 1) {
+    } else if (!objects_.context.has_replicas() || models.size() != 1) {
       refuse_loss_without_gradient("the loss does not depend");
     }
     for (const PreparedModel& model : models) {

@@ -2,6 +2,8 @@
 #include "lockstep/accelerator/backward/gradients.h"
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -104,23 +106,52 @@ at::Tensor Gradients::clip_norm(
     return *done;
   }
   unscale_optimizers_of(parameters);
-  at::Tensor norm;
-  if (const auto& sharding = objects_.sharding) {
+  const auto& sharding = objects_.sharding;
+  if (sharding) {
     sharding->apply_drops();
-    norm = optim::clip_grad_norm_(
-        sharding->slices().of(parameters),
-        max_norm,
-        norm_type,
-        /*error_if_nonfinite=*/false,
-        [&](const at::Tensor& own) { return sharding->norm_over_ranks(own, norm_type); });
-  } else {
-    norm = optim::clip_grad_norm_(parameters, max_norm, norm_type);
   }
+  const at::Tensor norm = optim::clip_grad_norm_(
+      held(parameters),
+      max_norm,
+      norm_type,
+      /*error_if_nonfinite=*/false,
+      [&](const at::Tensor& own) { return norm_over_ranks(parameters, own, norm_type); });
   norms_.before = norm;
   norms_.after =
       at::mul(norm, at::clamp_max(at::mul(at::reciprocal(at::add(norm, 1e-6)), max_norm), 1));
   step_.note_clipped(parameters, max_norm, norm_type, norm);
   return norm;
+}
+
+/// Returns the tensors with this process's gradients of `parameters`.
+std::vector<at::Tensor> Gradients::held(const std::vector<at::Tensor>& parameters) const {
+  return objects_.sharding ? objects_.sharding->slices().of(parameters) : parameters;
+}
+
+/// Returns the norm of the gradients of all processes. `own`: that of this process's.
+at::Tensor Gradients::norm_over_ranks(
+    const std::vector<at::Tensor>& parameters, const at::Tensor& own, double norm_type) const {
+  const auto over_shards = [&](const at::Tensor& norm) {
+    return objects_.sharding ? objects_.sharding->norm_over_ranks(norm, norm_type) : norm;
+  };
+  const at::Tensor all = over_shards(own);
+  Group group = objects_.context.mesh.tensor;
+  if (group.size() == 1) {
+    return all;
+  }
+  if (std::isinf(norm_type)) {
+    return group.all_reduce(all.clone(), ReduceOp::kMax).wait();
+  }
+  // The parts of divided parameters add up; every process has the whole ones.
+  std::vector<at::Tensor> whole;
+  std::copy_if(
+      parameters.begin(), parameters.end(), std::back_inserter(whole), [&](const auto& parameter) {
+        return objects_.division_of(parameter) == nullptr;
+      });
+  const at::Tensor common =
+      at::pow(over_shards(optim::grad_norm(held(whole), norm_type)).to(all.options()), norm_type);
+  const at::Tensor parts = at::clamp_min(at::sub(at::pow(all, norm_type), common), 0);
+  return at::pow(at::add(group.all_reduce(parts).wait(), common), 1 / norm_type);
 }
 
 void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double clip_value) {
@@ -132,8 +163,7 @@ void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double cli
   if (objects_.sharding) {
     objects_.sharding->apply_drops();
   }
-  optim::clip_grad_value_(
-      objects_.sharding ? objects_.sharding->slices().of(parameters) : parameters, clip_value);
+  optim::clip_grad_value_(held(parameters), clip_value);
 }
 
 std::vector<std::string> Gradients::parameters_without_gradient() const {

@@ -33,6 +33,24 @@ std::vector<NamedTensors> StateToLoad::of_all_ranks(
   return all;
 }
 
+void StateToLoad::expect_same_mesh(const std::string& file) const {
+  if (is_resharded() && !(saved.mesh.empty() && mesh.empty())) {
+    const auto named = [](const std::string& text) { return text.empty() ? "no mesh" : text; };
+    throw CheckpointError(
+        path(file),
+        fmt::format(
+            "holds what each of {} processes of the mesh ({}) had, between two updates or with "
+            "local "
+            "SGD; this job has {} of ({}); resume it with the same mesh, save it after an update, "
+            "and "
+            "load that",
+            saved_by(),
+            named(saved.mesh),
+            processes,
+            named(mesh)));
+  }
+}
+
 void StateToLoad::must_match(
     const char* what, size_t saved_count, size_t prepared_count, const std::string& remedy) const {
   if (saved_count != prepared_count) {

@@ -44,12 +44,14 @@ struct StateToLoad {
   LoadStateOptions options;
   int rank = 0;
   int processes = 1;
+  std::string mesh = {};  ///< This job's, as in SavedMeta.
+  int replica = 0;  ///< The index of this process among those with the same part of the model.
   int writers_per_rank = 1;               ///< Threads that read the files of one rank.
   std::set<size_t> excluded_models = {};  ///< Loaded by a hook of the program.
   std::vector<std::function<void()>> apply = {};
 
   int saved_by() const { return saved.processes; }
-  bool is_resharded() const { return saved_by() != processes; }
+  bool is_resharded() const { return saved_by() != processes || saved.mesh != mesh; }
   bool loads_optimizers() const { return options.optimizers && !options.models_only; }
   bool loads_loop() const { return options.training_loop && !options.models_only; }
   /// The rank whose files this process reads.
@@ -62,6 +64,9 @@ struct StateToLoad {
   NamedTensors tensor_set(const std::string& stem) const;
   /// Returns the tensors of each process that saved, from one file for each.
   std::vector<NamedTensors> of_all_ranks(const std::function<std::string(int rank)>& file_of) const;
+  /// Throws CheckpointError for a file of each process, of a divided model, if this job has other
+  /// processes or another mesh.
+  void expect_same_mesh(const std::string& file) const;
   /// Throws CheckpointError unless the program prepared as many objects as were saved.
   void must_match(
       const char* what,

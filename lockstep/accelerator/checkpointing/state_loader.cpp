@@ -136,6 +136,8 @@ StateLoader::Checked StateLoader::check_saved(
       .options = options,
       .rank = context.rank(),
       .processes = context.size(),
+      .mesh = mesh_text(context.mesh.shape.without_data()),
+      .replica = context.mesh.replicas.rank(),
       .writers_per_rank = project_.writers_per_rank()};
   expect_loadable(state, objects_);
   for (const auto& part : parts_) {

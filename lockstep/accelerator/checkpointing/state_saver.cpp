@@ -15,6 +15,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 
+#include "lockstep/accelerator/prepare/divided_state.h"
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -189,6 +190,10 @@ StateToSave StateSaver::collect(const SavingGroups& groups, const SaveStateOptio
       .shares = checkpoint::EvenShares(
           static_cast<size_t>(groups.disk.size()) * static_cast<size_t>(writers))};
   state.meta["processes"] = groups.all.size();
+  if (const std::string mesh = mesh_text(objects_.context.mesh.shape.without_data());
+      !mesh.empty()) {
+    state.meta["mesh"] = mesh;
+  }
   step_.scaling().update_if_due();  // Collective, so before anything may throw on one process.
   for (const auto& part : parts_) {
     try {
@@ -260,9 +265,10 @@ bool StateSaver::may_save_alone(const SaveStateOptions& options, bool is_numbere
       std::any_of(objects_.loaders.begin(), objects_.loaders.end(), [](const auto& loader) {
         return loader->dispatches();  // The others may wait for a batch in a group of its own.
       });
-  return !options.async && !is_numbered && !own_files_ && !objects_.uses_zero() &&
-         local_sgds_.empty() && !step_.is_joining() && !project_.groups().on_each_host() &&
-         objects_.context.group.answers_questions() && has_all && !dispatches && is_at_update();
+  return objects_.context.mesh.shape.is_data_parallel() && !options.async && !is_numbered &&
+         !own_files_ && !objects_.uses_zero() && local_sgds_.empty() && !step_.is_joining() &&
+         !project_.groups().on_each_host() && objects_.context.group.answers_questions() &&
+         has_all && !dispatches && is_at_update();
 }
 
 /// Returns the processes that save, all or the main process alone. Collective.
@@ -287,6 +293,10 @@ void StateSaver::save(
         "save_state",
         "an engine of a ds_config trains the model, and saves during the call; turn async_save "
         "off");
+  }
+  if (objects_.sharding) {
+    objects_.refuse_divided(
+        "save_state", "files of ZeRO's shards are not written for divided models yet");
   }
   const auto began = Clock::now();
   SaveTimings timings;
@@ -370,10 +380,15 @@ void StateSaver::save_model(
   replicas_.compare_now("save_model");
   const watch::Saving saving;
   const SavingGroups groups = project_.groups().with_saving_timeout();
+  if (objects_.shards_parameters()) {
+    objects_.refuse_divided(
+        "save_model", "parts of parameters that ZeRO shards are not put together yet");
+  }
+  const NamedTensors full = full_model_tensors(objects_, tensors, groups.is_writer());
   std::exception_ptr failure;
   unshard_while(objects_, groups, [&] {
     try {
-      checkpoint::save_model(tensors, folder, options);
+      checkpoint::save_model(full, folder, options);
     } catch (const std::exception&) {
       failure = std::current_exception();
     }

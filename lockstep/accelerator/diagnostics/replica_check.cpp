@@ -67,7 +67,7 @@ void ReplicaCheck::objects_prepared() {
       known_[model.id].insert(item.tensor.unsafeGetTensorImpl());
     }
   }
-  if (!objects_.context.is_distributed()) {
+  if (!objects_.context.has_replicas()) {
     return;
   }
   find_rates();
@@ -124,7 +124,7 @@ void ReplicaCheck::compare_settings() {
          "construct it with the same options on every rank"});
   }
   compared_optimizers_ = objects_.optimizers.size();
-  Group group = objects_.context.group;
+  Group group = objects_.context.mesh.replicas;
   expect_equal_facts(group, settings, "prepare");
   is_same_hardware_ = !any_differs(group, hardware(objects_.context));
 }
@@ -216,7 +216,7 @@ NamedTensors ReplicaCheck::replicated_parameters() const {
 }
 
 bool ReplicaCheck::compares_parameters(bool are_averaged) const {
-  return objects_.context.is_distributed() && is_same_hardware_ && !step_.is_joining() &&
+  return objects_.context.has_replicas() && is_same_hardware_ && !step_.is_joining() &&
          (are_averaged || local_sgds_.empty());
 }
 
@@ -231,7 +231,7 @@ void ReplicaCheck::compare_at_end() {
 
 void ReplicaCheck::compare(const char* where, bool with_parameters) {
   expect_known_parameters(where);
-  if (!objects_.context.is_distributed() || step_.is_joining()) {
+  if (!objects_.context.has_replicas() || step_.is_joining()) {
     return;
   }
   std::vector<RankFact> facts = read_facts(compared_loaders(), active_);
@@ -239,7 +239,7 @@ void ReplicaCheck::compare(const char* where, bool with_parameters) {
     const std::vector<RankFact> parameters = parameter_facts();
     facts.insert(facts.end(), parameters.begin(), parameters.end());
   }
-  Group group = objects_.context.group;
+  Group group = objects_.context.mesh.replicas;
   expect_equal_facts(group, facts, where);
 }
 
@@ -257,7 +257,7 @@ bool ReplicaCheck::is_current(const Noted& noted) const {
 /// Returns whether all processes had the same parameters at the last barrier, and have trained
 /// nothing since. Collective.
 bool ReplicaCheck::were_equal_at_barrier() const {
-  Group group = objects_.context.group;
+  Group group = objects_.context.mesh.replicas;
   const bool is_noted = at_barrier_ && is_current(*at_barrier_);
   const std::vector<std::string> all = all_gather_bytes(
       group,
@@ -277,7 +277,7 @@ void ReplicaCheck::warn_of_own_data() {
     return;
   }
   has_warned_of_own_data_ = true;
-  if (context.is_distributed() && context.rank() == 0 && objects_.loaders.empty() &&
+  if (context.mesh.data.size() > 1 && context.rank() == 0 && objects_.loaders.empty() &&
       context.options.expect_prepared_loader) {
     log_warning(fmt::format(
         "{} processes train, and no loader was prepared: if each reads all samples, all compute "

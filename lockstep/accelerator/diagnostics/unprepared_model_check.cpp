@@ -127,14 +127,14 @@ void UnpreparedModelCheck::loss_given(const GivenLoss& given) {
 
 void UnpreparedModelCheck::backward_ended() {
   if (std::exchange(has_read_graph_, false)) {
-    Group group = objects_.context.group;
+    Group group = objects_.context.mesh.replicas;
     leaves_.compare(group);
   }
 }
 
 void UnpreparedModelCheck::gradients_complete(const Optimizer& optimizer) {
   const void* const id = &optimizer.inner();
-  if (objects_.has_optimizer(optimizer) && objects_.context.is_distributed() &&
+  if (objects_.has_optimizer(optimizer) && objects_.context.has_replicas() &&
       !optimizer.is_sharded() && !equal_optimizers_.contains(id) && agree(optimizer.parameters())) {
     equal_optimizers_.insert(id);
   }
@@ -157,9 +157,9 @@ void UnpreparedModelCheck::expect_model() const {
 /// Returns whether all processes take part in this backward and compare. With one model all do if
 /// it averages; with more, some may not.
 bool UnpreparedModelCheck::must_compare() const {
-  return !leaves_.is_finished() && objects_.context.is_distributed() &&
-         objects_.models.size() == 1 && !step_.is_joining() && local_sgds_.empty() &&
-         !step_.any_not_averaged() && step_.sync_gradients() && step_.position().no_sync_depth == 0;
+  return !leaves_.is_finished() && objects_.context.has_replicas() && objects_.models.size() == 1 &&
+         !step_.is_joining() && local_sgds_.empty() && !step_.any_not_averaged() &&
+         step_.sync_gradients() && step_.position().no_sync_depth == 0;
 }
 
 bool UnpreparedModelCheck::agree(const std::vector<at::Tensor>& parameters) const {
@@ -181,7 +181,7 @@ bool UnpreparedModelCheck::agree(const std::vector<at::Tensor>& parameters) cons
   if (count == 0) {
     return true;
   }
-  Group group = objects_.context.group;
+  Group group = objects_.context.mesh.replicas;
   const std::vector<std::string> all = all_gather_bytes(group, values + "/" + gradients);
   const bool any_gradient = std::any_of(all.begin(), all.end(), [&](const std::string& theirs) {
     return theirs.size() > values.size() + 1;

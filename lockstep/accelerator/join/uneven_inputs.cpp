@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/prepare/equal_optimizers.h"
@@ -104,6 +105,15 @@ void UnevenInputs::check_mode() const {
               "one for the loop"
             : "join_uneven_inputs() cannot be combined with LocalSgd; call its finish() "
               "first");
+  }
+  if (!objects_.context.mesh.shape.is_data_parallel()) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "join_uneven_inputs() needs processes that each compute full models; got the mesh {}; "
+            "use "
+            "loaders with even_batches",
+            mesh_text(objects_.context.mesh.shape)));
   }
   constexpr const char* kBecause = "a process without data does not update its share";
   objects_.refuse_shared_parameters(kWhere, kBecause);

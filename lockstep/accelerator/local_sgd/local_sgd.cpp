@@ -110,14 +110,14 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
       prepared->parallel,
       prepared->parameters(),
       prepared->buffers(),
-      objects_.context.group,
+      objects_.context.mesh.replicas,
       LocalSgdOptions{
           .local_sgd_steps = options.local_sgd_steps,
           .enabled = options.enabled,
           .warmup_steps = options.warmup_steps,
           .average_buffers = options.average_buffers},
       also_averaged(objects_, *prepared, options.optimizer_state));
-  if (options.enabled && objects_.context.is_distributed()) {
+  if (options.enabled && objects_.context.has_replicas()) {
     core_ = std::move(core);
     scopes_.add(model, core_);
   }

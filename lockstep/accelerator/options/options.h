@@ -14,9 +14,11 @@
 #include "lockstep/accelerator/options/project_configuration.h"
 #include "lockstep/comm/connect/connect.h"
 #include "lockstep/data/sample/random.h"
+#include "lockstep/mesh/mesh_shape.h"
 #include "lockstep/precision/grad_scaler.h"
 #include "lockstep/precision/precision.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/tensor_parallel/tensor_parallel.h"
 #include "lockstep/tracking/tracker_choice.h"
 #include "lockstep/zero_options/deepspeed_plugin.h"
 #include "lockstep/zero_options/fsdp_plugin.h"
@@ -92,6 +94,15 @@ struct AcceleratorOptions {
   /// Compares the values that processes pass to gather, reduce, broadcast and pad: structure,
   /// shapes, dtypes. Not set: LOCKSTEP_DEBUG_MODE or ACCELERATE_DEBUG_MODE.
   std::optional<bool> debug = std::nullopt;
+
+  /// How the processes are arranged: who computes which samples and which part of the model. Not
+  /// set: LOCKSTEP_MESH (`lockstep launch --mesh`), or PARALLELISM_CONFIG_TP_SIZE and the like;
+  /// else all are data parallel. The loaders of processes that share a batch read the same one;
+  /// gather, gather_for_metrics, reduce and pad_across_processes exchange the values of processes
+  /// with different samples. See docs/mesh.md.
+  std::optional<MeshShape> mesh = std::nullopt;
+  /// The layers that the processes of a tp line divide; needed if the mesh has tp.
+  TensorParallelOptions tensor_parallel = {};
 
   /// Loaders: each batch is split over the processes, instead of each process getting full batches.
   bool split_batches = false;

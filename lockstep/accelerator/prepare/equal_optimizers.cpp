@@ -75,7 +75,7 @@ void broadcast_optimizer(
 }  // namespace
 
 void make_optimizers_equal(PreparedObjects& objects, const char* where) {
-  Group group = objects.context.group;
+  Group group = objects.context.mesh.replicas;
   const ParameterName names = objects.optimizer_names(where);
   for (Optimizer& optimizer : objects.optimizers) {
     const std::vector<nlohmann::json> steps = gather_object(group, optimizer.steps());

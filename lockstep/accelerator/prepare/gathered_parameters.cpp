@@ -15,7 +15,7 @@ void with_gathered_parameters(
     const std::vector<at::Tensor>& parameters,
     const std::function<void()>& body,
     std::optional<int> modifier_rank) {
-  const int processes = objects.context.size();
+  const int processes = objects.context.mesh.replicas.size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= processes)) {
     throw ConfigError(
         "with_gathered_parameters",
@@ -30,7 +30,7 @@ void with_gathered_parameters(
   if (!modifier_rank) {
     return;
   }
-  Group group = objects.context.group;
+  Group group = objects.context.mesh.replicas;
   const c10::AutoGradMode no_grad(false);
   for (const at::Tensor& parameter : parameters) {
     // By way of a plain tensor, since transports read tensors through pointers.

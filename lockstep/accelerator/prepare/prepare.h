@@ -116,6 +116,24 @@ internal::NamedClasses classes_of(Module& module) {
   return all;
 }
 
+/// Sets the evaluation mode of a module, and returns a function that restores the modes.
+template <typename Module>
+std::function<void()> set_evaluation_mode(Module& module) {
+  const auto inner = module.modules(/*include_self=*/false);
+  std::vector<std::pair<std::decay_t<decltype(inner.front())>, bool>> modes;
+  for (const auto& each : inner) {
+    modes.emplace_back(each, each->is_training());
+  }
+  const bool own_mode = module.is_training();
+  module.eval();
+  return [modes, own_mode, &module] {
+    module.train(own_mode);
+    for (const auto& [each, mode] : modes) {  // A module sets those within it, which come later.
+      each->train(mode);
+    }
+  };
+}
+
 template <typename Handle>
 std::shared_ptr<torch::optim::Optimizer> shared_optimizer(Handle&& handle) {
   using Type = std::remove_cvref_t<Handle>;

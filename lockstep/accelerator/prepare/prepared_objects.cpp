@@ -87,9 +87,30 @@ bool PreparedObjects::any_step_was_skipped() const {
   });
 }
 
+tensor_parallel::TensorParallel* PreparedObjects::division_of(const at::Tensor& parameter) const {
+  for (const PreparedModel& model : models) {
+    if (model.divided && model.divided->divides(parameter)) {
+      return model.divided.get();
+    }
+  }
+  return nullptr;
+}
+
+void PreparedObjects::refuse_divided(const char* where, const char* because) const {
+  if (std::ranges::any_of(
+          models, [](const PreparedModel& model) { return model.divided != nullptr; })) {
+    throw ConfigError(
+        where,
+        fmt::format(
+            "not with tensor parallelism, since {}; got the mesh {}",
+            because,
+            mesh_text(context.mesh.shape)));
+  }
+}
+
 bool PreparedObjects::uses_zero() const {
   const std::optional<ZeroPlugin>& zero = context.options.zero;
-  return zero.has_value() && (context.is_distributed() || zero->offloads() || trains_in_16_bits);
+  return zero.has_value() && (context.has_replicas() || zero->offloads() || trains_in_16_bits);
 }
 
 bool PreparedObjects::shards_parameters() const {

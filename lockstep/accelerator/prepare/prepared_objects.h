@@ -18,6 +18,7 @@
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/gradient_sync.h"
+#include "lockstep/tensor_parallel/tensor_parallel.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep::internal {
@@ -32,6 +33,8 @@ struct PreparedModel {
   std::shared_ptr<DataParallel> parallel;  ///< Inactive under ZeRO.
   /// `parallel`, or the sharding; null under ZeRO until the model is sharded.
   std::shared_ptr<GradientSync> sync;
+  /// The division of its layers; null without tp.
+  std::shared_ptr<tensor_parallel::TensorParallel> divided = nullptr;
 };
 
 /// The registry of the objects that an Accelerator has prepared, in the order of prepare().
@@ -70,6 +73,11 @@ struct PreparedObjects {
   bool is_in_optimizer(const at::Tensor& parameter) const;
   /// Returns whether the last due step() of any optimizer skipped the update.
   bool any_step_was_skipped() const;
+
+  /// Returns the division of a parameter's model; null if this process has all of the parameter.
+  tensor_parallel::TensorParallel* division_of(const at::Tensor& parameter) const;
+  /// Throws ConfigError, in the name of `where`, if a model is divided. `because`: the reason.
+  void refuse_divided(const char* where, const char* because) const;
 
   /// Returns whether ZeRO applies: there is something to shard, offload, or keep masters of.
   bool uses_zero() const;

@@ -9,6 +9,7 @@
 
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/loader_facts.h"
+#include "lockstep/accelerator/prepare/divide.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/prepare/shard.h"
 #include "lockstep/accelerator/step/training_step.h"
@@ -98,8 +99,10 @@ void Preparer::add_model(GivenModel model) {
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
   }
+  std::shared_ptr<tensor_parallel::TensorParallel> divided =
+      divide_model(context, model, objects_.models.empty());
   // Buckets of different models must not wait for each other: each further model has its own group.
-  Group shared = context.group;
+  Group shared = context.mesh.replicas;
   Group group = index == 0 ? shared : shared.split(0);
   auto parallel = std::make_shared<DataParallel>(
       model.parameters(),
@@ -115,7 +118,8 @@ void Preparer::add_model(GivenModel model) {
        std::move(model.buffers),
        std::move(model.classes),
        std::move(parallel),
-       std::move(sync)});
+       std::move(sync),
+       std::move(divided)});
 }
 
 void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
@@ -128,12 +132,12 @@ void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
   // Python has sharded its loaders already, and its Accelerator's even_batches can be set.
   const bool even = loader->is_sharded() ? loader->spec().even_batches : options.even_batches;
   loader->shard(
-      {.rank = context.rank(),
-       .world = context.size(),
+      {.rank = context.mesh.data.rank(),
+       .world = context.mesh.data.size(),
        .even_batches = even,
        .split_batches = options.split_batches,
        .dispatch_batches = options.dispatch_batches},
-      context.group);
+      context.mesh.data);
   if (options.device_placement && !context.device.is_cpu() && !loader->options().device) {
     loader->set_device(context.device);
   }
@@ -148,6 +152,9 @@ Optimizer Preparer::add_optimizer(GivenOptimizer given) {
     return &prepared.inner() == given.optimizer.get();
   });
   if (known == optimizers.end()) {
+    if (objects_.context.mesh.tensor.size() > 1) {
+      expect_elementwise(*given.optimizer);
+    }
     if (given.own_state) {
       objects_.own_optimizer_states.insert_or_assign(
           given.optimizer.get(), std::move(*given.own_state));
@@ -166,7 +173,7 @@ Scheduler Preparer::add_schedule(AnySchedule schedule) {
   const bool accelerate = options.scheduler_steps == SchedulerSteps::kAccelerate;
   const SchedulerPolicy policy{
       .with_optimizer = options.step_scheduler_with_optimizer,
-      .inner_steps = accelerate && !options.split_batches ? objects_.context.size() : 1,
+      .inner_steps = accelerate && !options.split_batches ? objects_.context.mesh.data.size() : 1,
       .accelerate = accelerate,
       .count_micro_steps = step_->accumulation().adjust_scheduler.value_or(accelerate)};
   return unbound_.emplace_back(std::move(schedule), policy, step_);

@@ -27,6 +27,8 @@ struct GivenModel {
   std::function<NamedTensors()> parameters;
   std::function<NamedTensors()> buffers;
   std::function<NamedClasses()> classes;
+  /// Sets the mode without dropout, and returns a function that restores the modes. May be null.
+  std::function<std::function<void()>()> evaluate = nullptr;
 };
 
 /// Objects for one call of prepare().
@@ -80,7 +82,8 @@ class Preparer {
           {.id = object.get(),
            .parameters = [object] { return parameters_of(*object); },
            .buffers = [object] { return buffers_of(*object); },
-           .classes = [object] { return classes_of(*object); }});
+           .classes = [object] { return classes_of(*object); },
+           .evaluate = [object]() mutable { return set_evaluation_mode(*object); }});
     } else if constexpr (LoaderHandle<Type>) {
       add_loader(object.core());
     }

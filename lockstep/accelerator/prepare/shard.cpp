@@ -59,7 +59,7 @@ int64_t bucket_cap(const ZeroPlugin& plugin, const NamedTensors& parameters) {
 }
 
 zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const RunContext& context) {
-  if (!context.is_distributed()) {
+  if (!context.has_replicas()) {
     return {};  // Nothing is sent.
   }
   zero::PlusPlusOptions options{
@@ -196,7 +196,7 @@ void shard_objects(
       model.parameters(),
       model.buffers(),
       flat == nullptr ? std::vector<std::vector<at::Tensor>>() : groups_of(*flat),
-      context.group,
+      context.mesh.replicas,
       sharding_options(context, model));
   zero::Sharding& sharding = *objects.sharding;
   if (plugin.state_dict_type == StateDictType::kFullStateDict && sharding.has_masters()) {

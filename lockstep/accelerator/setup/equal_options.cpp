@@ -5,8 +5,10 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "lockstep/accelerator/options/option_text.h"
+#include "lockstep/accelerator/setup/mesh.h"
 #include "lockstep/sync/rank_facts.h"
 #include "lockstep/zero_options/zero_rows.h"
 
@@ -57,6 +59,19 @@ void add_loaders(const AcceleratorOptions& options, Options& all) {
   all.add("rng_types", rng_types);
 }
 
+void add_mesh(const RunContext& context, Options& all) {
+  all.add("mesh", mesh_text(configured_mesh(context, Environment::process(), false)));
+  const TensorParallelOptions& tensor = context.options.tensor_parallel;
+  std::vector<std::string> plan;
+  for (const TensorRule& rule : tensor.plan) {
+    plan.push_back(fmt::format(
+        "{}: {} [{}]", rule.modules, tensor_style_name(rule.style), fmt::join(rule.fused, ", ")));
+  }
+  all.add("tensor_parallel.plan", plan);
+  all.add("tensor_parallel.sequence_parallel", tensor.sequence_parallel);
+  all.add("tensor_parallel.example", tensor.example ? "set" : "unset");
+}
+
 void add_saves(const AcceleratorOptions& options, Options& all) {
   const ProjectConfiguration& project = options.project_config;
   // Each process may see the project's folder under another path.
@@ -95,6 +110,7 @@ void expect_equal_options(const RunContext& context, bool needs_host_size) {
   all.add("lower_precision_safe_modules.classes", options.lower_precision_safe_modules.classes);
   all.add("lower_precision_safe_modules.dtype", options.lower_precision_safe_modules.dtype);
   all.add("shared_parameters", options.shared_parameters);
+  add_mesh(context, all);
   all.add("zero (whether it depends on the hosts)", needs_host_size);
   Group group = context.group;
   expect_equal_facts(group, all.facts(), "accelerator");

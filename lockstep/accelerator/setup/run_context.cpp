@@ -12,6 +12,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/accelerator/setup/equal_options.h"
+#include "lockstep/accelerator/setup/mesh.h"
 #include "lockstep/accelerator/zero_setup/resolve_zero.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/cores.h"
@@ -132,7 +133,8 @@ at::Device choose_device(
 /// Returns ZeRO's settings, after all others were compared. Collective.
 std::optional<ZeroPlugin> configured_zero(
     const RunContext& context, const Environment& environment) {
-  ZeroFacts facts{.processes = context.size()};
+  // Those that shard one model.
+  ZeroFacts facts{.processes = configured_mesh(context, environment, false).replicas()};
   const bool depends_on_hosts = needs_host_size(context.options, environment);
   expect_equal_options(context, depends_on_hosts);
   if (depends_on_hosts) {
@@ -245,7 +247,11 @@ void configure(RunContext& context) {
   resolve_record_steps(options, environment);
   check_project_numbers(options.project_config);
   options.zero = configured_zero(context, environment);
+  const MeshShape mesh = configured_mesh(context, environment, options.zero.has_value());
+  apply_mesh(mesh, options, options.zero ? &*options.zero : nullptr);
   expect_equal_zero(context);
+  expect_tensor_lines_on_hosts(context, mesh);
+  context.mesh = comm::connect_mesh(context.group, mesh);
   context.resume = resolve_resume(options, context.world, environment);
 }
 

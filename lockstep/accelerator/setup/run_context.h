@@ -12,6 +12,7 @@
 #include "lockstep/base/host/world.h"
 #include "lockstep/comm/connect/connect.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/mesh_groups.h"
 
 namespace lockstep::internal {
 
@@ -20,7 +21,8 @@ namespace lockstep::internal {
 struct RunContext {
   AcceleratorOptions options;
   WorldSpec world;
-  Group group;
+  Group group;                 ///< All processes of the job.
+  comm::MeshGroups mesh = {};  ///< Of lines of them.
   /// The connection below `group`; null in one process, and for a group that the program passed.
   std::shared_ptr<comm::RenewableTransport> transport;
   at::Device device = at::kCPU;
@@ -31,6 +33,8 @@ struct RunContext {
   int rank() const { return world.rank; }
   int size() const { return world.size; }
   bool is_distributed() const { return world.size > 1; }
+  /// Returns whether other processes hold the same part of the model, and average its gradients.
+  bool has_replicas() const { return mesh.replicas.size() > 1; }
 };
 
 /// Reads LOCKSTEP_<name>, or else ACCELERATE_<name>.

@@ -53,11 +53,11 @@ std::vector<nlohmann::json> Collectives::gather_object_for_metrics(const nlohman
 }
 
 nlohmann::json Collectives::broadcast_object(const nlohmann::json& value, int from_process) {
-  return lockstep::broadcast_object(group_, value, from_process);
+  return lockstep::broadcast_object(all_, value, from_process);
 }
 
 bool Collectives::any(bool own) {
-  return any_rank(group_, own);
+  return any_rank(all_, own);
 }
 
 }  // namespace lockstep::internal

@@ -12,6 +12,7 @@
 #include "lockstep/accelerator/values/nested_operations.h"
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/mesh_groups.h"
 #include "lockstep/data/sample/nested.h"
 
 namespace lockstep::internal {
@@ -24,8 +25,8 @@ class ActiveLoaders;
 class Collectives {
  public:
   /// `active`: the loaders whose batches gather_for_metrics refers to.
-  Collectives(Group group, bool debug, const ActiveLoaders& active)
-      : group_(std::move(group)), debug_(debug), active_(active) {}
+  Collectives(const comm::MeshGroups& mesh, bool debug, const ActiveLoaders& active)
+      : group_(mesh.data), all_(mesh.all), debug_(debug), active_(active) {}
 
   template <NestedTensors T>
   T gather(const T& value) {
@@ -52,9 +53,9 @@ class Collectives {
   }
   template <NestedTensors T>
   T broadcast(const T& value, int from_process) {
-    check("broadcast", value);
+    check_same_values(all_, debug_, "broadcast", value, /*with_sizes=*/true);
     return map(value, [&](const at::Tensor& tensor) {
-      return lockstep::broadcast(group_, tensor, from_process);
+      return lockstep::broadcast(all_, tensor, from_process);
     });
   }
   std::vector<nlohmann::json> gather_object(const nlohmann::json& value);
@@ -74,7 +75,8 @@ class Collectives {
   }
   at::Tensor gather_samples(const at::Tensor& recorded);
 
-  Group group_;
+  Group group_;  ///< Processes with samples of their own.
+  Group all_;
   bool debug_;
   const ActiveLoaders& active_;
 };

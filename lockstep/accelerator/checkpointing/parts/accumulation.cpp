@@ -188,6 +188,7 @@ void AccumulationPart::check_unused_gradients(StateToLoad& state, bool counted) 
     if (!state.reader.has(file)) {
       continue;
     }
+    state.expect_same_mesh(file);
     NamedTensors gradients;
     if (state.is_resharded()) {
       // Equal shares of the same sum: of means over processes, or with counts of plain sums.

@@ -55,6 +55,7 @@ void CommHooksPart::check(StateToLoad& state) const {
       continue;
     }
     const std::string counter = files::of_rank(stem, source, ".json");
+    state.expect_same_mesh(counter);
     const nlohmann::json counted = state.reader.json(counter);
     // With other ranks, each gets the mean of what the former ranks have still to send.
     CommHookState hook{

@@ -10,6 +10,7 @@
 
 #include "lockstep/accelerator/checkpointing/parts/model_values.h"
 #include "lockstep/accelerator/checkpointing/parts/parts.h"
+#include "lockstep/accelerator/prepare/divided_state.h"
 #include "lockstep/accelerator/training_state/sharded_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/flat/copy_values.h"
@@ -37,14 +38,6 @@ std::vector<std::string> remove_frozen(const NamedTensors& parameters, NamedTens
     return is_frozen;
   });
   return names;
-}
-
-int64_t bytes_of(const NamedTensors& tensors) {
-  int64_t bytes = 0;
-  for (const NamedTensor& item : tensors) {
-    bytes += static_cast<int64_t>(item.tensor.nbytes());
-  }
-  return bytes;
 }
 
 /// Saves and loads parameters and buffers of all models; see also own_buffers.cpp.
@@ -87,7 +80,8 @@ void ModelsPart::collect(StateToSave& state) const {
       continue;
     }
     if (!is_sharded) {
-      state.shares.claim(0, bytes_of(tensors));
+      state.shares.claim(0, full_bytes(objects_, tensors));
+      tensors = full_model_tensors(objects_, tensors, disk.is_writer);
     }
     if (disk.is_writer) {
       checkpoint::Contents& contents = is_sharded ? state.full_tensors : state.contents;
@@ -111,7 +105,7 @@ ModelShards ModelsPart::shards_of(const StateToLoad& state, size_t index, bool i
   });
   NamedTensors saved;
   if (!in_parts) {
-    saved = state.tensor_set(stem);
+    saved = own_model_tensors(objects_, current, state.tensor_set(stem));
   }
   if (!objects_.sharding) {
     return {.current = std::move(current), .saved = std::move(saved)};

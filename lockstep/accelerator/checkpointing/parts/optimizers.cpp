@@ -6,6 +6,7 @@
 
 #include "lockstep/accelerator/checkpointing/parts/model_values.h"
 #include "lockstep/accelerator/checkpointing/parts/parts.h"
+#include "lockstep/accelerator/prepare/divided_state.h"
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/accelerator/training_state/sharded_state.h"
 #include "lockstep/optim/flat_optimizer.h"
@@ -77,6 +78,13 @@ void OptimizersPart::collect_optimizer(
         *objects_.sharding,
         names,
         {.on_each_host = groups.on_each_host(), .is_writer = groups.is_writer()});
+  } else if (objects_.context.mesh.tensor.size() > 1 && !of_each_rank) {
+    // Gathered tensors would take the full state's memory on every process if all wrote a share.
+    NamedTensors full =
+        full_optimizer_tensors(objects_, optimizer_tensors(inner, names), groups.is_writer());
+    if (groups.is_writer()) {
+      state.contents.add_tensors(stem + ".safetensors", std::move(full));
+    }
   } else if (of_each_rank) {
     state.contents.add_tensors(stem + ".safetensors", optimizer_tensors(inner, names));
   } else {
@@ -98,6 +106,7 @@ SavedTensors OptimizersPart::saved_tensors(
   std::string stem =
       of_each_rank ? files::optimizer_of_rank(index, state.source()) : files::optimizer(index);
   if (of_each_rank && state.is_resharded()) {
+    state.expect_same_mesh(stem + ".safetensors");
     return {
         .tensors = mean_of(state.of_all_ranks(
             [&](int rank) { return files::optimizer_of_rank(index, rank) + ".safetensors"; })),
@@ -111,7 +120,7 @@ SavedTensors OptimizersPart::saved_tensors(
         .tensors = own_optimizer_part(state.reader, stem, *objects_.sharding, names),
         .stem = std::move(stem)};
   }
-  NamedTensors tensors = state.tensor_set(stem);
+  NamedTensors tensors = own_optimizer_tensors(objects_, state.tensor_set(stem));
   if (objects_.sharding) {
     const auto& flat = dynamic_cast<optim::FlatOptimizer&>(objects_.optimizers[index].inner());
     tensors = own_slices(std::move(tensors), *objects_.sharding, names, flat.traits().factors);

@@ -102,11 +102,16 @@ class RandomStatesPart final : public CheckpointPart {
   }
 
   void check(StateToLoad& state) const override {
-    const int source = state.rank % state.saved_by();
+    // Processes that divide a model draw the same numbers.
+    const bool other_mesh = state.saved.mesh != state.mesh || !state.mesh.empty();
+    const bool has_own = state.rank < state.saved_by() && !(other_mesh && state.is_resharded());
+    const int source = has_own ? state.rank : other_mesh ? 0 : state.rank % state.saved_by();
     const std::string file = files::of_rank("random_states", source, ".safetensors");
     state.apply.push_back(check_random_state(
         state.reader.tensors(file),
-        state.rank < state.saved_by() ? 0 : state.rank,
+        has_own      ? 0
+        : other_mesh ? state.replica
+                     : state.rank,
         state.path(file),
         device_));
   }

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training on a mesh equals training in one process on the global batch.
+#include <map>
+#include <mutex>
+#include <string>
+
+#include <gmock/gmock.h>
+
+#include <ATen/Functions.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/optim/rules/sgd.h"
+#include "lockstep/tensor_parallel/test_gpt.h"
+
+namespace lockstep {
+namespace {
+
+using test_gpt::Gpt;
+using testing::HasSubstr;
+
+constexpr int64_t kGlobalBatch = 8;
+
+at::Tensor all_tokens() {
+  return at::randint(
+      test_gpt::kWords,
+      {6 * kGlobalBatch, test_gpt::kPositions},
+      at::detail::createCPUGenerator(11),
+      at::kLong);
+}
+
+at::Tensor loss_of_tokens(Gpt& model, const at::Tensor& batch) {
+  const at::Tensor logits = model(batch).narrow(1, 0, batch.size(1) - 1);
+  return at::cross_entropy_loss(
+      logits.flatten(0, 1), batch.narrow(1, 1, batch.size(1) - 1).flatten());
+}
+
+Gpt make_gpt(bool tied) {
+  static std::mutex drawing;  // torch's default generator is the process's.
+  const std::lock_guard lock(drawing);
+  torch::manual_seed(3);
+  Gpt model(tied);
+  model->to(at::kDouble);
+  return model;
+}
+
+struct Job {
+  int world = 1;
+  MeshShape mesh = {};
+  int zero_stage = 0;
+  bool sequence_parallel = false;
+  bool tied = false;
+  bool frozen = false;
+  int64_t accumulation = 1;
+  std::filesystem::path save_to = {};    ///< After the first pass.
+  std::filesystem::path load_from = {};  ///< Before the only pass.
+  std::function<void(AcceleratorOptions&)> change = nullptr;
+};
+
+using Weights = std::map<std::string, at::Tensor>;
+
+AcceleratorOptions options_of(const Job& job) {
+  AcceleratorOptions options;
+  options.mesh = job.mesh;
+  options.gradient_accumulation_steps = job.accumulation;
+  options.tensor_parallel = {
+      .plan = job.sequence_parallel ? test_gpt::sequence_plan(job.tied) : test_gpt::plan(job.tied),
+      .sequence_parallel = job.sequence_parallel,
+      .without_example = true};
+  if (job.zero_stage > 0) {
+    options.zero = ZeroPlugin{.stage = job.zero_stage};
+  }
+  if (job.change) {
+    job.change(options);
+  }
+  return options;
+}
+
+/// Returns full copies of all parameters.
+Weights weights_of(Accelerator& accelerator, Gpt& model) {
+  const torch::NoGradGuard no_grad;
+  Weights weights;
+  const auto& objects = internal::AcceleratorInternals::objects(accelerator);
+  accelerator.with_gathered_parameters(model->parameters(), [&] {
+    for (const auto& item : model->named_parameters()) {
+      const at::Tensor own = item.value().detach().clone();
+      auto* const division = objects.division_of(item.value());
+      weights[item.key()] = division == nullptr ? own : division->full(item.value(), own);
+    }
+  });
+  return weights;
+}
+
+/// Trains for two passes of six batches; with `load_from` for the second one. Returns rank 0's
+/// weights, after a check that all ranks have the same.
+Weights train(const Job& job) {
+  Weights result;
+  std::mutex mutex;
+  accelerated_ranks(job.world, options_of(job), [&](Accelerator& accelerator) {
+    Gpt model = make_gpt(job.tied);
+    if (job.frozen) {
+      model->positions->weight.set_requires_grad(false);
+      model->blocks[0]->as<test_gpt::Block>()->qkv->weight.set_requires_grad(false);
+    }
+    const int64_t rows =
+        kGlobalBatch / job.accumulation /
+        internal::AcceleratorInternals::objects(accelerator).context.mesh.data.size();
+    data::Loader loader(
+        data::TensorDataset(all_tokens(), at::arange(6 * kGlobalBatch)), {.batch_size = rows});
+    optim::SGD optimizer(model->parameters(), {.lr = 0.1, .momentum = 0.9});
+    auto [prepared, updates, batches] = accelerator.prepare(model, optimizer, loader);
+    EXPECT_EQ(
+        internal::AcceleratorInternals::objects(accelerator).division_of(model->words->weight) !=
+            nullptr,
+        job.mesh.tp > 1);
+    if (!job.load_from.empty()) {
+      accelerator.load_state(job.load_from);
+    }
+    for (int pass = job.load_from.empty() ? 0 : 1; pass < 2; ++pass) {
+      for (const auto& batch : batches) {
+        const auto scope = accelerator.accumulate();
+        accelerator.backward(loss_of_tokens(model, batch.data));
+        accelerator.clip_grad_norm_(model->parameters(), 0.5);
+        updates.step();
+        updates.zero_grad();
+      }
+      if (pass == 0 && !job.save_to.empty()) {
+        accelerator.save_state(job.save_to);
+      }
+    }
+    const Weights own = weights_of(accelerator, model);
+    const std::lock_guard lock(mutex);
+    if (result.empty()) {
+      result = own;
+    }
+    for (const auto& [name, value] : own) {
+      EXPECT_TRUE(at::equal(value, result.at(name))) << name;
+    }
+  });
+  return result;
+}
+
+void expect_close(const Weights& got, const Weights& expected, double tolerance = 1e-12) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, value] : expected) {
+    EXPECT_LE((got.at(name) - value).abs().max().item<double>(), tolerance) << name;
+  }
+}
+
+class OnAMesh : public testing::TestWithParam<std::pair<const char*, Job>> {};
+
+TEST_P(OnAMesh, TrainsAsOneProcessDoes) {
+  const Job job = GetParam().second;
+  const Job alone = {.tied = job.tied, .frozen = job.frozen};
+  expect_close(train(job), train(alone));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes,
+    OnAMesh,
+    testing::Values(
+        std::pair("data", Job{.world = 2}),
+        std::pair("tensor", Job{.world = 2, .mesh = {.tp = 2}}),
+        std::pair("tensor_of_four", Job{.world = 4, .mesh = {.tp = 4}}),
+        std::pair("tensor_and_data", Job{.world = 4, .mesh = {.tp = 2}}),
+        std::pair("eight", Job{.world = 8, .mesh = {.tp = 2}}),
+        std::pair("tied", Job{.world = 4, .mesh = {.tp = 2}, .tied = true}),
+        std::pair("frozen", Job{.world = 4, .mesh = {.tp = 2}, .frozen = true}),
+        std::pair("accumulation", Job{.world = 4, .mesh = {.tp = 2}, .accumulation = 2}),
+        std::pair("sequence", Job{.world = 4, .mesh = {.tp = 2}, .sequence_parallel = true}),
+        std::pair("zero_1", Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 1}),
+        std::pair("zero_2", Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 2}),
+        std::pair("zero_3", Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 3}),
+        std::pair(
+            "zero_3_sequence",
+            Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 3, .sequence_parallel = true}),
+        std::pair(
+            "zero_3_tied", Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 3, .tied = true})),
+    [](const auto& one) { return one.param.first; });
+
+TEST(Mesh, ACheckpointFitsEveryMesh) {
+  const TestFolder folder;
+  const std::filesystem::path saved = folder.path() / "saved";
+  const Weights expected = train({});
+  expect_close(train({.world = 4, .mesh = {.tp = 2}, .save_to = saved}), expected);
+  for (const Job& job :
+       {Job{.world = 4, .mesh = {.tp = 2}},
+        Job{.world = 1},
+        Job{.world = 4},
+        Job{.world = 4, .mesh = {.tp = 4}},
+        Job{.world = 2, .zero_stage = 3},
+        Job{.world = 4, .mesh = {.tp = 2}, .sequence_parallel = true}}) {
+    Job resumed = job;
+    resumed.load_from = saved;
+    SCOPED_TRACE(mesh_text(job.mesh));
+    expect_close(train(resumed), expected);
+  }
+}
+
+TEST(Mesh, ACheckpointOfOneProcessIsDivided) {
+  const TestFolder folder;
+  const std::filesystem::path saved = folder.path() / "saved";
+  const Weights expected = train({.save_to = saved});
+  expect_close(train({.world = 4, .mesh = {.tp = 2}, .load_from = saved}), expected);
+}
+
+std::string error_on_mesh(const Job& job) {
+  return error_of<ConfigError>([&] { train(job); });
+}
+
+TEST(Mesh, OptionsThatItExcludesAreErrors) {
+  EXPECT_THAT(
+      error_on_mesh({.world = 2, .mesh = {.tp = 4}}), HasSubstr("needs a multiple of 4 ranks"));
+  EXPECT_THAT(
+      error_on_mesh(
+          {.world = 2,
+           .mesh = {.tp = 2},
+           .change = [](AcceleratorOptions& options) { options.tensor_parallel.plan.clear(); }}),
+      HasSubstr("tensor_parallel.plan is empty, so 2 processes would compute the same"));
+  EXPECT_THAT(
+      error_on_mesh(
+          {.world = 2,
+           .mesh = {.tp = 2},
+           .change =
+               [](AcceleratorOptions& options) {
+                 options.tensor_parallel.without_example = false;
+               }}),
+      HasSubstr("tensor_parallel.example is not set"));
+  EXPECT_THAT(
+      error_on_mesh(
+          {.world = 2,
+           .mesh = {.tp = 2},
+           .change = [](AcceleratorOptions& options) { options.shared_parameters = true; }}),
+      HasSubstr("shared_parameters needs processes that all hold the full model"));
+  EXPECT_THAT(error_on_mesh({.world = 2, .mesh = {.pp = 2}}), HasSubstr("does not have yet"));
+}
+
+/// A model whose attention has two heads, whatever the width of its input.
+struct FixedHeadsImpl : torch::nn::Module {
+  FixedHeadsImpl()
+      : qkv(register_module("qkv", torch::nn::Linear(8, 24))),
+        out(register_module("out", torch::nn::Linear(8, 8))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    std::vector<at::Tensor> heads;
+    for (const at::Tensor& part : qkv(x).chunk(3, -1)) {
+      heads.push_back(part.view({part.size(0), part.size(1), 2, -1}).transpose(1, 2));
+    }
+    return out(
+        at::scaled_dot_product_attention(heads[0], heads[1], heads[2]).transpose(1, 2).flatten(2));
+  }
+  torch::nn::Linear qkv, out;
+};
+TORCH_MODULE(FixedHeads);
+
+TEST(Mesh, AModelThatWouldBecomeAnotherFunctionIsRefused) {
+  ranks(2, [](Group group) {
+    FixedHeads model;
+    AcceleratorOptions options;
+    options.mesh = MeshShape{.tp = 2};
+    options.tensor_parallel = {
+        .plan = {{"qkv", TensorStyle::kColwise, {1, 1, 1}}, {"out", TensorStyle::kRowwise}},
+        .example = [&] {
+          return model->forward(at::linspace(-1, 1, 48).view({2, 3, 8}));
+        }};
+    WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    Accelerator accelerator(options, world, std::move(group));
+    EXPECT_THAT(
+        error_of<ConfigError>([&] { accelerator.prepare(model); }),
+        HasSubstr("the divided model computes another function than the full one"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/prepare/divide.h"
+
+#include <functional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/max.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/fail_together.h"
+#include "lockstep/data/sample/random.h"
+#include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/state/optimizer_state.h"
+#include "lockstep/sync/agreement.h"
+
+namespace lockstep::internal {
+namespace {
+
+/// Returns the difference that rounding may cause, relative to the largest value. The order of sums
+/// differs, and 16-bit partial results are rounded before they are added.
+double tolerance_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return 1e-9;
+    case at::kFloat:
+      return 1e-3;
+    default:
+      return 5e-2;
+  }
+}
+
+at::Tensor result_of(const TensorParallelOptions& options, const GivenModel& model) {
+  if (!options.example) {
+    return {};
+  }
+  const c10::AutoGradMode no_grad(false);
+  const std::function<void()> restore = model.evaluate ? model.evaluate() : [] {};
+  at::Tensor result;
+  try {
+    result = options.example();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+  return result.defined() ? result.detach().clone() : result;
+}
+
+void compare(const RunContext& context, const at::Tensor& before, const at::Tensor& after) {
+  if (!before.defined() || before.numel() == 0) {
+    return;
+  }
+  const bool same_shape = before.sizes() == after.sizes();
+  const double difference = same_shape ? at::max((before - after).abs()).item<double>() : 0;
+  const double most = tolerance_of(before.scalar_type()) * at::max(before.abs()).item<double>();
+  Group group = context.group;
+  const bool differs = !same_shape || !(difference <= most);
+  if (any_rank(group, differs)) {
+    throw ConfigError(
+        "tensor_parallel",
+        fmt::format(
+            "the divided model computes another function than the full one: the results on the "
+            "example differ by {}, expected at most {}{}; a layer between divided ones depends on "
+            "their full width: write the number of heads as -1 and the size of a head as a number, "
+            "and give layers that fuse several TensorRule::fused",
+            difference,
+            most,
+            same_shape ? "" : ", and their shapes differ"));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
+    const RunContext& context, const GivenModel& model, bool is_first) {
+  if (context.mesh.tensor.size() == 1) {
+    return nullptr;
+  }
+  if (!is_first) {
+    throw ConfigError(
+        "prepare",
+        "tensor_parallel.plan is for one model, and another one is prepared already; use another "
+        "Accelerator(options, first.world(), first.group()) for each further model");
+  }
+  Group all = context.group;
+  const NamedTensors parameters = model.parameters();
+  broadcast_initial_values(all, parameters, model.buffers());
+  // Layers that all compute must drop the same elements.
+  Group line = context.mesh.tensor;
+  data::synchronize_rng_states(line, {data::RngType::kTorch});
+  const TensorParallelOptions& options = context.options.tensor_parallel;
+  const at::Tensor before = result_of(options, model);
+  auto divided = std::make_shared<tensor_parallel::TensorParallel>(
+      parameters, model.classes(), options, context.mesh.tensor);
+  compare(context, before, result_of(options, model));
+  return divided;
+}
+
+void expect_elementwise(torch::optim::Optimizer& optimizer) {
+  const auto* flat = dynamic_cast<const optim::FlatOptimizer*>(&optimizer);
+  // Those of torch::optim whose state is known are elementwise.
+  if (flat == nullptr ? is_known_optimizer(optimizer) : flat->traits().elementwise) {
+    return;
+  }
+  throw ConfigError(
+      "prepare",
+      fmt::format(
+          "the optimizer {} may need all elements of a parameter to update one, and tensor "
+          "parallelism gives each process a part of them; expected an elementwise one, such as "
+          "AdamW",
+          flat == nullptr ? "of an own class" : flat->traits().name));
+}
+
+}  // namespace lockstep::internal

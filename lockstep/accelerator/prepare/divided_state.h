@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+#include "lockstep/optim/state/optimizer_state.h"
+
+/// Checkpoints hold full tensors, so that they fit any mesh: these functions convert the parts of
+/// divided parameters, and the parts of optimizer state of the same shape. Each tensor is gathered
+/// at a time; `keeps`: this process needs the result. Those that gather are collective in the tp
+/// line. Other tensors are returned as they are, and without `keeps` left out.
+namespace lockstep::internal {
+
+NamedTensors full_model_tensors(
+    const PreparedObjects& objects, const NamedTensors& own, bool keeps);
+/// `saved`: full tensors by the names of `current`.
+NamedTensors own_model_tensors(
+    const PreparedObjects& objects, const NamedTensors& current, NamedTensors saved);
+
+/// Names are those of optimizer_tensors().
+NamedTensors full_optimizer_tensors(
+    const PreparedObjects& objects, const NamedTensors& own, bool keeps);
+NamedTensors own_optimizer_tensors(const PreparedObjects& objects, NamedTensors saved);
+
+/// Returns the number of bytes of the full tensors. Local.
+int64_t full_bytes(const PreparedObjects& objects, const NamedTensors& own);
+
+}  // namespace lockstep::internal

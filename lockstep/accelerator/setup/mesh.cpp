@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/setup/mesh.h"
+
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/tensor.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr const char* kWhere = "accelerator";
+
+void refuse(bool is_wrong, const std::string& message) {
+  if (is_wrong) {
+    throw ConfigError(kWhere, message);
+  }
+}
+
+void check_tensor_parallel(const MeshShape& shape, const TensorParallelOptions& options) {
+  if (shape.tp == 1) {
+    return;
+  }
+  refuse(
+      options.plan.empty(),
+      fmt::format(
+          "the mesh {} has tp, but tensor_parallel.plan is empty, so {} processes would compute "
+          "the "
+          "same; expected rules for modules, like {{\"blocks.*.up\", TensorStyle::kColwise}}",
+          mesh_text(shape),
+          shape.tp));
+  refuse(
+      !options.example && !options.without_example,
+      "tensor_parallel.example is not set; expected a function that computes the model on a small "
+      "batch, whose result prepare() compares before and after it divides the model; or set "
+      "without_example");
+}
+
+/// Makes dp_replicate copies of the model whose processes shard it.
+void replicate_shards(const MeshShape& shape, ZeroPlugin& zero) {
+  const bool can = shape.is_data_parallel() && zero.stage == 3;
+  refuse(
+      !can || shape.dp_shard == 1,
+      fmt::format(
+          "the mesh {} has dp_replicate together with ZeRO stage {}; expected stage 3 and dp_shard "
+          "above 1, for copies of parameters in groups of processes, or no dp_replicate",
+          mesh_text(shape),
+          zero.stage));
+  refuse(
+      zero.zero_hpz_partition_size > 1 && zero.zero_hpz_partition_size != shape.dp_shard,
+      fmt::format(
+          "the mesh {} has dp_shard {}, but zero_hpz_partition_size is {}; expected the same",
+          mesh_text(shape),
+          shape.dp_shard,
+          zero.zero_hpz_partition_size));
+  zero.zero_hpz_partition_size = shape.dp_shard;
+}
+
+}  // namespace
+
+MeshShape configured_mesh(const RunContext& context, const Environment& environment, bool shards) {
+  const AcceleratorOptions& options = context.options;
+  return resolve_mesh(
+      options.mesh ? *options.mesh : mesh_from_environment(environment), context.size(), shards);
+}
+
+void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin* zero) {
+  check_tensor_parallel(shape, options.tensor_parallel);
+  refuse(
+      shape.pp > 1 || shape.ep > 1 || shape.cp > 1 || shape.sp > 1,
+      fmt::format(
+          "the mesh {} has a dimension that the Accelerator does not have yet; expected "
+          "dp_replicate, dp_shard and tp",
+          mesh_text(shape)));
+  if (zero != nullptr && options.mesh && options.mesh->dp_replicate > 1) {
+    replicate_shards(shape, *zero);
+  }
+  if (shape.is_data_parallel()) {
+    return;
+  }
+  refuse(
+      options.shared_parameters,
+      fmt::format(
+          "shared_parameters needs processes that all hold the full model; got the mesh {}; turn "
+          "it "
+          "off",
+          mesh_text(shape)));
+  refuse(
+      zero != nullptr && (zero->zero_hpz_partition_size > 1 || zero->zero_quantized_gradients),
+      fmt::format(
+          "zero_hpz_partition_size and zero_quantized_gradients group the processes by hosts, "
+          "which "
+          "the mesh {} does as well; turn them off, or use a mesh of dp_replicate and dp_shard",
+          mesh_text(shape)));
+}
+
+void expect_tensor_lines_on_hosts(const RunContext& context, const MeshShape& shape) {
+  if (shape.tp == 1) {
+    return;
+  }
+  Group group = context.group;
+  const at::Tensor own = at::tensor(
+      {static_cast<int64_t>(context.world.local_rank),
+       static_cast<int64_t>(context.world.local_size)},
+      at::kLong);
+  const at::Tensor all = group.all_gather(own).wait();
+  const auto* values = all.const_data_ptr<int64_t>();
+  std::vector<int> ranks_of_hosts;
+  for (int rank = 0; rank < group.size(); ++rank, values += 2) {
+    if (values[0] == 0) {
+      ranks_of_hosts.push_back(static_cast<int>(values[1]));
+    }
+  }
+  expect_lines_on_hosts(shape, ranks_of_hosts);
+}
+
+}  // namespace lockstep::internal
