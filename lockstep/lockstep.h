@@ -48,6 +48,7 @@
 #include "lockstep/schedule/deepspeed_schedules.h"
 #include "lockstep/schedule/ramp_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
+#include "lockstep/tensor_parallel/cross_entropy.h"
 #include "lockstep/tracking/values/table.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"

@@ -27,7 +27,8 @@ constexpr const char* kFp8 = "fp8 is not supported; try --mixed-precision bf16";
 constexpr const char* kDeepSpeed =
     "the program configures this when it constructs its Accelerator, or use --zero-stage and "
     "--deepspeed-config-file; omit it";
-constexpr const char* kParallelism = "ranks share the data, not layers or sequences; omit it";
+constexpr const char* kParallelism =
+    "the sizes are one option; try --mesh dp_replicate=2,tp=2, with those above 1";
 constexpr const char* kByRankCount =
     "Lockstep derives this from the number of ranks and hosts; omit it";
 constexpr const char* kNoImport = "ranks are separate programs, and nothing is imported; omit it";

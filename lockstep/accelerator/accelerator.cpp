@@ -118,6 +118,10 @@ Group& Accelerator::group() {
   return state_->context.group;
 }
 
+const comm::MeshGroups& Accelerator::mesh() const {
+  return state_->context.mesh;
+}
+
 // --- prepare
 
 internal::Preparer& Accelerator::preparer() {

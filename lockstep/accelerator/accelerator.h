@@ -34,6 +34,7 @@
 #include "lockstep/checkpoint/weights/save_model.h"
 #include "lockstep/comm/call_scope.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/mesh_groups.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/precision/autocast.h"
 
@@ -82,6 +83,9 @@ class Accelerator {
   const WorldSpec& world() const;
   /// Returns the group of all processes, for the program's own collectives.
   Group& group();
+  /// Returns the groups of processes that divide samples, layers or sequences, and the mesh's
+  /// shape.
+  const comm::MeshGroups& mesh() const;
 
   // --- prepare and step
   /// Prepares models, optimizers, schedules and loaders, in any order and number. Returns them in

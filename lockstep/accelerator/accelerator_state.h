@@ -20,6 +20,7 @@
 #include "lockstep/accelerator/diagnostics/missing_gradient_check.h"
 #include "lockstep/accelerator/diagnostics/replica_check.h"
 #include "lockstep/accelerator/diagnostics/step_recorder.h"
+#include "lockstep/accelerator/diagnostics/tensor_line_check.h"
 #include "lockstep/accelerator/diagnostics/unprepared_model_check.h"
 #include "lockstep/accelerator/diagnostics/unprepared_update_check.h"
 #include "lockstep/accelerator/join/uneven_inputs.h"
@@ -54,6 +55,7 @@ struct Accelerator::State {
         model_check(objects, *step, local_sgds),
         missing_gradients(objects),
         update_check(objects, *step),
+        tensor_lines(objects),
         replicas(objects, *step, *losses, *active, local_sgds),
         precision(context),
         gradients(objects, *step),
@@ -80,6 +82,7 @@ struct Accelerator::State {
     step->add_observer(missing_gradients);
     step->add_observer(update_check);
     step->add_observer(replicas);
+    step->add_observer(tensor_lines);
     step->add_observer(finite);
     step->add_observer(losses);
     step->add_observer(*active);
@@ -123,6 +126,7 @@ struct Accelerator::State {
   internal::UnpreparedModelCheck model_check;
   internal::MissingGradientCheck missing_gradients;
   internal::UnpreparedUpdateCheck update_check;
+  internal::TensorLineCheck tensor_lines;
   internal::ReplicaCheck replicas;
   internal::MixedPrecision precision;
   internal::Gradients gradients;

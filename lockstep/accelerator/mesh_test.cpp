@@ -256,6 +256,42 @@ struct FixedHeadsImpl : torch::nn::Module {
 };
 TORCH_MODULE(FixedHeads);
 
+/// Two heads with a norm of each, which all processes have.
+struct NormedHeadsImpl : torch::nn::Module {
+  NormedHeadsImpl()
+      : up(register_module("up", torch::nn::Linear(8, 8))),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})))),
+        down(register_module("down", torch::nn::Linear(8, 1))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return down(norm(up(x).view({x.size(0), -1, 4})).flatten(1));
+  }
+  torch::nn::Linear up;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear down;
+};
+TORCH_MODULE(NormedHeads);
+
+TEST(Mesh, AWholeParameterOfDividedFeaturesNeedsARule) {
+  TensorPlan plan = {{"up", TensorStyle::kColwise}, {"down", TensorStyle::kRowwise}};
+  for (const bool has_rule : {false, true}) {
+    if (has_rule) {
+      plan.push_back({"norm", TensorStyle::kWholeSumGradient});
+    }
+    AcceleratorOptions options;
+    options.mesh = MeshShape{.tp = 2};
+    options.tensor_parallel = {.plan = plan, .without_example = true};
+    accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+      NormedHeads net;
+      optim::SGD sgd(net->parameters(), {.lr = 0.1});
+      auto [model, optimizer] = accelerator.prepare(net, sgd);
+      accelerator.backward(model->forward(at::linspace(-1, 1, 24).view({3, 8})).square().sum());
+      const std::string error = error_of<ConfigError>([&] { optimizer.step(); });
+      EXPECT_THAT(
+          error, HasSubstr(has_rule ? "no error" : "the gradient of norm.weight, which all"));
+    });
+  }
+}
+
 TEST(Mesh, AModelThatWouldBecomeAnotherFunctionIsRefused) {
   ranks(2, [](Group group) {
     FixedHeads model;

@@ -135,6 +135,7 @@ at::Tensor divided_product(
     }
     case TensorStyle::kSequence:
     case TensorStyle::kWhole:
+    case TensorStyle::kWholeSumGradient:
       break;
   }
   refuse(weight->name, operation);

@@ -26,11 +26,13 @@ constexpr std::array kNames = {
     StyleName{"embedding", TensorStyle::kEmbedding},
     StyleName{"sequence", TensorStyle::kSequence},
     StyleName{"whole", TensorStyle::kWhole},
+    StyleName{"whole_sum_gradient", TensorStyle::kWholeSumGradient},
     StyleName{"colwise_rep", TensorStyle::kColwiseGather},
     StyleName{"colwise_gather_output", TensorStyle::kColwiseGather},
     StyleName{"embedding_rowwise", TensorStyle::kEmbedding},
     StyleName{"sequence_parallel", TensorStyle::kSequence},
-    StyleName{"replicate", TensorStyle::kWhole}};
+    StyleName{"replicate", TensorStyle::kWhole},
+    StyleName{"replicated_with_grad_allreduce", TensorStyle::kWholeSumGradient}};
 
 }  // namespace
 
@@ -52,7 +54,7 @@ TensorStyle parse_tensor_style(const std::string& name, const std::string& where
       where,
       fmt::format(
           "the style '{}' is unknown; expected colwise, colwise_gather, rowwise, "
-          "embedding, sequence or whole{}",
+          "embedding, sequence, whole or whole_sum_gradient{}",
           name,
           did_you_mean(name, known)));
 }

@@ -24,7 +24,10 @@ enum class TensorStyle {
   /// parameters, whose gradients are added. An Embedding, of positions, returns the rank's part.
   kSequence,
   /// All ranks have the module, and compute the same with it.
-  kWhole
+  kWhole,
+  /// All ranks have the module, which computes with the rank's part of the features, such as a norm
+  /// of each head. The gradients are added.
+  kWholeSumGradient
 };
 
 /// Gives modules a style.
@@ -42,10 +45,12 @@ struct TensorRule {
 
 using TensorPlan = std::vector<TensorRule>;
 
-/// Returns "colwise", "colwise_gather", "rowwise", "embedding", "sequence" or "whole".
+/// Returns "colwise", "colwise_gather", "rowwise", "embedding", "sequence", "whole" or
+/// "whole_sum_gradient".
 const char* tensor_style_name(TensorStyle style);
 /// Reads such a name, or transformers' for the same: "colwise_rep" and "colwise_gather_output",
-/// "embedding_rowwise", "sequence_parallel", "replicate". Throws ConfigError, which names `where`,
+/// "embedding_rowwise", "sequence_parallel", "replicate",
+/// "replicated_with_grad_allreduce". Throws ConfigError, which names `where`,
 /// for another.
 TensorStyle parse_tensor_style(const std::string& name, const std::string& where);
 

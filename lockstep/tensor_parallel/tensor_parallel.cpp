@@ -48,6 +48,11 @@ void refuse_fixed_heads(const std::string& module, const ModuleClasses& modules)
   }
 }
 
+bool divides_weights(TensorStyle style) {
+  return style != TensorStyle::kSequence && style != TensorStyle::kWhole &&
+         style != TensorStyle::kWholeSumGradient;
+}
+
 /// Returns the dimension of a module's weight that a style divides.
 int64_t divided_dim(TensorStyle style) {
   return style == TensorStyle::kRowwise ? 1 : 0;
@@ -76,8 +81,7 @@ TensorParallel::TensorParallel(
             fmt::format("two rules of the plan match {}; expected one for each module", name));
       }
       const std::string kind = plain_class_name(class_name);
-      const bool divides =
-          rule.style != TensorStyle::kSequence && rule.style != TensorStyle::kWhole;
+      const bool divides = divides_weights(rule.style);
       const char* const expected = rule.style == TensorStyle::kEmbedding ? "Embedding" : "Linear";
       if (divides) {
         refuse_fixed_heads(name, modules);
@@ -149,6 +153,10 @@ void TensorParallel::apply_rule(
     if (!is_of_module(item.name, module)) {
       continue;
     }
+    if (rule.style == TensorStyle::kWholeSumGradient) {
+      sum_gradient(item.tensor);
+      continue;
+    }
     const bool is_weight = item.name.ends_with("weight") && item.tensor.dim() == 2;
     const bool is_added_after = rule.style == TensorStyle::kRowwise && !is_weight;
     if (is_added_after || (is_sequence && !is_weight)) {
@@ -168,8 +176,7 @@ void TensorParallel::apply_rule(
             group_,
             sequence_parallel_));
   }
-  if (rule.style != TensorStyle::kSequence &&
-      find_named(parameters, module + ".weight") == nullptr) {
+  if (divides_weights(rule.style) && find_named(parameters, module + ".weight") == nullptr) {
     throw ConfigError(
         kWhere,
         fmt::format(

@@ -17,6 +17,7 @@
 #include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/prepare/divided_state.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/values/nested_operations.h"
 #include "lockstep/checkpoint/contents.h"
@@ -119,6 +120,24 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
       .def_property_readonly(
           "shards_parameters",
           [](Accelerator& self) { return Internals::objects(self).shards_parameters(); })
+      .def_property_readonly("data_group", [](Accelerator& self) { return self.mesh().data; })
+      .def_property_readonly(
+          "divides_models", [](Accelerator& self) { return self.mesh().tensor.size() > 1; })
+      .def(
+          "full_tensors",
+          [](Accelerator& self, const py::object& module) {
+            const NamedTensors own = tensors_of_python(module);
+            NamedTensors full;
+            {
+              const py::gil_scoped_release no_gil;
+              full = internal::full_model_tensors(Internals::objects(self), own, /*keeps=*/true);
+            }
+            std::vector<std::pair<std::string, at::Tensor>> named;
+            for (NamedTensor& item : full) {
+              named.emplace_back(std::move(item.name), std::move(item.tensor));
+            }
+            return named;
+          })
       .def_property_readonly("shards_updates", [](Accelerator& self) {
         return Internals::context(self).options.zero.has_value();
       });

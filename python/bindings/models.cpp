@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/bindings/models.h"
 
+#include <functional>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace lockstep::python {
 namespace {
@@ -52,6 +56,45 @@ internal::NamedClasses classes_of_python(const py::object& module) {
   return all;
 }
 
+/// Sets the evaluation mode, and returns a function that restores the modes.
+std::function<void()> evaluate_python(const py::object& module) {
+  std::vector<std::pair<py::object, py::object>> modes;
+  for (const py::handle item : module.attr("modules")()) {
+    modes.emplace_back(py::reinterpret_borrow<py::object>(item), item.attr("training"));
+  }
+  module.attr("eval")();
+  const Held held{py::cast(std::move(modes))};
+  return [held] {
+    const py::gil_scoped_acquire gil;
+    for (const py::handle mode : held.get()) {
+      mode[py::int_(0)].attr("training") = mode[py::int_(1)];
+    }
+  };
+}
+
+/// Returns the plan that Python has given a module, as a dictionary of TensorParallelOptions.
+std::optional<TensorParallelOptions> tensor_parallel_of(const py::object& module) {
+  const py::object given = py::getattr(module, "_lockstep_tensor_parallel", py::none());
+  if (given.is_none()) {
+    return std::nullopt;
+  }
+  TensorParallelOptions options{
+      .sequence_parallel = given["sequence_parallel"].cast<bool>(),
+      .without_example = given["example"].is_none()};
+  for (const py::handle item : given["plan"]) {
+    const auto [modules, style, fused] =
+        item.cast<std::tuple<std::string, std::string, std::vector<int64_t>>>();
+    options.plan.push_back({modules, parse_tensor_style(style, "prepare"), fused});
+  }
+  if (!options.without_example) {
+    options.example = [example = Held<>{given["example"]}] {
+      const py::gil_scoped_acquire gil;
+      return example.get()().cast<at::Tensor>();
+    };
+  }
+  return options;
+}
+
 }  // namespace
 
 const void* id_of(const py::handle& module) {
@@ -77,7 +120,9 @@ internal::GivenModel given_model(const py::object& module) {
       .id = id_of(module),
       .parameters = with_gil(parameters_of_python),
       .buffers = with_gil(buffers_of_python),
-      .classes = with_gil(classes_of_python)};
+      .classes = with_gil(classes_of_python),
+      .evaluate = with_gil(evaluate_python),
+      .tensor_parallel = tensor_parallel_of(module)};
 }
 
 NamedTensors tensors_of_python(const py::object& module, bool with_frozen) {

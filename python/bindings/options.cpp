@@ -245,6 +245,9 @@ void read_options(DictReader& reader, AcceleratorOptions& options) {
       options.gradient_accumulation_plugin);
   reader.read("step_scheduler_with_optimizer", options.step_scheduler_with_optimizer);
   reader.read("debug", options.debug);
+  reader.read_with("mesh", [&](py::handle value) {
+    options.mesh = parse_mesh(value.cast<std::string>(), "Accelerator");
+  });
   reader.read("split_batches", options.split_batches);
   reader.read("even_batches", options.even_batches);
   reader.read("expect_prepared_loader", options.expect_prepared_loader);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerate's ParallelismConfig, as far as it means data parallelism."""
+"""Accelerate's ParallelismConfig: how processes divide samples and layers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["ParallelismConfig"]
 
 _WHERE = "ParallelismConfig"
 _HINT = (
-    "Lockstep has no tensor, context or sequence parallelism; to shard a model use FullyShardedDataParallelPlugin, "
-    "whose HYBRID_SHARD shards within a host and replicates between hosts"
+    "Lockstep's Accelerator divides samples (dp) and layers (tp), not sequences; to train on long sequences use activation "
+    "checkpointing, and tp with sequence_parallel"
 )
+_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")  # Of the mesh's dimensions.
 
 
 def _size(name: str, given: int | None) -> int:
@@ -34,7 +35,11 @@ class ParallelismConfig:
 
     `dp_replicate_size` is the number of copies; `dp_shard_size` that of the processes that share one, which needs
     fsdp_plugin. With both, the processes of a host share a copy: HYBRID_SHARD. Sizes of 1 mean that all processes have
-    copies. Another size than 1 of `tp_size`, `cp_size` and `sp_size`, and a handler, is a ConfigError.
+    copies.
+
+    `tp_size` processes with consecutive numbers divide the layers of a model; `tp_handler`, a TorchTensorParallelConfig,
+    says which; without it, the model's own `tp_plan` does, as transformers' models have it. They read the same batches.
+    Another size than 1 of `cp_size` and `sp_size`, and their handlers, are a ConfigError.
     """
 
     dp_replicate_size: int = None  # type: ignore[assignment]  # Set by __post_init__.
@@ -52,7 +57,7 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
             setattr(self, name, _size(name, getattr(self, name)))
-        for name in ("tp", "cp", "sp"):
+        for name in ("cp", "sp"):
             if getattr(self, f"{name}_size") > 1 or getattr(self, f"{name}_handler") is not None:
                 raise ConfigError(
                     f"[{_WHERE}] {name}_size is {getattr(self, f'{name}_size')} and {name}_handler is "
@@ -110,8 +115,8 @@ class ParallelismConfig:
 
     @property
     def non_dp_dim_names(self) -> list[str]:
-        """The dimensions whose processes get the same batches: none."""
-        return []
+        """The dimensions whose processes get the same batches."""
+        return ["tp"] if self.tp_enabled else []
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
@@ -130,7 +135,14 @@ class ParallelismConfig:
 
     @property
     def active_mesh_dims(self) -> list[str]:
-        return self.dp_dim_names
+        return self.dp_dim_names + self.non_dp_dim_names
+
+    @property
+    def _mesh_text(self) -> str | None:
+        """The mesh as the C++ library reads it; None if all processes compute full models."""
+        if self.non_data_parallel_size == 1:
+            return None
+        return ",".join(f"{name}={getattr(self, f'{name}_size')}" for name in _ORDER)
 
     def _get_mesh(self) -> tuple[tuple[Any, ...], ...]:
         """Returns the names and the sizes of the mesh's dimensions; an empty tuple without any."""
@@ -174,22 +186,23 @@ class ParallelismConfig:
         `local_size` is the number of processes of a host; `shards` says whether the job shards models. Sizes of 1 become
         those of the job. Throws ConfigError for sizes that are not the job's.
         """
-        if self.total_size == 1:
-            self.dp_shard_size, self.dp_replicate_size = (num_processes, 1) if shards else (1, num_processes)
+        rest = num_processes // self.non_data_parallel_size
+        if self.data_parallel_size == 1:
+            self.dp_shard_size, self.dp_replicate_size = (rest, 1) if shards else (1, rest)
         if self.total_size != num_processes:
             raise ConfigError(
-                f"[{_WHERE}] dp_replicate_size {self.dp_replicate_size} times dp_shard_size {self.dp_shard_size} is "
-                f"{self.total_size}; expected the number of processes, {num_processes}"
+                f"[{_WHERE}] dp_replicate_size {self.dp_replicate_size} times dp_shard_size {self.dp_shard_size} times "
+                f"tp_size {self.tp_size} is {self.total_size}; expected the number of processes, {num_processes}"
             )
         if self.dp_shard_enabled and not shards:
             raise ConfigError(
                 f"[{_WHERE}] dp_shard_size is {self.dp_shard_size}, but the Accelerator shards no model; expected "
                 "fsdp_plugin=FullyShardedDataParallelPlugin(), or dp_shard_size=1"
             )
-        if shards and not self.dp_shard_enabled and num_processes > 1:
+        if shards and not self.dp_shard_enabled and rest > 1:
             raise ConfigError(
                 f"[{_WHERE}] dp_shard_size is 1, but the Accelerator shards models; expected dp_shard_size="
-                f"{num_processes}, or no fsdp_plugin"
+                f"{rest}, or no fsdp_plugin"
             )
         if self.is_hybrid and self.dp_shard_size != local_size:
             raise ConfigError(

@@ -150,8 +150,8 @@ REFUSED = [
     (lambda: dc.DeepSpeedPlugin(is_train_batch_min=False), "its own batch size"),
     (lambda: dc.DeepSpeedPlugin(hf_ds_config={"fp16": {}}), "no section zero_optimization"),
     (lambda: dc.DeepSpeedPlugin(hf_ds_config="missing.json"), "expected a dict, or a file with JSON"),
-    (lambda: dc.MegatronLMPlugin(tp_degree=2), "no tensor or pipeline parallelism"),
-    (lambda: dc.ParallelismConfig(tp_size=2), "no tensor, context or sequence parallelism"),
+    (lambda: dc.MegatronLMPlugin(tp_degree=2), "does not run Megatron-LM's models"),
+    (lambda: dc.ParallelismConfig(cp_size=2), "not sequences"),
     (lambda: dc.TERecipeKwargs(), "does not train in fp8"),
     (lambda: dc.BnbQuantizationConfig(load_in_8bit=True), "does not quantize"),
 ]

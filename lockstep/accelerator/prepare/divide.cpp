@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -15,6 +16,7 @@
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/sync/agreement.h"
+#include "lockstep/tensor_parallel/region.h"
 
 namespace lockstep::internal {
 namespace {
@@ -29,6 +31,26 @@ double tolerance_of(at::ScalarType dtype) {
       return 1e-3;
     default:
       return 5e-2;
+  }
+}
+
+void check_options(const MeshShape& shape, const TensorParallelOptions& options) {
+  if (options.plan.empty()) {
+    throw ConfigError(
+        "prepare",
+        fmt::format(
+            "the mesh {} has tp, but tensor_parallel.plan is empty, so {} processes would compute "
+            "the same; expected rules for modules, like {{\"blocks.*.up\", TensorStyle::kColwise}}",
+            mesh_text(shape),
+            shape.tp));
+  }
+  if (!options.example && !options.without_example) {
+    throw ConfigError(
+        "prepare",
+        "tensor_parallel.example is not set; expected a function that computes the model on a "
+        "small "
+        "batch, whose result is compared before and after the model is divided; or set "
+        "without_example");
   }
 }
 
@@ -49,10 +71,24 @@ at::Tensor result_of(const TensorParallelOptions& options, const GivenModel& mod
   return result.defined() ? result.detach().clone() : result;
 }
 
-void compare(const RunContext& context, const at::Tensor& before, const at::Tensor& after) {
+/// Returns a result of which each process has a part (columns, or of a sequence) in full.
+at::Tensor in_full(const at::Tensor& result, at::IntArrayRef sizes, const Group& line) {
+  const c10::AutoGradMode no_grad(false);
+  for (int64_t dim = 0; dim < result.dim() && sizes.size() == result.sizes().size(); ++dim) {
+    std::vector<int64_t> full = result.sizes().vec();
+    full[static_cast<size_t>(dim)] *= line.size();
+    if (sizes == at::IntArrayRef(full)) {
+      return tensor_parallel::gather_sequence(result, dim, line);
+    }
+  }
+  return result;
+}
+
+void compare(const RunContext& context, const at::Tensor& before, const at::Tensor& own) {
   if (!before.defined() || before.numel() == 0) {
     return;
   }
+  const at::Tensor after = in_full(own, before.sizes(), context.mesh.tensor);
   const bool same_shape = before.sizes() == after.sizes();
   const double difference = same_shape ? at::max((before - after).abs()).item<double>() : 0;
   const double most = tolerance_of(before.scalar_type()) * at::max(before.abs()).item<double>();
@@ -85,13 +121,15 @@ std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
         "tensor_parallel.plan is for one model, and another one is prepared already; use another "
         "Accelerator(options, first.world(), first.group()) for each further model");
   }
+  const TensorParallelOptions& options =
+      model.tensor_parallel ? *model.tensor_parallel : context.options.tensor_parallel;
+  check_options(context.mesh.shape, options);
   Group all = context.group;
   const NamedTensors parameters = model.parameters();
   broadcast_initial_values(all, parameters, model.buffers());
   // Layers that all compute must drop the same elements.
   Group line = context.mesh.tensor;
   data::synchronize_rng_states(line, {data::RngType::kTorch});
-  const TensorParallelOptions& options = context.options.tensor_parallel;
   const at::Tensor before = result_of(options, model);
   auto divided = std::make_shared<tensor_parallel::TensorParallel>(
       parameters, model.classes(), options, context.mesh.tensor);

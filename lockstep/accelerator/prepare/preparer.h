@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
+#include "lockstep/tensor_parallel/tensor_parallel.h"
 
 namespace lockstep::internal {
 
@@ -29,6 +31,8 @@ struct GivenModel {
   std::function<NamedClasses()> classes;
   /// Sets the mode without dropout, and returns a function that restores the modes. May be null.
   std::function<std::function<void()>()> evaluate = nullptr;
+  /// The plan that the model has itself; it replaces that of the options.
+  std::optional<TensorParallelOptions> tensor_parallel = std::nullopt;
 };
 
 /// Objects for one call of prepare().

@@ -20,25 +20,6 @@ void refuse(bool is_wrong, const std::string& message) {
   }
 }
 
-void check_tensor_parallel(const MeshShape& shape, const TensorParallelOptions& options) {
-  if (shape.tp == 1) {
-    return;
-  }
-  refuse(
-      options.plan.empty(),
-      fmt::format(
-          "the mesh {} has tp, but tensor_parallel.plan is empty, so {} processes would compute "
-          "the "
-          "same; expected rules for modules, like {{\"blocks.*.up\", TensorStyle::kColwise}}",
-          mesh_text(shape),
-          shape.tp));
-  refuse(
-      !options.example && !options.without_example,
-      "tensor_parallel.example is not set; expected a function that computes the model on a small "
-      "batch, whose result prepare() compares before and after it divides the model; or set "
-      "without_example");
-}
-
 /// Makes dp_replicate copies of the model whose processes shard it.
 void replicate_shards(const MeshShape& shape, ZeroPlugin& zero) {
   const bool can = shape.is_data_parallel() && zero.stage == 3;
@@ -68,7 +49,6 @@ MeshShape configured_mesh(const RunContext& context, const Environment& environm
 }
 
 void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin* zero) {
-  check_tensor_parallel(shape, options.tensor_parallel);
   refuse(
       shape.pp > 1 || shape.ep > 1 || shape.cp > 1 || shape.sp > 1,
       fmt::format(

@@ -15,6 +15,7 @@
 #include "lockstep/config/import/import_deepspeed.h"
 #include "lockstep/config/import/import_fsdp.h"
 #include "lockstep/config/import/import_section.h"
+#include "lockstep/mesh/mesh_shape.h"
 
 namespace lockstep::config {
 namespace {
@@ -309,21 +310,22 @@ class Importer {
             fmt::format(
                 "unknown key 'parallelism_config.{}'{}", part.key, did_you_mean(name, known)));
       }
+      const std::string ending = "_size";
       // FSDP shards over all processes, with any mesh.
       const bool is_data_parallel =
           name == "dp_replicate_size" || (name == "dp_shard_size" && type_ == "FSDP");
-      if (name.ends_with("_size") && !is_data_parallel && part.value.text != "1") {
-        throw ConfigError(
-            where(file_, part.value.place),
-            fmt::format(
-                "{}: {} cannot be imported; Lockstep does not split layers or sequences among "
-                "ranks; set it to 1",
-                part.key,
-                part.value.text));
+      if (name.ends_with(ending) && !is_data_parallel && part.value.text != "1") {
+        add_to_mesh(name.substr(0, name.size() - ending.size()), part);
       }
       note_mesh(name, part);
     }
     import_.without_meaning.push_back(entry.key);
+  }
+
+  void add_to_mesh(const std::string& dimension, const Entry& part) {
+    std::string& mesh = import_.values.settings["mesh"];
+    mesh += fmt::format("{}{}={}", mesh.empty() ? "" : ",", dimension, part.value.text);
+    parse_mesh(mesh, where(file_, part.value.place));
   }
 
   void note_mesh(const std::string& name, const Entry& part) {

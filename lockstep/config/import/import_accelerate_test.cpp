@@ -259,9 +259,9 @@ TEST(ImportAccelerate, TakesOrRefusesEveryFileOfAcceleratesTests) {
        "mixed_precision fp8 cannot be imported"},
       {"fsdp", "distributed_type: MEGATRON_LM\nfsdp_config: {x: 1}\n", "MEGATRON_LM cannot be"},
       {"invalid_keys", "distributed_type: 'NO'\ninvalid_key: \"a\"\n", "unknown key 'invalid_key'"},
-      {"nd",
-       fsdp + "fsdp_version: 2}\nparallelism_config: {parallelism_config_cp_size: 4}\n",
-       "parallelism_config_cp_size: 4 cannot be imported"},
+      {"both divisions of a sequence",
+       fsdp + "fsdp_version: 2}\nparallelism_config: {cp_size: 4, sp_size: 2}\n",
+       "cp = 4 and sp = 2, which both divide the sequence"},
       {"a slip",
        fsdp + "fsdp_version: 2}\nparallelism_config: {parallelism_config_dp_shardsize: 4}\n",
        "unknown key 'parallelism_config.parallelism_config_dp_shardsize'; did you mean"}};
@@ -290,8 +290,18 @@ TEST(ImportAccelerate, RefusesUnsupportedSettingsAndSaysWhy) {
       import_error("distributed_type: MULTI_XPU\n"), HasSubstr("only CPUs and CUDA devices"));
   EXPECT_THAT(
       import_error("distributed_type: MULTI_GPU\nparallelism_config:\n"
-                   "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_tp_size: 4\n"),
-      StartsWith("[a.yaml:4:31] parallelism_config_tp_size: 4 cannot be imported"));
+                   "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_tp_size: x\n"),
+      StartsWith("[a.yaml:4:31] tp is 'x'; expected a number of ranks"));
+}
+
+TEST(ImportAccelerate, TheSizesOfAMeshBecomeOneSetting) {
+  const auto settings =
+      import_of(
+          "distributed_type: FSDP\nparallelism_config:\n"
+          "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_tp_size: 4\n"
+          "  parallelism_config_cp_size: 2\n")
+          .values.settings;
+  EXPECT_EQ(settings.at("mesh"), "tp=4,cp=2");
 }
 
 TEST(ImportAccelerate, TakesAnUnquotedNo) {

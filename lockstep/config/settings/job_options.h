@@ -75,6 +75,7 @@ struct JobOptions {
   std::string visible_devices{};        ///< CUDA_VISIBLE_DEVICES; empty: unchanged.
   std::string mixed_precision{};        ///< no, fp16 or bf16; empty: the program's own.
   int gradient_accumulation_steps = 0;  ///< 0: the program's own.
+  std::string mesh{};                   ///< As parse_mesh reads; empty: the program's own.
   std::string zero_stage{};             ///< 0 to 3; empty: the program's own.
   std::string role = "default";         ///< ROLE_NAME.
   std::vector<EnvVariable> env{};       ///< Variables of every rank.

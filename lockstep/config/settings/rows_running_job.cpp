@@ -2,9 +2,11 @@
 // Settings of a running job: monitoring, output, and the ranks' environment.
 #include <fmt/format.h>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/text/split.h"
 #include "lockstep/config/document/scalars.h"
 #include "lockstep/config/settings/setting_rows.h"
+#include "lockstep/mesh/mesh_shape.h"
 
 namespace lockstep::config {
 namespace {
@@ -49,6 +51,17 @@ std::string check_streams(const std::string& text) {
     }
   }
   return "";
+}
+
+std::string check_mesh(const std::string& text) {
+  try {
+    parse_mesh(text, "mesh");
+    return "";
+  } catch (const ConfigError&) {
+    return "NAME=SIZE with one of pp, dp_replicate, dp_shard, cp, sp, tp and ep, like tp=2,pp=2; "
+           "not "
+           "cp together with sp";
+  }
 }
 
 }  // namespace
@@ -268,6 +281,17 @@ std::vector<SettingSpec> environment_rows() {
        .member = &JobOptions::gradient_accumulation_steps,
        .rank_variables =
            {{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS"}, {"LOCKSTEP_GRADIENT_ACCUMULATION_STEPS"}}},
+      {.name = "mesh",
+       .description =
+           "Arrange the ranks in these dimensions, like tp=2 or tp=2,dp_shard=2; the rest "
+           "is data parallel",
+       .flags = "--mesh",
+       .placeholder = "DIMS",
+       .variables = {"LOCKSTEP_MESH"},
+       .unset = kByProgram,
+       .check = check_mesh,
+       .member = &JobOptions::mesh,
+       .rank_variables = {{"LOCKSTEP_MESH"}}},
       {.name = "zero_stage",
        .type = Type::kInteger,
        .description = "ZeRO stage, for a program that sets none; 0: data parallel",

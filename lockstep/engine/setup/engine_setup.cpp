@@ -135,6 +135,15 @@ void EngineSetup::create_accelerator() {
   }
   context.accelerator =
       std::make_unique<Accelerator>(std::move(options), given_.connected->world, std::move(group));
+  const MeshShape& mesh = context.accelerator->mesh().shape;
+  if (!mesh.is_data_parallel()) {
+    throw ConfigError(
+        "initialize",
+        fmt::format(
+            "an engine trains data parallel models; got the mesh {}; use an Accelerator without a "
+            "ds_config, or no mesh",
+            mesh_text(mesh)));
+  }
 }
 
 /// Freezes the parameters of a model for inference: in stage 3, without an optimizer.

@@ -10,6 +10,7 @@
 #include "lockstep/base/text/shell.h"
 #include "lockstep/base/text/words.h"
 #include "lockstep/launcher/plan/cpu_bind.h"
+#include "lockstep/mesh/mesh_picture.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -29,6 +30,18 @@ HostEnvironment environment_of(const JobPlan& plan, size_t host, const Program& 
   return common;
 }
 
+std::string host_name(const PlannedHost& planned, size_t host) {
+  return planned.name.empty() ? fmt::format("with node rank {}", host) : planned.name;
+}
+
+std::vector<std::string> host_of_each_rank(const JobPlan& plan) {
+  std::vector<std::string> names;
+  for (size_t host = 0; host < plan.hosts.size(); ++host) {
+    names.insert(names.end(), plan.hosts[host].slots.size(), host_name(plan.hosts[host], host));
+  }
+  return names;
+}
+
 }  // namespace
 
 std::string dry_run_text(const JobPlan& plan, const Program& program) {
@@ -41,11 +54,15 @@ std::string dry_run_text(const JobPlan& plan, const Program& program) {
       plan.common.master_port == 0
           ? plan.common.master_addr + ", any free port"
           : fmt::format("{} port {}", plan.common.master_addr, plan.common.master_port));
+  if (plan.mesh) {
+    const std::string picture = mesh_picture(*plan.mesh, host_of_each_rank(plan));
+    text += picture.empty() ? "" : "\n" + picture;
+  }
   for (size_t host = 0; host < plan.hosts.size(); ++host) {
     const PlannedHost& planned = plan.hosts[host];
     text += fmt::format(
         "\nhost {}{}: {} {}\n",
-        planned.name.empty() ? fmt::format("with node rank {}", host) : planned.name,
+        host_name(planned, host),
         is_here(plan, host) ? " (this one)" : "",
         planned.slots.size() == 1 ? "slot" : "slots",
         core_list(planned.slots));
@@ -76,6 +93,12 @@ nlohmann::json dry_run_json(const JobPlan& plan, const Program& program) {
       {"master_addr", plan.common.master_addr},
       {"master_port", plan.common.master_port},
       {"max_restarts", plan.common.max_restarts}};
+  if (plan.mesh) {
+    for (const MeshDim dim : kMeshDims) {
+      object["mesh"][mesh_dim_name(dim)] = plan.mesh->size(dim);
+    }
+    object["mesh"]["ep"] = plan.mesh->ep;
+  }
   object["hosts"] = nlohmann::json::array();
   for (size_t host = 0; host < plan.hosts.size(); ++host) {
     const PlannedHost& planned = plan.hosts[host];

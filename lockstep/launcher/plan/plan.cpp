@@ -276,6 +276,19 @@ std::string binding_summary(const std::vector<std::vector<int>>& cores) {
   return cores.size() > kMostRanks ? text + ", ..." : text;
 }
 
+/// Throws ConfigError for a mesh that these hosts cannot have.
+MeshShape plan_mesh(const config::JobOptions& options, const JobPlan& plan) {
+  const bool shards = !options.zero_stage.empty() && options.zero_stage != "0";
+  const MeshShape shape =
+      resolve_mesh(parse_mesh(options.mesh, "--mesh"), plan.world_size(), shards);
+  std::vector<int> ranks;
+  for (const PlannedHost& host : plan.hosts) {
+    ranks.push_back(static_cast<int>(host.slots.size()));
+  }
+  expect_lines_on_hosts(shape, ranks);
+  return shape;
+}
+
 /// Computes the plan except its hosts.
 void finish_plan(
     const config::JobOptions& options, const std::vector<std::string>& inherited, JobPlan& plan) {
@@ -319,6 +332,9 @@ bool JobPlan::needs_files() const {
 JobPlan plan_job(const config::JobOptions& options, const std::vector<std::string>& inherited) {
   JobPlan plan;
   plan_hosts(options, plan);
+  if (!options.mesh.empty()) {
+    plan.mesh = plan_mesh(options, plan);
+  }
   finish_plan(options, inherited, plan);
   return plan;
 }

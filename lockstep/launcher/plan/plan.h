@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "lockstep/launcher/output/stream_choice.h"
 #include "lockstep/launcher/plan/cores.h"
 #include "lockstep/launcher/plan/rank_environment.h"
+#include "lockstep/mesh/mesh_shape.h"
 
 namespace lockstep::launcher {
 
@@ -32,7 +34,8 @@ struct JobPlan {
   size_t here = 0;                 ///< The index of this host.
   /// False: the hostfile names only other hosts, and `here` is unused.
   bool includes_this_host = true;
-  HostEnvironment common;  ///< Common to all hosts; host_environment() adds a host's values.
+  std::optional<MeshShape> mesh;  ///< Resolved; without one the program decides.
+  HostEnvironment common;         ///< Common to all hosts; host_environment() adds a host's values.
   ThreadPlan threads;
   /// For this host's local ranks; empty without binding.
   std::vector<std::vector<int>> cores;

@@ -258,6 +258,29 @@ TEST_F(PlanJob, CanBeDescribedWithoutARun) {
   EXPECT_THAT(text, HasSubstr("host other: slots 0-1\n  rank 1, slot 0\n    RANK=1\n"));
 }
 
+TEST_F(PlanJob, DescribesTheMesh) {
+  options_.hostfile = hostfile("localhost slots=2\nother slots=2\n");
+  options_.ranks = 0;
+  options_.mesh = "tp=2";
+  const Program program = {"/bin/true", {"true"}, false};
+  EXPECT_EQ(dry_run_json(plan(), program)["mesh"]["dp_replicate"], 2);
+  EXPECT_THAT(
+      dry_run_text(plan(), program),
+      HasSubstr("\nmesh: dp_replicate=2,tp=2 (4 ranks)\n"
+                "                  tp 0 1\n"
+                "  dp_replicate 0     0 1   on localhost\n"
+                "  dp_replicate 1     2 3   on other\n"));
+}
+
+TEST_F(PlanJob, RefusesAMeshThatTheHostsCannotHave) {
+  options_.hostfile = hostfile("localhost slots=1\nother slots=3\n");
+  options_.ranks = 0;
+  options_.mesh = "tp=2";
+  EXPECT_THAT(refusal(), HasSubstr("host 0 has 1 ranks, so the 2 ranks of a tp line"));
+  options_.mesh = "tp=3";
+  EXPECT_THAT(refusal(), HasSubstr("the mesh tp=3 needs a multiple of 3 ranks; the job has 4"));
+}
+
 TEST(IsThisHost, KnowsItsNamesAndAddresses) {
   for (const char* name : {"localhost", "LOCALHOST", "127.0.0.1", "me@localhost"}) {
     EXPECT_TRUE(is_this_host(name)) << name;

@@ -35,6 +35,7 @@ from .arguments import (
     make_core,
     plugin_of_environment,
     refuse_unsupported,
+    with_tensor_plugin,
 )
 from .backward import BackwardCalls
 from .checkpoints import CheckpointCalls
@@ -91,10 +92,8 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         expect_prepared_loader: bool = True,
         expect_equal_passes: bool = True,
     ) -> None:
-        refuse_unsupported(
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-        )
+        refuse_unsupported(megatron_lm_plugin=megatron_lm_plugin)
+        parallelism_config = with_tensor_plugin(parallelism_config, torch_tp_plugin)
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
             raise _core.ConfigError("[Accelerator] deepspeed_plugin and deepspeed_plugins are both given; pass one")
         project = project_config or ProjectConfiguration(project_dir=project_dir)

@@ -23,6 +23,7 @@ from ..utils.dataclasses import (
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
+    TorchTensorParallelPlugin,
 )
 
 _HANDLERS = (
@@ -33,8 +34,7 @@ _HANDLERS = (
     ProfileKwargs,
 )
 _INSTEAD = {
-    "torch_tp_plugin": "Lockstep has no tensor parallelism; shard the model with fsdp_plugin",
-    "megatron_lm_plugin": "Lockstep does not run Megatron-LM; shard the model with fsdp_plugin",
+    "megatron_lm_plugin": "Lockstep does not run Megatron-LM; use ParallelismConfig(tp_size=...), or fsdp_plugin",
 }
 
 _VARIABLES: dict[type, str] = {
@@ -63,6 +63,18 @@ def compile_plugin(backend: DynamoBackend | str | None, plugin: TorchDynamoPlugi
     if plugin is not None:
         raise _core.ConfigError("[Accelerator] dynamo_backend and dynamo_plugin are both given; pass dynamo_plugin")
     return TorchDynamoPlugin(backend=backend)
+
+
+def with_tensor_plugin(config: ParallelismConfig | None, plugin: Any) -> ParallelismConfig | None:
+    """Returns the configuration with the size of torch_tp_plugin, which Accelerate's older versions have."""
+    if plugin is None:
+        return config
+    if not isinstance(plugin, TorchTensorParallelPlugin) or config is not None:
+        raise _core.ConfigError(
+            f"[Accelerator] torch_tp_plugin is a {type(plugin).__name__} and parallelism_config {config}; expected a "
+            "TorchTensorParallelPlugin and None; pass ParallelismConfig(tp_size=...)"
+        )
+    return ParallelismConfig(tp_size=plugin.tp_size)
 
 
 def check_parallelism(state: AcceleratorState, zero: dict[str, Any] | None) -> None:
@@ -158,6 +170,8 @@ def make_core(
         "save_when_preempted": False,
         **given,
     }
+    if state.parallelism_config is not None and state.parallelism_config._mesh_text is not None:
+        options["mesh"] = state.parallelism_config._mesh_text
     if project.project_dir is not None:
         options["project_dir"] = str(project.project_dir)
     scaler, data_parallel = handlers[GradScalerKwargs], handlers[DistributedDataParallelKwargs]

@@ -186,10 +186,18 @@ class CheckpointCalls(AcceleratorBase):
         )
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """Returns the model's full state dict, on every process. Collective under ZeRO stage 3."""
+        """Returns the model's full state dict, on every process. Collective under ZeRO stage 3 and with tp."""
         core, module = self._core_and_module(model)
         if not core.shards_parameters:
-            return module.state_dict()
+            state: dict[str, torch.Tensor] = module.state_dict()
+            if core.divides_models:
+                state.update({name: full for name, full in core.full_tensors(module) if name in state})
+            return state
+        if core.divides_models:
+            raise _core.ConfigError(
+                "[get_state_dict] stage 3 shards the parts of a divided model, which are not put together yet; use stage 1 "
+                "or 2, or save with a mesh without tp"
+            )
         result: dict[str, torch.Tensor] = {}
 
         def copy() -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from .. import _core
 from .._buffers import share_transient_buffers
@@ -18,7 +19,13 @@ from ..optimizer import AcceleratedOptimizer, sparse_weights
 from ..scheduler import AcceleratedScheduler
 from ..state import AcceleratorState
 from ..utils._deepspeed_wrappers import DummyOptim, DummyScheduler
-from ..utils.dataclasses import AutocastKwargs, DataLoaderConfiguration, DynamoBackend, ProjectConfiguration
+from ..utils.dataclasses import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DynamoBackend,
+    ProjectConfiguration,
+    TorchTensorParallelConfig,
+)
 from ..utils.imports import is_bitsandbytes_multi_backend_available
 from ..utils.other import (
     compile_regions,
@@ -156,6 +163,8 @@ class PrepareCalls(AcceleratorBase):
         if models or optimizers:
             self._expect_own_plugin()
         new_models = [model for model in models if not any(model is known for known in self._models)]
+        if self._core.divides_models:
+            self._give_plans([own_module(model) for model in new_models])
         handles = self._core.prepare(
             [own_module(model) for model in models],
             [loader._core for loader in loaders],
@@ -175,6 +184,17 @@ class PrepareCalls(AcceleratorBase):
                 self._wrap_forward(model)
             if self.state.num_processes > 1 and self.device_placement and self.state.device.type != "cpu":
                 move_inputs(model, self.state.device)
+
+    def _give_plans(self, models: list[torch.nn.Module]) -> None:
+        """Gives models the plan by which prepare() divides them."""
+        config = self.state.parallelism_config
+        handler = config.tp_handler or TorchTensorParallelConfig()
+        if not isinstance(handler, TorchTensorParallelConfig):
+            raise _core.ConfigError(
+                f"[prepare] tp_handler is a {type(handler).__name__}; expected a TorchTensorParallelConfig"
+            )
+        for model in models:
+            model._lockstep_tensor_parallel = handler._options_for(model)  # type: ignore[assignment]
 
     def _place_model(self, model: torch.nn.Module, place: bool) -> None:
         device_map: Any = getattr(model, "hf_device_map", {})  # transformers' and Accelerate's models have it.
@@ -242,13 +262,22 @@ class PrepareCalls(AcceleratorBase):
             return loader
         config = self.dataloader_config
         on_device = self.device_placement if place is None else place
+        dispatch = config.dispatch_batches
+        if self._core.divides_models and (dispatch or isinstance(loader.dataset, IterableDataset)):
+            if dispatch is not False:
+                raise _core.ConfigError(
+                    "[prepare] the main process would read the batches of all, and ParallelismConfig has tp_size above 1, "
+                    "whose processes read the same batches; pass DataLoaderConfiguration(dispatch_batches=False)"
+                )
         return prepare_data_loader(
             loader,
             self.state.device,
+            self._core.data_group.size,
+            self._core.data_group.rank,
             split_batches=config.split_batches,
             put_on_device=on_device,
             rng_types=list(self.rng_types),
-            dispatch_batches=config.dispatch_batches,
+            dispatch_batches=dispatch,
             even_batches=config.even_batches,
             slice_fn_for_dispatch=slice_fn,
             use_seedable_sampler=config.use_seedable_sampler,

@@ -43,7 +43,7 @@ class ValueCalls(AcceleratorBase):
             return map_tensors(self._without_repeats(value), self._core.gather_for_metrics)
         batch = self._core.current_batch
         if batch is not None:
-            rows, new = batch[1][self.state.process_index], batch[2][self.state.process_index]
+            rows, new = batch[1][self._core.data_group.rank], batch[2][self._core.data_group.rank]
             value = first_rows(value, rows, new)
         return self._gather_objects(value)
 
@@ -55,7 +55,8 @@ class ValueCalls(AcceleratorBase):
         batch, loader = self._core.current_batch, GradientState().active_dataloader
         if batch is None or not batch[0] or not hasattr(loader, "total_batch_size"):
             return value
-        rows, complete = batch[1][self.state.process_index], loader.total_batch_size // self.state.num_processes
+        group = self._core.data_group
+        rows, complete = batch[1][group.rank], loader.total_batch_size // group.size
         if rows == complete:
             return value
         return map_tensors(
@@ -63,7 +64,7 @@ class ValueCalls(AcceleratorBase):
         )
 
     def _gather_objects(self, value: Any) -> list[Any]:
-        parts = [decode(text) for text in _core.all_gather_bytes(self.state.group, encode(value))]
+        parts = [decode(text) for text in _core.all_gather_bytes(self._core.data_group, encode(value))]
         return [item for part in parts for item in (part if isinstance(part, (list, tuple)) else [part])]
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

@@ -442,24 +442,75 @@ class MegatronLMPlugin(_Unsupported):
     """Options of Megatron-LM. The constructor throws ConfigError."""
 
     _reason = (
-        "Lockstep has no tensor or pipeline parallelism; to shard a model use FullyShardedDataParallelPlugin, or "
-        "DeepSpeedPlugin(zero_stage=3)"
+        "Lockstep does not run Megatron-LM's models; to divide layers use ParallelismConfig(tp_size=...), to shard a model "
+        "FullyShardedDataParallelPlugin or DeepSpeedPlugin(zero_stage=3)"
     )
 
 
 class _UnsupportedParallelism(_Unsupported):
     _reason = (
-        "Lockstep has no tensor, context or sequence parallelism; to shard a model use FullyShardedDataParallelPlugin, "
-        "whose HYBRID_SHARD shards within a host and replicates between hosts"
+        "Lockstep's Accelerator does not divide sequences; use activation checkpointing for long ones, or ParallelismConfig "
+        "with tp_size and sequence_parallel"
     )
 
 
-class TorchTensorParallelPlugin(_UnsupportedParallelism):
-    """Options of tensor parallelism. The constructor throws ConfigError."""
+@dataclass
+class TorchTensorParallelConfig:
+    """Which layers the processes of ParallelismConfig's tp_size divide, and how. `enable_async_tp` is a ConfigError.
+
+    `plan` maps the names of modules, with `*` for any one part, to styles: "colwise", "colwise_gather", "rowwise",
+    "embedding", "sequence", "whole", "whole_sum_gradient", or transformers' names for them; a layer that fuses several
+    has a tuple of the style and their relative sizes: ("colwise", (1, 1, 1)). None: the model's `tp_plan`.
+    `example`, a function without arguments, returns the model's result on a small batch: prepare() compares it before and
+    after the division. A plan needs one, since a model with a fixed number of heads would become another function; that
+    of a model itself does not. `sequence_parallel` divides what is between divided layers along the sequence.
+    """
+
+    enable_async_tp: bool = False
+    plan: dict[str, Any] | None = None
+    example: Callable[[], torch.Tensor] | None = None
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        if self.enable_async_tp:
+            raise ConfigError(
+                "[TorchTensorParallelConfig] enable_async_tp is torch.compile's; Lockstep sends one message for each "
+                "pair of divided layers; remove it"
+            )
+        if self.plan is not None and self.example is None:
+            raise ConfigError(
+                "[TorchTensorParallelConfig] a plan is given and no example; expected a function that returns the "
+                "model's result on a small batch, like lambda: model(tokens)"
+            )
+
+    def _options_for(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Returns the options of the C++ library for a model, whose own plan counts if none is given."""
+        plan = getattr(model, "tp_plan", None) if self.plan is None else self.plan
+        if not plan:
+            raise ConfigError(
+                f"[prepare] ParallelismConfig has tp_size above 1, and {type(model).__name__} has no tp_plan; pass "
+                "tp_handler=TorchTensorParallelConfig(plan={...}, example=...)"
+            )
+        rules = [(name, *((style, ()) if isinstance(style, str) else style)) for name, style in plan.items()]
+        return {
+            "plan": [(name, style, list(fused)) for name, style, fused in rules],
+            "example": self.example,
+            "sequence_parallel": self.sequence_parallel,
+        }
 
 
-class TorchTensorParallelConfig(_UnsupportedParallelism):
-    """Options of tensor parallelism. The constructor throws ConfigError."""
+@dataclass
+class TorchTensorParallelPlugin:
+    """Accelerate's older form of ParallelismConfig(tp_size=...), for Accelerator's `torch_tp_plugin`."""
+
+    tp_size: int = 1
+    torch_device_mesh: Any = None
+
+    def __post_init__(self) -> None:
+        if self.torch_device_mesh is not None:
+            raise ConfigError(
+                "[TorchTensorParallelPlugin] a torch_device_mesh is given, and Lockstep makes its own; expected None"
+            )
 
 
 class TorchContextParallelConfig(_UnsupportedParallelism):
