@@ -16,6 +16,7 @@
 #include "cli/flight/flight_command.h"
 #include "cli/launch/launch_command.h"
 #include "cli/report/report_command.h"
+#include "cli/schedule/schedule_command.h"
 #include "cli/test/test_command.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"

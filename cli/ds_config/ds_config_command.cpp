@@ -7,13 +7,11 @@
 #include "cli/common/numbers.h"
 #include "cli/common/usage_formatter.h"
 #include "cli/ds_config/ds_config_report.h"
-#include "cli/ds_config/schedule_report.h"
 
 namespace lockstep::cli {
 namespace {
 
 constexpr int64_t kMostWorldSize = 1'000'000;
-constexpr double kMostRate = 1e6;
 
 constexpr const char* kDsConfigFooter = R"(Examples:
   lockstep ds-config check ds_config.json --world 8
@@ -44,22 +42,6 @@ an alternative); then the optimizers and schedules with their parameters.
 
 Exit code: 0.)";
 
-constexpr const char* kScheduleFooter = R"(Examples:
-  lockstep schedule ds_config.json --steps 5000
-  lockstep schedule ds_config.json --steps 5000 --plot
-  lockstep schedule ds_config.json --steps 5000 --json | jq .lr
-
-Prints the learning rates (and momenta) of the scheduler section: at construction, which is step
-0, and after each step. The n-th update of a run uses the rate of step n - 1. A long table shows
-some of the steps, always those where a phase begins or ends; --json has all.
-
-Exit code: 0; 2 for a file with errors or without a scheduler, or a usage error.)";
-
-std::string file_among(const std::string& command, const std::vector<std::string>& words) {
-  expect_words(command, words, 1, 1, "one file, like ds_config.json");
-  return words[0];
-}
-
 }  // namespace
 
 DsConfigCommand::DsConfigCommand(CLI::App& app)
@@ -87,41 +69,12 @@ int DsConfigCommand::run(const std::vector<std::string>& words) const {
   }
   const std::string name = "lockstep ds-config check";
   return print_report("lockstep.ds-config.check", json_, [&] {
-    const std::string file = file_among(name, words);
+    expect_words(name, words, 1, 1, "one file, like ds_config.json");
     if (!world_size_) {
       throw ConfigError(
           name, "--world N is missing; expected the number of ranks, which batch sizes depend on");
     }
-    return ds_config_report(file, *world_size_, !json_);
-  });
-}
-
-ScheduleCommand::ScheduleCommand(CLI::App& app)
-    : command_(app.add_subcommand("schedule", "Show the learning rates of a ds_config.json")) {
-  set_help(
-      *command_, "lockstep schedule FILE --steps N [--lr RATE] [--json|--plot]", kScheduleFooter);
-  command_->add_option("--steps", steps_, "Number of steps")
-      ->type_name("N")
-      ->check(integer_between(1, kMostScheduleSteps));
-  command_->add_option("--lr", lr_, "The optimizer's rate, instead of the file's")
-      ->type_name("RATE")
-      ->check(number_between(0, kMostRate));
-  command_->add_flag("--json", json_, "Print one JSON object, also for errors");
-  command_->add_flag("--plot", plot_, "Draw a plot");
-}
-
-int ScheduleCommand::run(const std::vector<std::string>& words) const {
-  const std::string name = "lockstep schedule";
-  return print_report("lockstep.schedule", json_, [&] {
-    const std::string file = file_among(name, words);
-    if (!steps_) {
-      throw ConfigError(name, "--steps N is missing; expected the number of steps");
-    }
-    if (json_ && plot_) {
-      throw ConfigError(name, "--json and --plot are both given; give only one");
-    }
-    return schedule_report(
-        {.file = file, .steps = *steps_, .base_lr = lr_, .plot = plot_, .log_errors = !json_});
+    return ds_config_report(words[0], *world_size_, !json_);
   });
 }
 

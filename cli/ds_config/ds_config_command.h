@@ -30,22 +30,4 @@ class DsConfigCommand {
   bool markdown_ = false;
 };
 
-/// The command `lockstep schedule`: prints the learning rates of a ds_config.json.
-class ScheduleCommand {
- public:
-  /// Adds the command to `app`, which must not outlive this.
-  explicit ScheduleCommand(CLI::App& app);
-
-  bool was_given() const { return command_->parsed(); }
-  /// Runs with the file in `words`; returns the exit code. Throws ConfigError for invalid options.
-  int run(const std::vector<std::string>& words) const;
-
- private:
-  CLI::App* command_;  // [not null]
-  std::optional<int64_t> steps_;
-  std::optional<double> lr_;
-  bool json_ = false;
-  bool plot_ = false;
-};
-
 }  // namespace lockstep::cli

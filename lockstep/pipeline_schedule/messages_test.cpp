@@ -25,12 +25,12 @@ bool is_message(const Action& action) {
 /// Returns the action of the other rank that a message needs.
 Action counterpart_of(const Action& action) {
   using enum ActionKind;
-  static const std::map<ActionKind, std::pair<ActionKind, int>> kOthers = {
+  static const std::map<ActionKind, std::pair<ActionKind, int>> others = {
       {kSendActivation, {kReceiveActivation, 1}},
       {kReceiveActivation, {kSendActivation, -1}},
       {kSendGradient, {kReceiveGradient, -1}},
       {kReceiveGradient, {kSendGradient, 1}}};
-  const auto [kind, step] = kOthers.at(action.kind);
+  const auto [kind, step] = others.at(action.kind);
   return {.kind = kind, .chunk = action.chunk + step, .micro_batch = action.micro_batch};
 }
 

@@ -7,8 +7,9 @@
 
 /// Pipeline schedules as lists of actions: the order in which each rank computes the micro-batches.
 ///
-/// The model is cut into chunks, and chunk c is on rank c % ranks, as in Megatron and torch (torch
-/// calls a chunk a stage). All functions are pure, thread-safe, and need no torch.
+/// The model is cut into chunks, and chunk c is on rank c % ranks, as in Megatron and torch. All
+/// chunks of a rank are its stage. (torch calls each chunk a stage.) All functions are pure,
+/// thread-safe, and need no torch.
 namespace lockstep::pipeline_schedule {
 
 /// The order of a pipeline's computations.

@@ -37,7 +37,7 @@ ScheduleKind kind_of(const std::string& name) {
 /// Writes actions as torch does: "5F3 5B3". `splits_all`: torch also splits the backwards that we
 /// compute at once.
 std::string in_words_of_torch(const std::vector<Action>& actions, bool splits_all) {
-  static const std::map<ActionKind, char> kLetters = {
+  static const std::map<ActionKind, char> letters = {
       {ActionKind::kForward, 'F'},
       {ActionKind::kBackward, 'B'},
       {ActionKind::kBackwardInput, 'I'},
@@ -52,7 +52,7 @@ std::string in_words_of_torch(const std::vector<Action>& actions, bool splits_al
       add(action, 'I');
       add(action, 'W');
     } else {
-      add(action, kLetters.at(action.kind));
+      add(action, letters.at(action.kind));
     }
   }
   return text;

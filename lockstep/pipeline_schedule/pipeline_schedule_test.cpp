@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/pipeline_schedule/pipeline_schedule.h"
 
-#include <cstdio>
 #include <map>
 #include <utility>
 
@@ -24,6 +23,11 @@ std::string fault_of(const ScheduleShape& shape, const ActionLists& lists) {
   if (lists.size() != static_cast<size_t>(shape.ranks)) {
     return "wrong number of ranks";
   }
+  const std::map<ActionKind, std::pair<Progress, Progress>> steps = {
+      {ActionKind::kForward, {kNothing, kForwardDone}},
+      {ActionKind::kBackward, {kForwardDone, kAllDone}},
+      {ActionKind::kBackwardInput, {kForwardDone, kInputDone}},
+      {ActionKind::kBackwardWeight, {kInputDone, kAllDone}}};
   std::map<std::pair<int, int>, Progress> progress;  // Of [chunk, micro-batch].
   for (size_t rank = 0; rank < lists.size(); ++rank) {
     for (const Action& action : lists[rank]) {
@@ -34,21 +38,16 @@ std::string fault_of(const ScheduleShape& shape, const ActionLists& lists) {
           action.micro_batch >= shape.micro_batches || action.micro_batch < 0) {
         return "unknown: " + describe(action);
       }
-      static const std::map<ActionKind, std::pair<Progress, Progress>> kSteps = {
-          {ActionKind::kForward, {kNothing, kForwardDone}},
-          {ActionKind::kBackward, {kForwardDone, kAllDone}},
-          {ActionKind::kBackwardInput, {kForwardDone, kInputDone}},
-          {ActionKind::kBackwardWeight, {kInputDone, kAllDone}}};
       Progress& at = progress[{action.chunk, action.micro_batch}];
-      const auto [before, after] = kSteps.at(action.kind);
+      const auto [before, after] = steps.at(action.kind);
       if (at != before) {
         return "out of order: " + describe(action);
       }
       at = after;
     }
   }
-  if (progress.size() !=
-      static_cast<size_t>(shape.ranks * shape.chunks_per_rank * shape.micro_batches)) {
+  const int forwards = shape.ranks * shape.chunks_per_rank * shape.micro_batches;
+  if (static_cast<int>(progress.size()) != forwards) {
     return "missing";
   }
   for (const auto& [key, at] : progress) {
@@ -164,11 +163,13 @@ TEST(PipelineSchedule, TheProposedNumbersOfMicroBatchesAreValid) {
     if (error == "no error") {
       continue;
     }
-    int fewer = 0;
-    int more = 0;
+    // "...; use 8 or 10 micro-batches, or 1 chunk"
     const size_t use = error.find("use ");
+    const size_t either = error.find(" or ", use);
     ASSERT_NE(use, std::string::npos) << error;
-    ASSERT_EQ(std::sscanf(error.c_str() + use, "use %d or %d", &fewer, &more), 2) << error;
+    ASSERT_NE(either, std::string::npos) << error;
+    const int fewer = std::stoi(error.substr(use + 4));
+    const int more = std::stoi(error.substr(either + 4));
     EXPECT_LT(fewer, micro_batches);
     EXPECT_GT(more, micro_batches);
     for (const int proposed : {fewer, more}) {

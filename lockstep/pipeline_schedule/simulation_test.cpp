@@ -2,6 +2,7 @@
 #include "lockstep/pipeline_schedule/simulation.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -22,10 +23,10 @@ using testing::HasSubstr;
 constexpr double kTolerance = 1e-9;
 
 /// Times of equal chunks, for which the formulas hold: W at most F and B.
-const std::vector<ChunkTimes> kEqualChunks = {
-    {.forward = 1, .backward_input = 1, .backward_weight = 1},
-    {.forward = 3, .backward_input = 4, .backward_weight = 2},
-    {.forward = 2, .backward_input = 1.5, .backward_weight = 0.5}};
+constexpr std::array kEqualChunks = {
+    ChunkTimes{.forward = 1, .backward_input = 1, .backward_weight = 1},
+    ChunkTimes{.forward = 3, .backward_input = 4, .backward_weight = 2},
+    ChunkTimes{.forward = 2, .backward_input = 1.5, .backward_weight = 0.5}};
 
 /// When each computation ended: [forward, backward for inputs, backward for weights] by chunk and
 /// micro-batch.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/ds_config/schedule_report.h"
+#include "cli/schedule/schedule_report.h"
 
 #include <algorithm>
 #include <map>
