@@ -76,7 +76,7 @@ int train(const Options& options) {
            {.plan = plan(options.sequence_parallel),
             .sequence_parallel = options.sequence_parallel,
             // prepare() compares it before and after it divides the model.
-            .example = [&] { return net->features(texts.slice(0, 0, 2).slice(1, 1)); }},
+            .example = [&] { return net->forward(texts.slice(0, 0, 2).slice(1, 1)); }},
        .zero = options.zero > 0 ? std::optional(lockstep::ZeroPlugin{.stage = options.zero})
                                 : std::nullopt});
   const int64_t batch_size = options.batch_size / accelerator.mesh().data.size();

@@ -72,16 +72,13 @@ struct GptImpl : torch::nn::Module {
         "head", torch::nn::Linear(torch::nn::LinearOptions(width, options.words).bias(false)));
   }
 
-  torch::Tensor forward(const torch::Tensor& input) { return head(features(input)); }
-
-  /// Returns the input of the last layer.
-  torch::Tensor features(const torch::Tensor& input) {
+  torch::Tensor forward(const torch::Tensor& input) {
     const auto places = torch::arange(input.size(1), input.device()).unsqueeze(0);
     torch::Tensor x = words(input) + positions(places);
     for (const auto& block : *blocks) {
       x = block->as<GptBlock>()->forward(x);
     }
-    return norm(x);
+    return head(norm(x));
   }
 
   torch::nn::Embedding words{nullptr}, positions{nullptr};

@@ -25,8 +25,9 @@ struct TensorParallelOptions {
   /// Each parameter needs a rule then.
   bool sequence_parallel = false;
   /// Computes the model on a small batch, the same on all ranks. prepare() compares its result
-  /// before and after the division, without dropout. Required: a model that computes its number of
-  /// heads from a constant would become another function without an error.
+  /// before and after the division, without dropout; then a rank may have a part of it. Required: a
+  /// model that computes its number of heads from a constant would become another function without
+  /// an error.
   std::function<at::Tensor()> example = nullptr;
   /// Allows a plan without an example.
   bool without_example = false;

@@ -21,9 +21,24 @@ _HINT = (
 _ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")  # Of the mesh's dimensions.
 
 
+def _launched_sizes() -> dict[str, int]:
+    """Returns the sizes of `lockstep launch --mesh`. Throws ConfigError for a dimension that ParallelismConfig lacks."""
+    sizes = {}
+    for part in filter(None, os.environ.get("LOCKSTEP_MESH", "").split(",")):
+        name, _, size = part.partition("=")
+        if name not in _ORDER or not size.isdigit():
+            raise ConfigError(f"[LOCKSTEP_MESH] the mesh has '{part}'; expected NAME=SIZE with one of {', '.join(_ORDER)}")
+        sizes[f"{name}_size"] = int(size)
+    return sizes
+
+
 def _size(name: str, given: int | None) -> int:
-    """Returns a size, or that of the variable PARALLELISM_CONFIG_<NAME>, or 1. Throws ConfigError for less than 1."""
-    size = int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) if given is None else given
+    """Returns a size, or that of LOCKSTEP_MESH or PARALLELISM_CONFIG_<NAME>, or 1. Throws ConfigError for less than 1."""
+    if given is None:
+        launched = _launched_sizes() or {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1"))}
+        size = launched.get(name, 1)
+    else:
+        size = given
     if size < 1:
         raise ConfigError(f"[{_WHERE}] {name} is {size}; expected at least 1")
     return size

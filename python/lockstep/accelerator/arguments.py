@@ -53,6 +53,8 @@ def refuse_unsupported(**given: Any) -> None:
 
 def plugin_of_environment(kind: type) -> Any:
     """Returns the plugin that the launcher requested by variables, or None."""
+    if kind is ParallelismConfig and os.environ.get("LOCKSTEP_MESH"):
+        return kind()
     return kind() if os.environ.get(_VARIABLES[kind], "false").lower() in ("true", "1") else None
 
 
