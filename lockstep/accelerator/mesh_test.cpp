@@ -208,6 +208,23 @@ TEST(Mesh, ACheckpointOfOneProcessIsDivided) {
   expect_close(train({.world = 4, .mesh = {.tp = 2}, .load_from = saved}), expected);
 }
 
+TEST(Mesh, ACheckpointOfZeroOnAMeshFitsOthers) {
+  const Weights expected = train({});
+  for (const int stage : {1, 2, 3}) {
+    const TestFolder folder;
+    const std::filesystem::path saved = folder.path() / "saved";
+    const Job job{.world = 4, .mesh = {.tp = 2}, .zero_stage = stage};
+    Job saving = job;
+    saving.save_to = saved;
+    expect_close(train(saving), expected);
+    for (Job resumed : {job, Job{.world = 1}, Job{.world = 2, .zero_stage = 3}}) {
+      resumed.load_from = saved;
+      SCOPED_TRACE(resumed.world);
+      expect_close(train(resumed), expected);
+    }
+  }
+}
+
 std::string error_on_mesh(const Job& job) {
   return error_of<ConfigError>([&] { train(job); });
 }

@@ -294,10 +294,6 @@ void StateSaver::save(
         "an engine of a ds_config trains the model, and saves during the call; turn async_save "
         "off");
   }
-  if (objects_.sharding) {
-    objects_.refuse_divided(
-        "save_state", "files of ZeRO's shards are not written for divided models yet");
-  }
   const auto began = Clock::now();
   SaveTimings timings;
   wait();

@@ -24,6 +24,13 @@ NamedTensors full_optimizer_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps);
 NamedTensors own_optimizer_tensors(const PreparedObjects& objects, NamedTensors saved);
 
+/// Do the same under ZeRO, from the shards, fp32 masters where there are some. Collective also
+/// among the processes that shard a model; costs an all_reduce of each tensor's part there.
+NamedTensors full_sharded_model_tensors(
+    const PreparedObjects& objects, const NamedTensors& own, bool keeps);
+NamedTensors full_sharded_optimizer_tensors(
+    const PreparedObjects& objects, const NamedTensors& own, bool keeps);
+
 /// Returns the number of bytes of the full tensors. Local.
 int64_t full_bytes(const PreparedObjects& objects, const NamedTensors& own);
 

@@ -74,6 +74,13 @@ void ModelsPart::collect(StateToSave& state) const {
     if (is_sharded) {
       objects_.sharding->write_back();
     }
+    if (is_sharded && model.divided) {
+      NamedTensors full = full_sharded_model_tensors(objects_, tensors, disk.is_writer);
+      if (disk.is_writer) {
+        state.contents.add_tensors(files::model(i), std::move(full), {{"format", "pt"}});
+      }
+      continue;
+    }
     if (is_sharded && !objects_.saves_full_state_dict()) {
       add_sharded_model(
           state.contents, files::numbered("model", i), tensors, *objects_.sharding, disk);

@@ -70,7 +70,16 @@ void OptimizersPart::collect_optimizer(
       return;
     }
   }
-  if (objects_.sharding) {
+  if (objects_.context.mesh.tensor.size() > 1 && !of_each_rank) {
+    // Gathered tensors would take the full state's memory on every process if all wrote a share.
+    const NamedTensors own = optimizer_tensors(inner, names);
+    NamedTensors full = objects_.sharding
+                            ? full_sharded_optimizer_tensors(objects_, own, groups.is_writer())
+                            : full_optimizer_tensors(objects_, own, groups.is_writer());
+    if (groups.is_writer()) {
+      state.contents.add_tensors(stem + ".safetensors", std::move(full));
+    }
+  } else if (objects_.sharding) {
     add_sharded_optimizer(
         state.contents,
         stem,
@@ -78,13 +87,6 @@ void OptimizersPart::collect_optimizer(
         *objects_.sharding,
         names,
         {.on_each_host = groups.on_each_host(), .is_writer = groups.is_writer()});
-  } else if (objects_.context.mesh.tensor.size() > 1 && !of_each_rank) {
-    // Gathered tensors would take the full state's memory on every process if all wrote a share.
-    NamedTensors full =
-        full_optimizer_tensors(objects_, optimizer_tensors(inner, names), groups.is_writer());
-    if (groups.is_writer()) {
-      state.contents.add_tensors(stem + ".safetensors", std::move(full));
-    }
   } else if (of_each_rank) {
     state.contents.add_tensors(stem + ".safetensors", optimizer_tensors(inner, names));
   } else {
