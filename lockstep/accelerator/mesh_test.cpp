@@ -16,6 +16,7 @@
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/tensor_parallel/test_gpt.h"
+#include "lockstep/zero/activation/activation_checkpoint.h"
 
 namespace lockstep {
 namespace {
@@ -55,6 +56,7 @@ struct Job {
   bool sequence_parallel = false;
   bool tied = false;
   bool frozen = false;
+  bool activation_checkpointing = false;
   int64_t accumulation = 1;
   std::filesystem::path save_to = {};    ///< After the first pass.
   std::filesystem::path load_from = {};  ///< Before the only pass.
@@ -105,6 +107,11 @@ Weights train(const Job& job) {
     if (job.frozen) {
       model->positions->weight.set_requires_grad(false);
       model->blocks[0]->as<test_gpt::Block>()->qkv->weight.set_requires_grad(false);
+    }
+    if (job.activation_checkpointing) {
+      model->run_block = [](const test_gpt::Block& block, const at::Tensor& x) {
+        return activation_checkpoint(block, x);
+      };
     }
     const int64_t rows =
         kGlobalBatch / job.accumulation /
@@ -172,6 +179,18 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair("frozen", Job{.world = 4, .mesh = {.tp = 2}, .frozen = true}),
         std::pair("accumulation", Job{.world = 4, .mesh = {.tp = 2}, .accumulation = 2}),
         std::pair("sequence", Job{.world = 4, .mesh = {.tp = 2}, .sequence_parallel = true}),
+        std::pair(
+            "activation_checkpointing",
+            Job{.world = 4, .mesh = {.tp = 2}, .activation_checkpointing = true}),
+        std::pair(
+            "activation_checkpointing_of_sequences",
+            Job{.world = 4,
+                .mesh = {.tp = 2},
+                .sequence_parallel = true,
+                .activation_checkpointing = true}),
+        std::pair(
+            "activation_checkpointing_with_zero_3",
+            Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 3, .activation_checkpointing = true}),
         std::pair("zero_1", Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 1}),
         std::pair("zero_2", Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 2}),
         std::pair("zero_3", Job{.world = 4, .mesh = {.tp = 2}, .zero_stage = 3}),

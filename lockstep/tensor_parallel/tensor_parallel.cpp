@@ -8,9 +8,14 @@
 #include <fmt/ranges.h>
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/class_name.h"
+#include "lockstep/comm/call_scope.h"
 #include "lockstep/tensor_parallel/divided_param.h"
 
 namespace lockstep::tensor_parallel {
@@ -53,6 +58,35 @@ bool divides_weights(TensorStyle style) {
          style != TensorStyle::kWholeSumGradient;
 }
 
+/// Adds the gradients of all ranks before they are accumulated. torch cannot remove such a hook, so
+/// it refers to the group weakly.
+class SumHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit SumHook(std::weak_ptr<const Group> group) : group_(std::move(group)) {}
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    const std::shared_ptr<const Group> held = group_.lock();
+    if (!held || !gradients[0].defined()) {
+      return gradients;
+    }
+    const comm::CallScope call("backward");
+    at::Tensor sum;
+    run_callback([&] {
+      Group group = *held;
+      sum = group.all_reduce(gradients[0].clone(at::MemoryFormat::Contiguous)).wait();
+    });
+    return {sum};
+  }
+
+ private:
+  std::weak_ptr<const Group> group_;
+};
+
+// A shared_ptr up to torch 2.12, an intrusive_ptr from 2.13 on.
+using Accumulator =
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
 /// Returns the dimension of a module's weight that a style divides.
 int64_t divided_dim(TensorStyle style) {
   return style == TensorStyle::kRowwise ? 1 : 0;
@@ -60,12 +94,20 @@ int64_t divided_dim(TensorStyle style) {
 
 }  // namespace
 
+/// Held: a tensor refers to its accumulator only weakly.
+struct TensorParallel::Accumulators {
+  std::vector<Accumulator> nodes;
+};
+
 TensorParallel::TensorParallel(
     const NamedTensors& parameters,
     const ModuleClasses& modules,
     const TensorParallelOptions& options,
     const Group& group)
-    : group_(group), sequence_parallel_(options.sequence_parallel) {
+    : group_(group),
+      hooked_(std::make_shared<const Group>(group)),
+      accumulators_(std::make_unique<Accumulators>()),
+      sequence_parallel_(options.sequence_parallel) {
   install_dispatch();
   std::set<std::string> named;
   for (const TensorRule& rule : options.plan) {
@@ -126,9 +168,6 @@ TensorParallel::TensorParallel(
 }
 
 TensorParallel::~TensorParallel() {
-  for (const Hook& hook : hooks_) {
-    hook.parameter.remove_hook(hook.index);
-  }
   for (const Entry& entry : entries_) {
     comm::unmark_divided(entry.parameter);
   }
@@ -232,11 +271,11 @@ void TensorParallel::sum_gradient(const at::Tensor& parameter) {
   if (!parameter.requires_grad()) {
     return;
   }
-  const unsigned index = parameter.register_hook([group = group_](const at::Tensor& gradient) {
-    Group ranks = group;
-    return ranks.all_reduce(gradient.clone(at::MemoryFormat::Contiguous)).wait();
-  });
-  hooks_.push_back({parameter, index});
+  // On the accumulator, not on the tensor: a checkpoint of activations computes gradients twice,
+  // and accumulates them once.
+  Accumulator node = torch::autograd::impl::grad_accumulator(parameter);
+  node->add_pre_hook(std::make_unique<SumHook>(hooked_));
+  accumulators_->nodes.push_back(std::move(node));
 }
 
 TensorParallel::Entry* TensorParallel::find(const at::Tensor& parameter) {

@@ -81,10 +81,7 @@ class TensorParallel {
     at::Tensor parameter;
     std::shared_ptr<const DividedParam> info;
   };
-  struct Hook {
-    at::Tensor parameter;
-    unsigned index;
-  };
+  struct Accumulators;
   Entry* find(const at::Tensor& parameter);
   const Entry* find(const at::Tensor& parameter) const;
   void apply_rule(
@@ -94,10 +91,11 @@ class TensorParallel {
   void sum_gradient(const at::Tensor& parameter);
 
   Group group_;
+  std::shared_ptr<const Group> hooked_;         ///< That of the hooks, which end with this object.
+  std::unique_ptr<Accumulators> accumulators_;  ///< Of the parameters whose gradients are added.
   bool sequence_parallel_;
   std::vector<Entry> entries_;                     ///< The divided ones, and those of sequences.
   std::unordered_map<const void*, size_t> index_;  ///< Of a parameter in `entries_`.
-  std::vector<Hook> hooks_;  ///< Those that add the gradients of the parts of a sequence.
 };
 
 }  // namespace tensor_parallel

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,11 +76,14 @@ struct GptImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens) {
     at::Tensor x = words(tokens) + positions(at::arange(tokens.size(1)).unsqueeze(0));
     for (const auto& block : *blocks) {
-      x = block->as<Block>()->forward(x);
+      x = run_block(std::dynamic_pointer_cast<BlockImpl>(block), x);
     }
     return head ? head(norm(x)) : at::linear(norm(x), words->weight);
   }
 
+  /// Computes a block, perhaps with a checkpoint of its activations.
+  std::function<at::Tensor(const Block&, const at::Tensor&)> run_block =
+      [](Block block, const at::Tensor& x) { return block->forward(x); };
   torch::nn::Embedding words, positions;
   torch::nn::ModuleList blocks;
   torch::nn::LayerNorm norm{nullptr};
