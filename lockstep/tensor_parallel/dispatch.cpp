@@ -128,8 +128,12 @@ at::Tensor divided_product(
       const at::Tensor own = multiply(shared.enter(input, *weight), plain, bias);
       return weight->style == TensorStyle::kColwise ? own : gather_columns(own, weight->group);
     }
-    case TensorStyle::kRowwise: {
-      const at::Tensor sum = leave(multiply(input, plain, at::Tensor()), *weight);
+    case TensorStyle::kRowwise:
+    case TensorStyle::kRowwiseSplitInput: {
+      const at::Tensor own = weight->style == TensorStyle::kRowwise
+                                 ? input
+                                 : own_part(input, input.dim() - 1, weight->group);
+      const at::Tensor sum = leave(multiply(own, plain, at::Tensor()), *weight);
       // In the dtype of the product, which autocast may have chosen.
       return bias.defined() ? at::add(sum, bias.to(sum.scalar_type())) : sum;
     }
@@ -228,7 +232,7 @@ at::Tensor embedding(
     const Known divided = known(weight, "embedding");
     if (divided->style == TensorStyle::kSequence) {
       const c10::impl::ExcludeDispatchKeyGuard own_work(kDividedParamKey);
-      result = own_part_of_sequence(
+      result = own_part(
           at::embedding(
               WithoutMark::apply(weight),
               indices,
@@ -240,7 +244,7 @@ at::Tensor embedding(
       return;
     }
     // A tied output layer has another style, with the same rows.
-    if (divided->style == TensorStyle::kRowwise || scale_grad_by_freq || sparse) {
+    if (divided->layout.dim() != 0 || scale_grad_by_freq || sparse) {
       throw ConfigError(
           "tensor_parallel",
           fmt::format(

@@ -83,7 +83,7 @@ int64_t checked_dim(const at::Tensor& tensor, int64_t dim, const Group& group) {
     throw ConfigError(
         "tensor_parallel",
         fmt::format(
-            "dimension {} of activations [{}] is the sequence; expected a multiple of {}, the "
+            "dimension {} of activations [{}] is divided; expected a multiple of {}, the "
             "ranks "
             "that divide it; pad the sequence",
             dim,
@@ -108,11 +108,11 @@ at::Tensor gather_columns(const at::Tensor& own_columns, const Group& group) {
                            : Mapping<gather, own>::apply(own_columns, own_columns.dim() - 1, group);
 }
 
-at::Tensor gather_sequence(const at::Tensor& own_part, int64_t dim, const Group& group) {
+at::Tensor gather_sequence(const at::Tensor& part, int64_t dim, const Group& group) {
   if (group.size() == 1) {
-    return own_part;
+    return part;
   }
-  return Mapping<gather, scatter>::apply(own_part, dim < 0 ? dim + own_part.dim() : dim, group);
+  return Mapping<gather, scatter>::apply(part, dim < 0 ? dim + part.dim() : dim, group);
 }
 
 at::Tensor scatter_sum(const at::Tensor& partial, int64_t dim, const Group& group) {
@@ -122,7 +122,7 @@ at::Tensor scatter_sum(const at::Tensor& partial, int64_t dim, const Group& grou
   return Mapping<scatter, gather>::apply(partial, checked_dim(partial, dim, group), group);
 }
 
-at::Tensor own_part_of_sequence(const at::Tensor& input, int64_t dim, const Group& group) {
+at::Tensor own_part(const at::Tensor& input, int64_t dim, const Group& group) {
   if (group.size() == 1) {
     return input;
   }

@@ -35,6 +35,6 @@ at::Tensor scatter_sum(const at::Tensor& partial, int64_t dim, const Group& grou
 
 /// Returns the own part of `input`, which is equal on all ranks. The gradient is gathered: one
 /// all_gather. Throws ConfigError unless the ranks divide the dimension.
-at::Tensor own_part_of_sequence(const at::Tensor& input, int64_t dim, const Group& group);
+at::Tensor own_part(const at::Tensor& input, int64_t dim, const Group& group);
 
 }  // namespace lockstep::tensor_parallel

@@ -89,11 +89,11 @@ TEST(Region, AScatteredSumGathersGradients) {
 TEST(Region, AnOwnPartGathersGradients) {
   ranks(2, [](const Group& group) {
     const at::Tensor input = at::arange(48, at::kDouble).view({2, 4, 6}).requires_grad_();
-    const at::Tensor output = own_part_of_sequence(input, 1, group);
+    const at::Tensor output = own_part(input, 1, group);
     EXPECT_TRUE(at::equal(output, input.narrow(1, 2 * group.rank(), 2)));
     (output * weights(input).narrow(1, 2 * group.rank(), 2)).sum().backward();
     EXPECT_TRUE(at::equal(input.grad(), weights(input)));
-    EXPECT_THROW(own_part_of_sequence(at::ones({2, 3, 6}), 1, group), ConfigError);
+    EXPECT_THROW(own_part(at::ones({2, 3, 6}), 1, group), ConfigError);
     EXPECT_THROW(scatter_sum(at::ones({6}), -2, group), ConfigError);
   });
 }

@@ -23,11 +23,13 @@ constexpr std::array kNames = {
     StyleName{"colwise", TensorStyle::kColwise},
     StyleName{"colwise_gather", TensorStyle::kColwiseGather},
     StyleName{"rowwise", TensorStyle::kRowwise},
+    StyleName{"rowwise_split_input", TensorStyle::kRowwiseSplitInput},
     StyleName{"embedding", TensorStyle::kEmbedding},
     StyleName{"sequence", TensorStyle::kSequence},
     StyleName{"whole", TensorStyle::kWhole},
     StyleName{"whole_sum_gradient", TensorStyle::kWholeSumGradient},
     StyleName{"colwise_rep", TensorStyle::kColwiseGather},
+    StyleName{"rowwise_rep", TensorStyle::kRowwiseSplitInput},
     StyleName{"colwise_gather_output", TensorStyle::kColwiseGather},
     StyleName{"embedding_rowwise", TensorStyle::kEmbedding},
     StyleName{"sequence_parallel", TensorStyle::kSequence},
@@ -54,6 +56,7 @@ TensorStyle parse_tensor_style(const std::string& name, const std::string& where
       where,
       fmt::format(
           "the style '{}' is unknown; expected colwise, colwise_gather, rowwise, "
+          "rowwise_split_input, "
           "embedding, sequence, whole or whole_sum_gradient{}",
           name,
           did_you_mean(name, known)));

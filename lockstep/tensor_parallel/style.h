@@ -16,6 +16,10 @@ enum class TensorStyle {
   /// Linear: each rank has some of the input features, which a colwise layer returned. The results
   /// are added: one all_reduce.
   kRowwise,
+  /// The same, but the input has all features, as that of a colwise_gather layer: each rank takes
+  /// its
+  /// part.
+  kRowwiseSplitInput,
   /// Embedding: each rank has some of the rows (words). The results are added. A Linear that has
   /// the
   /// same weight is kColwiseGather.
@@ -45,8 +49,8 @@ struct TensorRule {
 
 using TensorPlan = std::vector<TensorRule>;
 
-/// Returns "colwise", "colwise_gather", "rowwise", "embedding", "sequence", "whole" or
-/// "whole_sum_gradient".
+/// Returns "colwise", "colwise_gather", "rowwise", "rowwise_split_input", "embedding", "sequence",
+/// "whole" or "whole_sum_gradient".
 const char* tensor_style_name(TensorStyle style);
 /// Reads such a name, or transformers' for the same: "colwise_rep" and "colwise_gather_output",
 /// "embedding_rowwise", "sequence_parallel", "replicate",

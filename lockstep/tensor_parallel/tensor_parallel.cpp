@@ -89,7 +89,7 @@ using Accumulator =
 
 /// Returns the dimension of a module's weight that a style divides.
 int64_t divided_dim(TensorStyle style) {
-  return style == TensorStyle::kRowwise ? 1 : 0;
+  return style == TensorStyle::kRowwise || style == TensorStyle::kRowwiseSplitInput ? 1 : 0;
 }
 
 }  // namespace
@@ -197,7 +197,7 @@ void TensorParallel::apply_rule(
       continue;
     }
     const bool is_weight = item.name.ends_with("weight") && item.tensor.dim() == 2;
-    const bool is_added_after = rule.style == TensorStyle::kRowwise && !is_weight;
+    const bool is_added_after = divided_dim(rule.style) == 1 && !is_weight;
     if (is_added_after || (is_sequence && !is_weight)) {
       if (sequence_parallel_) {
         sum_gradient(item.tensor);  // It is used with this rank's part of the sequence only.

@@ -120,3 +120,9 @@ def test_trainer_with_deepspeed_and_fsdp_on_two_processes_has_the_numbers_withou
 def test_peft_and_trl(processes: int) -> None:
     real = results_of("trl_client", processes, real=True)
     compare(real, results_of("trl_client", processes, real=False))
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_transformers_models_divided_by_their_own_plan_train_as_in_one_process(processes: int) -> None:
+    alone = results_of("mesh_client", 1, real=False, CLIENT_TP="1")
+    compare(alone * processes, results_of("mesh_client", processes, real=False, CLIENT_TP="2"))

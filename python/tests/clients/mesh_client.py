@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' models with their own tp_plan, unmodified, divided among the processes of CLIENT_TP.
+
+Unlike the other clients it imports Lockstep: Accelerate cannot divide a full model, so one process is what it is compared
+with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from client_data import run_cases
+
+from lockstep import Accelerator, ParallelismConfig
+from lockstep.state import AcceleratorState
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+MODELS: dict[str, Any] = {
+    "llama": transformers.LlamaConfig(**SMALL),
+    "tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=8),  # It has norms of heads.
+    "phi3": transformers.Phi3Config(**SMALL, pad_token_id=0, eos_token_id=1),  # It fuses layers.
+}
+
+
+def train(name: str) -> Any:
+    """Trains on a global batch of eight texts. Returns the losses and the sum of the saved weights' sizes."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[name])
+    size = int(os.environ["CLIENT_TP"])
+    accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=size) if size > 1 else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    texts = torch.randint(64, (32, 16), generator=torch.Generator().manual_seed(3))
+    rows = 8 * size // accelerator.num_processes
+    model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(texts, batch_size=rows))
+    losses = []
+    for batch in loader:
+        loss = model(input_ids=batch, labels=batch).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    with torch.no_grad():
+        words = model.generate(texts[:2, :4], max_new_tokens=4, do_sample=False, pad_token_id=0)
+    state = accelerator.get_state_dict(model)
+    shapes = {key: list(value.shape) for key, value in sorted(state.items())}
+    total = sum(value.double().abs().sum().item() for value in state.values())
+    accelerator.free_memory()
+    AcceleratorState._reset_state()
+    return {"losses": losses, "words": words.tolist(), "shapes": shapes, "sum": total}
+
+
+CASES = {name: lambda _folder, name=name: train(name) for name in MODELS}
+
+if __name__ == "__main__":
+    run_cases(CASES, sys.argv[2:], Path(sys.argv[1]))
