@@ -9,13 +9,16 @@
 #include <iostream>
 #include <limits>
 #include <lockstep/comm/connect/connect.h>
+#include <lockstep/expert_parallel/moe.h>
 #include <lockstep/lockstep.h>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -28,6 +31,9 @@ namespace early_stopping {
 namespace evaluation {
 #include "examples/recipes/evaluation.cpp"
 }  // namespace evaluation
+namespace experts {
+#include "examples/recipes/experts.cpp"
+}  // namespace experts
 namespace gan {
 #include "examples/recipes/gan.cpp"
 }  // namespace gan
@@ -82,6 +88,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, Main> recipes = {
       {"early_stopping", without_arguments(early_stopping::main)},
       {"evaluation", without_arguments(evaluation::main)},
+      {"experts", without_arguments(experts::main)},
       {"gan", gan::main},
       {"lstm", lstm::main},
       {"mnist", mnist::main},

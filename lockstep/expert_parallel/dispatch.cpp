@@ -2,15 +2,20 @@
 #include "lockstep/expert_parallel/dispatch.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -60,7 +65,7 @@ at::Tensor exchanged(
       start += static_cast<size_t>(send[rank]);
     }
   }
-  const at::Tensor received = group.all_to_all(padded).wait();
+  at::Tensor received = group.all_to_all(padded).wait();
   if (all_are(receive, largest)) {
     return received;
   }

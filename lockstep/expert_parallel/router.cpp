@@ -8,20 +8,19 @@
 
 #include <fmt/format.h>
 
-#include <ATen/Context.h>
-#include <ATen/TensorIndexing.h>
-#include <ATen/core/grad_mode.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
 

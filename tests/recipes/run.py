@@ -91,6 +91,14 @@ def evaluation():
         assert total == 10000 and right > 6000
 
 
+def experts():
+    curves = [output("experts", ranks=ranks) for ranks in (1, 2, 4)]
+    points = [[float(loss) for loss in re.findall(r"step \d+: (\S+)", curve)] for curve in curves]
+    assert len(points[0]) == 3 and points[0][2] < 0.05 * points[0][0], curves
+    for other in points[1:]:
+        assert all(abs(a - b) < 1e-4 * a for a, b in zip(points[0], other, strict=True)), curves
+
+
 def sync_batch_norm():
     one, two = (numbers(r"loss (.*)", output("sync_batch_norm", ranks=ranks))[0] for ranks in (1, 2))
     assert abs(one - two) < 1e-3, (one, two)
