@@ -40,13 +40,13 @@ at::Tensor experts_of(int rank, int64_t num_experts) {
 }
 
 at::Tensor tokens_of(int rank) {
-  return made({3 * rank, 4}, 100 * rank, 200, at::kDouble);
+  return made({int64_t{3} * rank, 4}, int64_t{100} * rank, 200, at::kDouble);
 }
 
 TEST(ExpertDispatch, GivesEachExpertItsRowsInTheOrderOfRanksAndTokens) {
   constexpr int64_t kExperts = 8;
   for (const int size : {1, 2, 4}) {
-    ranks(size, [&](Group group) {
+    ranks(size, [&](const Group& group) {
       const ExpertDispatch exchange(
           group, routing_of(experts_of(group.rank(), kExperts), kExperts));
       const at::Tensor rows = exchange.dispatch(tokens_of(group.rank()));
@@ -73,7 +73,7 @@ TEST(ExpertDispatch, GivesEachExpertItsRowsInTheOrderOfRanksAndTokens) {
 }
 
 TEST(ExpertDispatch, ReturnsTheWeightedSumOfTheExpertsToEachToken) {
-  ranks(4, [](Group group) {
+  ranks(4, [](const Group& group) {
     const at::Tensor experts = experts_of(group.rank(), 8);
     const ExpertDispatch exchange(group, routing_of(experts, 8));
     at::Tensor rows = exchange.dispatch(tokens_of(group.rank())).clone();
@@ -81,7 +81,7 @@ TEST(ExpertDispatch, ReturnsTheWeightedSumOfTheExpertsToEachToken) {
     int64_t start = 0;
     for (int64_t e = 0; e < 2; ++e) {
       const int64_t count = exchange.rows_of_experts()[static_cast<size_t>(e)];
-      rows.narrow(0, start, count).mul_(2 * group.rank() + e + 1);
+      rows.narrow(0, start, count).mul_(int64_t{2} * group.rank() + e + 1);
       start += count;
     }
     const at::Tensor factors = (experts + 1).to(at::kDouble);
@@ -92,7 +92,7 @@ TEST(ExpertDispatch, ReturnsTheWeightedSumOfTheExpertsToEachToken) {
 }
 
 TEST(ExpertDispatch, SendsNoDroppedChoiceAndGivesZerosToATokenWithoutExperts) {
-  ranks(2, [](Group group) {
+  ranks(2, [](const Group& group) {
     Routing routing = routing_of(at::tensor({0, 1, 1, 0, 1, 0}, at::kLong).view({3, 2}), 2);
     routing.kept = at::tensor({1, 0, 0, 0, 1, 1}, at::kLong).view({3, 2}).to(at::kBool);
     const ExpertDispatch exchange(group, routing);
@@ -106,7 +106,7 @@ TEST(ExpertDispatch, SendsNoDroppedChoiceAndGivesZerosToATokenWithoutExperts) {
 }
 
 TEST(ExpertDispatch, SendsGradientsBackAndGradientsOfGradients) {
-  ranks(2, [](Group group) {
+  ranks(2, [](const Group& group) {
     const int64_t count = group.rank() == 0 ? 0 : 5;
     const at::Tensor tokens = made({count, 3}, 7, 200, at::kDouble).requires_grad_();
     const at::Tensor experts = at::tensor({0, 3, 2, 1, 1, 3, 0, 2, 3, 2}, at::kLong).view({5, 2});
@@ -125,7 +125,7 @@ TEST(ExpertDispatch, SendsGradientsBackAndGradientsOfGradients) {
 }
 
 TEST(ExpertDispatch, SendsOnlyCountsIfNoRankHasTokens) {
-  ranks(2, [](Group plain) {
+  ranks(2, [](const Group& plain) {
     WatchedOperations operations;
     const Group group = watched(plain, operations);
     const ExpertDispatch exchange(group, routing_of(at::zeros({0, 2}, at::kLong), 4));
@@ -140,7 +140,7 @@ TEST(ExpertDispatch, SendsOnlyCountsIfNoRankHasTokens) {
 }
 
 TEST(ExpertDispatch, RefusesWhatDoesNotMatch) {
-  ranks(2, [](Group group) {
+  ranks(2, [](const Group& group) {
     EXPECT_THAT(
         [&] {
           ExpertDispatch(group, routing_of(at::zeros({2, 2}, at::kLong), 3));

@@ -111,8 +111,10 @@ Parameters train(const Training& it) {
       end = world.rank() == 0 ? 0 : world.rank() == it.ranks - 1 ? kTokens : begin + share;
     }
     for (int step = 0; step < kSteps; ++step) {
-      const at::Tensor x = made({kTokens, 6}, 50 * step, 400, it.dtype).slice(0, begin, end);
-      const at::Tensor y = made({kTokens, 3}, 31 * step, 400, it.dtype).slice(0, begin, end);
+      const at::Tensor x =
+          made({kTokens, 6}, int64_t{50} * step, 400, it.dtype).slice(0, begin, end);
+      const at::Tensor y =
+          made({kTokens, 3}, int64_t{31} * step, 400, it.dtype).slice(0, begin, end);
       net->zero_grad();
       const at::Tensor error = (net(x) - y).square().sum() / (3 * share);
       const at::Tensor balance =
@@ -196,7 +198,7 @@ TEST(MoEParallel, TrainsOtherParametersIfAnyAllToAllIsLeftOut) {
 }
 
 TEST(MoEParallel, SendsFourAllToAllsOfTheLargestPartForEachLayer) {
-  ranks(2, [](Group plain) {
+  ranks(2, [](const Group& plain) {
     WatchedOperations operations;
     const Group group = watched(plain, operations);
     MoE layer(dropless(at::kFloat), group);
@@ -210,7 +212,7 @@ TEST(MoEParallel, SendsFourAllToAllsOfTheLargestPartForEachLayer) {
         Group(plain).all_reduce(counts.max().clone(), ReduceOp::kMax).wait().item<int64_t>();
     EXPECT_EQ(operations.sums.size(), 2);
     EXPECT_EQ(operations.sums[comm::Op::kAllToAll].operations, 4);
-    EXPECT_EQ(operations.sums[comm::Op::kAllToAll].bytes, 4 * 2 * largest * kHidden * 4);
+    EXPECT_EQ(operations.sums[comm::Op::kAllToAll].bytes, largest * kHidden * 4 * 2 * 4);
     EXPECT_EQ(operations.sums[comm::Op::kAllGather].operations, 1);
     EXPECT_EQ(operations.sums[comm::Op::kAllGather].bytes, kExperts * 8);
   });
@@ -250,7 +252,7 @@ TEST(MoEParallel, InitializesEachExpertAlikeForEveryNumberOfRanks) {
     // seed, and draw other ones.
     std::promise<void> drawn;
     const std::shared_future<void> has_drawn = drawn.get_future().share();
-    ranks(size, [&](Group group) {
+    ranks(size, [&](const Group& group) {
       WatchedOperations operations;
       if (group.rank() == 0) {
         operations.before = [&] { drawn.set_value(); };

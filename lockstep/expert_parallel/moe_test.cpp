@@ -140,7 +140,10 @@ TORCH_MODULE(TanhExpert);
 /// Compares the gradient of `of(parameter)` by autograd with central differences, on all ranks at
 /// once: `changed_rank` changes its tensor, and all ranks' losses count.
 void expect_numeric_gradient(
-    Group group, int changed_rank, at::Tensor changed, const std::function<at::Tensor()>& loss) {
+    Group group,
+    int changed_rank,
+    const at::Tensor& changed,
+    const std::function<at::Tensor()>& loss) {
   const at::Tensor gradient = changed.defined() ? changed.grad().detach().clone() : at::Tensor();
   constexpr double kStep = 1e-5;
   const at::Tensor size = at::full({1}, changed.defined() ? changed.numel() : 0, at::kLong);
@@ -189,7 +192,8 @@ TEST(MoE, HasTheGradientsOfFiniteDifferencesInFloat64) {
           layer->named_parameters()["gate.weight"].copy_(made({4, 8}, 2, 300, at::kDouble));
         }
         const at::Tensor input =
-            made({3 + group.rank(), 8}, 40 * group.rank(), 300, at::kDouble).requires_grad_();
+            made({3 + group.rank(), 8}, int64_t{40} * group.rank(), 300, at::kDouble)
+                .requires_grad_();
         const auto loss = [&] {
           const at::Tensor output = layer(input);
           return (output * made(output.sizes(), 5, 300, at::kDouble)).sum() + layer->l_aux();

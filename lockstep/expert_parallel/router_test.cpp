@@ -155,7 +155,9 @@ TEST(Route, AcceptsTokensInTheOrderOfTheDropPolicy) {
         at::zeros({4, 2}, at::kLong).scatter(1, routing.experts, routing.kept.to(at::kLong));
     return by_expert;
   };
-  const auto rows = [](std::vector<int64_t> values) { return at::tensor(values).view({4, 2}); };
+  const auto rows = [](const std::vector<int64_t>& values) {
+    return at::tensor(values).view({4, 2});
+  };
   // Expert 0 prefers tokens 1 and 0, expert 1 prefers tokens 3 and 2.
   EXPECT_TRUE(kept_of(DropPolicy::kProbs).equal(rows({1, 0, 1, 0, 0, 1, 0, 1})));
   EXPECT_TRUE(kept_of(DropPolicy::kPosition).equal(rows({1, 1, 1, 1, 0, 0, 0, 0})));
