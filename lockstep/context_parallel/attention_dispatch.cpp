@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Intercepts torch's attention on threads within a ContextParallelScope.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "lockstep/base/callback.h"
+#include "lockstep/base/error.h"
+#include "lockstep/comm/tensor/attention_interceptor.h"
+#include "lockstep/context_parallel/sharded_attention.h"
+
+namespace lockstep::context_parallel {
+namespace {
+
+using comm::kAttentionKey;
+
+/// Returns the attention of this thread's scope; null if other code has included the key.
+std::shared_ptr<ShardedAttention> current() {
+  return std::dynamic_pointer_cast<ShardedAttention>(comm::AttentionInterceptor::current());
+}
+
+at::Tensor attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout_p,
+    bool is_causal,
+    std::optional<double> scale,
+    bool enable_gqa) {
+  at::Tensor result;
+  run_callback([&] {
+    const auto sharded = current();
+    const c10::impl::ExcludeDispatchKeyGuard own_work(kAttentionKey);
+    result = sharded ? sharded->attention(
+                           query,
+                           key,
+                           value,
+                           mask.has_value() && mask->defined(),
+                           {.is_causal = is_causal,
+                            .dropout_p = dropout_p,
+                            .scale = scale,
+                            .enable_gqa = enable_gqa})
+                     : at::scaled_dot_product_attention(
+                           query, key, value, mask, dropout_p, is_causal, scale, enable_gqa);
+  });
+  return result;
+}
+
+at::Tensor softmax(const at::Tensor& scores, int64_t dim, bool half_to_float) {
+  run_callback([&] {
+    if (const auto sharded = current()) {
+      sharded->check_softmax(scores, dim);
+    }
+  });
+  const c10::impl::ExcludeDispatchKeyGuard own_work(kAttentionKey);
+  return at::_softmax(scores, dim, half_to_float);
+}
+
+void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  run_callback([&] {
+    if (const auto sharded = current()) {
+      sharded->check_operation(op.schema().name().c_str());
+    }
+  });
+  op.redispatchBoxed(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAttentionKey), stack);
+}
+
+/// Operations that compute attention, and are not scaled_dot_product_attention.
+constexpr const char* kOtherAttention[] = {
+    "_efficient_attention_forward",
+    "_flash_attention_forward",
+    "_native_multi_head_attention",
+    "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_transformer_encoder_layer_fwd",
+    "_triton_multi_head_attention",
+    "_triton_scaled_dot_attention"};
+
+}  // namespace
+
+void install_attention_dispatch() {
+  // Installing it when the library is loaded would end the program on an error.
+  static const auto* const libraries = [] {
+    try {
+      auto* made = new std::vector<torch::Library>();
+      auto& fallthrough =
+          made->emplace_back(torch::Library::IMPL, "_", kAttentionKey, __FILE__, __LINE__);
+      fallthrough.fallback(torch::CppFunction::makeFallthrough());
+      auto& kernels =
+          made->emplace_back(torch::Library::IMPL, "aten", kAttentionKey, __FILE__, __LINE__);
+      kernels.impl("scaled_dot_product_attention", TORCH_FN(attention));
+      kernels.impl("_softmax", TORCH_FN(softmax));
+      for (const char* name : kOtherAttention) {
+        kernels.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
+      }
+      return made;
+    } catch (const c10::Error& error) {
+      throw ConfigError(
+          "context_parallel",
+          fmt::format(
+              "a ContextParallelScope needs torch's dispatch key TESTING_ONLY_GenericMode, which "
+              "other code in this process uses; run without that code, or call ring_attention or "
+              "ulysses_attention in the model: {}",
+              error.what_without_backtrace()));
+    }
+  }();
+  static_cast<void>(libraries);
+}
+
+}  // namespace lockstep::context_parallel

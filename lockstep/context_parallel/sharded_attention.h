@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/tensor/attention_interceptor.h"
+#include "lockstep/context_parallel/attention_arguments.h"
+#include "lockstep/context_parallel/context_parallel_scope.h"
+
+namespace lockstep::context_parallel {
+
+/// Computes the attentions of a ContextParallelScope. attention_dispatch.cpp calls it.
+class ShardedAttention final : public comm::AttentionInterceptor {
+ public:
+  ShardedAttention(const Group& group, const SequenceShard& shard, AttentionMethod method)
+      : group_(group), shard_(shard), method_(method) {}
+
+  at::Tensor attention(
+      const at::Tensor& query,
+      const at::Tensor& key,
+      const at::Tensor& value,
+      bool has_mask,
+      const AttentionOptions& options);
+  /// Throws ConfigError if a softmax of `scores` over `dim` is attention over this rank's part.
+  void check_softmax(const at::Tensor& scores, int64_t dim) const;
+  /// Throws ConfigError because `operation` computes attention over this rank's part.
+  void check_operation(const char* operation) const;
+
+  int64_t calls() const { return calls_; }
+
+ private:
+  const Group group_;
+  const SequenceShard shard_;
+  const AttentionMethod method_;
+  std::atomic<int64_t> calls_{0};
+};
+
+/// Registers kernels for comm::kAttentionKey, once. Throws ConfigError if other code has some.
+void install_attention_dispatch();
+
+}  // namespace lockstep::context_parallel
