@@ -47,11 +47,13 @@ ShardReducer::ShardReducer(
     SpeculativeTrigger& speculative,
     Group group,
     std::vector<at::Tensor> buffers,
-    const LowPrecisionPolicy& low_precision_policy)
+    const LowPrecisionPolicy& low_precision_policy,
+    bool model_communicates)
     : model_(model),
       speculative_(speculative),
       group_(std::move(group)),
       buffers_(std::move(buffers)),
+      model_communicates_(model_communicates),
       holds_in_fp32_(low_precision_policy.fp32_masters && low_precision_policy.fp32_gradients),
       reduction_("zero", GradientReduction::Overlap::kAllowed, *this),
       present_(model.parameters().size(), false),
@@ -146,15 +148,16 @@ void ShardReducer::advance_before(size_t index) {
     if (coordinator == nullptr) {
       ends = must_end || (speculative_.enabled() && earlier.is_reduced());
     } else {
-      bool is_started = earlier.advance(/*wait=*/false);
-      while (must_end && !(is_started && earlier.is_reduced())) {
+      const bool waits = must_end && model_communicates_;
+      bool is_started = earlier.advance(waits);
+      while (must_end && !waits && !(is_started && earlier.is_reduced())) {
         coordinator->serve();  // Other ranks may wait for a parameter before they reduce.
         is_started = earlier.advance(/*wait=*/false);
       }
       if (!is_started) {
         return;
       }
-      ends = earlier.is_reduced();
+      ends = waits || earlier.is_reduced();
     }
     if (ends) {
       earlier.wait();

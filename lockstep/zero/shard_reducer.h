@@ -44,12 +44,14 @@ class StaleGradientCheck {
 class ShardReducer final : private GradientBuckets {
  public:
   /// `model`, `speculative`: must outlive this. `buffers`: those that are broadcast from rank 0.
+  /// `model_communicates`: see ShardingOptions.
   ShardReducer(
       ShardedModel& model,
       SpeculativeTrigger& speculative,
       Group group,
       std::vector<at::Tensor> buffers,
-      const LowPrecisionPolicy& low_precision_policy);
+      const LowPrecisionPolicy& low_precision_policy,
+      bool model_communicates);
 
   /// Installs hooks on the parameters. `owner`: of this; hooks refer to it weakly.
   void watch(const std::shared_ptr<void>& owner);
@@ -96,6 +98,7 @@ class ShardReducer final : private GradientBuckets {
   SpeculativeTrigger& speculative_;
   Group group_;
   std::vector<at::Tensor> buffers_;
+  bool model_communicates_;
   bool holds_in_fp32_;  ///< fp16 and bf16 gradients are held in fp32.
   GradientReduction reduction_;
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or held.

@@ -23,7 +23,8 @@ Sharding::Sharding(
           speculative_,
           group_,
           options.broadcast_buffers ? tensors_of(buffers) : std::vector<at::Tensor>(),
-          options.low_precision_policy) {}
+          options.low_precision_policy,
+          options.model_communicates) {}
 
 void Sharding::finish_parameter_use() {
   if (ParamCoordinator* coordinator = model_.coordinator()) {

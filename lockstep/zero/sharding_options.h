@@ -26,6 +26,11 @@ struct ShardingOptions {
   std::vector<std::vector<at::Tensor>> units = {};
   /// kSharded is stage 3: ranks unshard parameters only while operations use them.
   ParamPlacement placement = ParamPlacement::kReplicated;
+  /// Stage 3: the model itself communicates, also in backward (context or tensor parallelism), so
+  /// all ranks run the same operations in the same order. A rank then waits for its buckets without
+  /// serving the parameters of other ranks: they may wait for it in one of the model's operations.
+  /// Ranks with different control flow hang until the timeout.
+  bool model_communicates = false;
   /// Stage 3 does not shard parameters of up to this many elements.
   int64_t param_persistence_threshold = 0;
   /// The limit of the elements of these parameters together, in the order of the parameters.

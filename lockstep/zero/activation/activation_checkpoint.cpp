@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/tensor/attention_interceptor.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"
 
 namespace lockstep {
@@ -97,7 +98,8 @@ struct Call {
   std::vector<at::Tensor> parameters;
   std::optional<at::Device> device;
   std::optional<ComputationContext> computation;
-  std::shared_ptr<ActivationCheckpointing> settings;  ///< Null: inputs are kept unchanged.
+  std::shared_ptr<comm::AttentionInterceptor> attention;  ///< Null: none.
+  std::shared_ptr<ActivationCheckpointing> settings;      ///< Null: inputs are kept unchanged.
   KeptInputs kept;
 };
 
@@ -153,6 +155,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const RestoreOnExit restore(call.device);
       const ActivationCheckpointing::Scope plain(nullptr);
       call.computation->restore();
+      const comm::AttentionInterceptor::Scope attention(call.attention);
       const c10::AutoGradMode grad(true);
       outputs = call.forward(inputs);
     }
@@ -215,6 +218,7 @@ std::vector<at::Tensor> activation_checkpoint(
     }
   }
   call->computation.emplace(call->device);
+  call->attention = comm::AttentionInterceptor::current();
   call->settings = ActivationCheckpointing::current();
   return Recompute::apply(at::TensorList(all), call);
 }

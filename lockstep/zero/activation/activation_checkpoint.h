@@ -18,12 +18,12 @@ using CheckpointedForward =
 ///
 /// `parameters` are all trained tensors that `forward` uses; other tensors that it captures get no
 /// gradient. Their gradients arrive in the outer backward, so averaging over ranks, accumulation
-/// and every ZeRO stage work unchanged. The second run uses the random numbers (dropout) and
-/// autocast settings of the first. Bit-exact with an ordinary forward if `forward` is a function of
-/// its inputs, parameters and random numbers. `forward` must be callable until backward is done. A
-/// backward with create_graph throws ConfigError: gradients of gradients would be incomplete.
-/// ActivationCheckpointing::Scope, which an engine's forward opens for its ds_config.json, decides
-/// where the inputs are kept.
+/// and every ZeRO stage work unchanged. The second run uses the random numbers (dropout),
+/// autocast settings and ContextParallelScope of the first. Bit-exact with an ordinary forward if
+/// `forward` is a function of its inputs, parameters and random numbers. `forward` must be callable
+/// until backward is done. A backward with create_graph throws ConfigError: gradients of gradients
+/// would be incomplete. ActivationCheckpointing::Scope, which an engine's forward opens for its
+/// ds_config.json, decides where the inputs are kept.
 ///
 /// Thread safety: that of autograd. Modelled on torch.utils.checkpoint, and Chen et al., "Training
 /// Deep Nets with Sublinear Memory Cost", 2016.
