@@ -73,7 +73,7 @@ class KeyValue {
     const int64_t count = c10::multiply_integers(value_sizes_);
     return flat_.narrow(0, flat_.numel() - count, count).view(value_sizes_);
   }
-  void swap(KeyValue& other) { std::swap(flat_, other.flat_); }
+  void swap(KeyValue& other) noexcept { std::swap(flat_, other.flat_); }
 
  private:
   at::Tensor flat_;

@@ -26,7 +26,7 @@ class AttentionInterceptor : public c10::DebugInfoBase,
   /// Scopes nest.
   class Scope {
    public:
-    explicit Scope(std::shared_ptr<AttentionInterceptor> interceptor)
+    explicit Scope(const std::shared_ptr<AttentionInterceptor>& interceptor)
         : was_included_(c10::impl::tls_is_dispatch_key_included(kAttentionKey)),
           was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kAttentionKey)),
           info_(slot(), interceptor) {
