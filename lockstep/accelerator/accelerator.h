@@ -212,14 +212,15 @@ class Accelerator {
   /// may write to them afterwards, for instance averages to save. Collective.
   void wait_for_everyone();
 
-  /// Returns this process's contiguous share of `inputs`; the first processes get one more if the
+  /// Returns this process's contiguous share of `inputs`, which it has alone, or with the processes
+  /// that compute the same samples on a mesh; the first processes get one more if the
   /// number is not divisible. `apply_padding` adds the last element of `inputs` to shorter shares.
   /// Tensors are split along dimension 0, maps value by value (throws ConfigError unless equally
   /// long).
   template <typename Inputs>
   Inputs split_between_processes(const Inputs& inputs, bool apply_padding = false) const {
     return lockstep::split_between_processes(
-        inputs, process_index(), num_processes(), apply_padding);
+        inputs, mesh().data.rank(), mesh().data.size(), apply_padding);
   }
   /// Sets a flag that check_trigger() reads on all processes, for instance after a diverged loss.
   void set_trigger();

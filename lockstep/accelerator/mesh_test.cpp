@@ -17,6 +17,7 @@
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/tensor_parallel/test_gpt.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
+#include "lockstep/zero/coordinator/flat_param_buffer.h"
 
 namespace lockstep {
 namespace {
@@ -87,13 +88,12 @@ Weights weights_of(Accelerator& accelerator, Gpt& model) {
   const torch::NoGradGuard no_grad;
   Weights weights;
   const auto& objects = internal::AcceleratorInternals::objects(accelerator);
-  accelerator.with_gathered_parameters(model->parameters(), [&] {
-    for (const auto& item : model->named_parameters()) {
-      const at::Tensor own = item.value().detach().clone();
-      auto* const division = objects.division_of(item.value());
-      weights[item.key()] = division == nullptr ? own : division->full(item.value(), own);
-    }
-  });
+  const zero::Gathered gathered(model->parameters(), /*writes=*/false);
+  for (const auto& item : model->named_parameters()) {
+    const at::Tensor own = item.value().detach().clone();
+    auto* const division = objects.division_of(item.value());
+    weights[item.key()] = division == nullptr ? own : division->full(item.value(), own);
+  }
   return weights;
 }
 

@@ -60,7 +60,10 @@ Known known(const at::Tensor& weight, const char* operation) {
   auto info = std::dynamic_pointer_cast<const DividedParam>(comm::divided_info(weight));
   if (!info || weight.numel() == 0 ||
       c10::multiply_integers(info->layout.own_sizes()) != weight.numel()) {
-    refuse(info ? "a view of part of " + info->name : "a divided weight that has moved", operation);
+    refuse(
+        info ? "a view of part of " + info->name
+             : "a divided weight that was moved, or whose Accelerator has ended",
+        operation);
   }
   return info;
 }
@@ -75,8 +78,10 @@ class SharedInput {
     }
     const auto same_input = input_.lock();
     if (same_input && same_input.get() == input.unsafeGetTensorImpl() &&
-        version_ == input._version() && sequence_parallel_ == weight.sequence_parallel) {
-      if (auto entered = entered_.lock()) {
+        version_ == input._version() && line_ == weight.line) {
+      // An input that requires gradients since then needs a graph.
+      if (auto entered = entered_.lock();
+          entered && at::Tensor(entered).requires_grad() == input.requires_grad()) {
         return at::Tensor(std::move(entered));
       }
     }
@@ -84,7 +89,7 @@ class SharedInput {
     input_ = Weak(input.getIntrusivePtr());
     entered_ = Weak(entered.getIntrusivePtr());
     version_ = input._version();
-    sequence_parallel_ = weight.sequence_parallel;
+    line_ = weight.line;
     return entered;
   }
 
@@ -99,7 +104,7 @@ class SharedInput {
   Weak input_ = Weak(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
   Weak entered_ = Weak(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
   int64_t version_ = 0;
-  bool sequence_parallel_ = false;
+  const void* line_ = nullptr;
 };
 
 /// Adds the ranks' partial results.
@@ -161,6 +166,14 @@ void expect_linear_operands(
   }
 }
 
+/// Throws ConfigError for a view of another shape than the weight's, such as its transpose.
+void expect_weight(const at::Tensor& weight, const char* operation) {
+  const std::vector<int64_t> sizes = known(weight, operation)->layout.own_sizes();
+  if (weight.sizes() != at::IntArrayRef(sizes) || (weight.size(1) > 1 && weight.stride(1) != 1)) {
+    refuse(known(weight, operation)->name, fmt::format("{} with a view of it", operation));
+  }
+}
+
 at::Tensor linear(
     const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   at::Tensor result;
@@ -168,6 +181,7 @@ at::Tensor linear(
     if (is_divided(input)) {
       refuse(known(input, "linear")->name, "linear, as its input,");
     }
+    expect_weight(weight, "linear");
     result = divided_product(
         input,
         weight,
@@ -229,6 +243,7 @@ at::Tensor embedding(
     bool sparse) {
   at::Tensor result;
   run_callback([&] {
+    expect_weight(weight, "embedding");
     const Known divided = known(weight, "embedding");
     if (divided->style == TensorStyle::kSequence) {
       const c10::impl::ExcludeDispatchKeyGuard own_work(kDividedParamKey);
@@ -272,6 +287,21 @@ at::Tensor embedding(
   return result;
 }
 
+/// Throws ConfigError for a divided weight, or a list with one, that autograd would record.
+void refuse_divided(const c10::IValue& value, const std::string& operation) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (is_divided(tensor) && tensor.requires_grad()) {
+      const auto info = std::dynamic_pointer_cast<const DividedParam>(comm::divided_info(tensor));
+      refuse(info ? info->name : "a part of a divided weight", operation);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) {
+      refuse_divided(item, operation);
+    }
+  }
+}
+
 /// Handles every other operation.
 void other_operation(
     const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -279,9 +309,7 @@ void other_operation(
     const c10::FunctionSchema& schema = op.schema();
     if (c10::GradMode::is_enabled() && comm::uses_values(schema)) {
       for (const c10::IValue& value : torch::jit::last(*stack, schema.arguments().size())) {
-        if (value.isTensor() && is_divided(value.toTensor()) && value.toTensor().requires_grad()) {
-          refuse(known(value.toTensor(), schema.name().c_str())->name, schema.name());
-        }
+        refuse_divided(value, schema.name());
       }
     }
     op.redispatchBoxed(

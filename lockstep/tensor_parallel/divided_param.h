@@ -17,12 +17,14 @@ struct DividedParam final : comm::DividedInfo {
       TensorStyle its_style,
       DividedLayout its_layout,
       Group its_group,
-      bool divides_sequence)
+      bool divides_sequence,
+      const void* its_line)
       : name(std::move(its_name)),
         style(its_style),
         layout(std::move(its_layout)),
         group(std::move(its_group)),
-        sequence_parallel(divides_sequence) {}
+        sequence_parallel(divides_sequence),
+        line(its_line) {}
 
   std::string name;
   TensorStyle style;
@@ -31,6 +33,7 @@ struct DividedParam final : comm::DividedInfo {
   /// Activations between divided layers are divided along the sequence, their last dimension but
   /// one.
   bool sequence_parallel;
+  const void* line;  ///< Equal for weights that share a group and `sequence_parallel`.
 };
 
 /// Registers kernels for the operations on marked weights, once. Throws ConfigError if other code

@@ -169,7 +169,7 @@ TensorParallel::TensorParallel(
 
 TensorParallel::~TensorParallel() {
   for (const Entry& entry : entries_) {
-    comm::unmark_divided(entry.parameter);
+    comm::forget_divided(entry.parameter);
   }
 }
 
@@ -211,9 +211,10 @@ void TensorParallel::apply_rule(
             item.name,
             rule.style,
             DividedLayout(
-                item.tensor.sizes().vec(), dim, rule.fused, is_sequence ? 1 : group_.size()),
+                full_sizes(item.tensor), dim, rule.fused, is_sequence ? 1 : group_.size()),
             group_,
-            sequence_parallel_));
+            sequence_parallel_,
+            this));
   }
   if (divides_weights(rule.style) && find_named(parameters, module + ".weight") == nullptr) {
     throw ConfigError(

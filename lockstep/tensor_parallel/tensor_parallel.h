@@ -48,7 +48,8 @@ using ModuleClasses = std::vector<std::pair<std::string, std::string>>;
 /// on a divided weight does. Parameters outside the plan stay whole, and must be equal on all
 /// ranks.
 ///
-/// The parameters keep the mark until this object is destroyed. Not thread-safe.
+/// Once this object is destroyed, using a divided weight is an error: it stays a part. Not
+/// thread-safe.
 class TensorParallel {
  public:
   /// Collective in nothing: each rank keeps its part of the full values that all ranks have. Throws

@@ -238,6 +238,7 @@ TEST(TensorParallel, OtherUsesOfADividedWeightAreErrors) {
       weight.set_data(at::ones({2, 4}));
       EXPECT_THROW(divided.expect_marked(), ConfigError);
     }
+    // It is a part forever, though this one was replaced by hand above.
     EXPECT_FALSE(comm::is_divided(weight));
   });
 }

@@ -125,8 +125,10 @@ class PythonState:
     def _run_save_hooks(self, state: Any) -> None:
         accelerator = self._accelerator
         models = list(accelerator._models)
-        weights = [model.state_dict() for model in models] if not accelerator._core.shards_parameters else [
-            None for _ in models
+        # Those of a divided model are put together, so that a hook never saves a part of them.
+        divides, shards = accelerator._core.divides_models, accelerator._core.shards_parameters
+        weights: list[Any] = [
+            None if shards else accelerator.get_state_dict(model) if divides else model.state_dict() for model in models
         ]
         kept = list(zip(range(len(models)), weights))
         with tempfile.TemporaryDirectory(prefix="lockstep-hooks-") as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .state import AcceleratorState, GradientState
+from .state import GradientState, PartialState
 
 
 class AcceleratedScheduler:
@@ -33,7 +33,7 @@ class AcceleratedScheduler:
             return
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
-        steps = 1 if self.split_batches else AcceleratorState().num_processes
+        steps = 1 if self.split_batches else PartialState().data_group.size
         for _ in range(steps):
             # A schedule with an end keeps its last rate.
             if not hasattr(self.scheduler, "total_steps") or self.scheduler._step_count <= self.scheduler.total_steps:

@@ -123,10 +123,21 @@ class PartialState:
 
         The unpickled object describes the process that wrote it, and cannot communicate.
         """
-        return {name: value for name, value in self.__dict__.items() if name not in ("group", "world")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("group", "world", "_data_group")}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__ = dict(values)
+
+    @property
+    def data_group(self) -> _core.Group:
+        """The processes with samples of their own: all, but one of each tp line of the last Accelerator's mesh."""
+        group: _core.Group = self.__dict__.get("_data_group", self.group)
+        return group
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether several processes read the same batches."""
+        return self.data_group.size < self.num_processes
 
     @property
     def initialized(self) -> bool:
@@ -193,7 +204,7 @@ class PartialState:
         If the length is not divisible, the first processes get one more. `apply_padding` repeats the last element in
         shorter shares, so that all are equally long.
         """
-        if self.num_processes == 1:
+        if self.data_group.size == 1:
             yield inputs
             return
         if isinstance(inputs, dict):
@@ -208,8 +219,8 @@ class PartialState:
         yield self._share_of(inputs, apply_padding)
 
     def _share_of(self, inputs: Any, apply_padding: bool) -> Any:
-        size, world = len(inputs), self.num_processes
-        begin, end = _core.share_of(size, self.process_index, world)
+        size, world = len(inputs), self.data_group.size
+        begin, end = _core.share_of(size, self.data_group.rank, world)
         pads = apply_padding and end - begin < -(-size // world)
         if hasattr(inputs, "select") and hasattr(inputs, "column_names"):  # A datasets.Dataset, whose slice is a dict.
             return inputs.select([*range(begin, end), *([size - 1] if pads else [])])

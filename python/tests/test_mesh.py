@@ -102,6 +102,73 @@ check(train(Accelerator(), load=saved)[0], "resumed without tp")
 """
 
 
+MISTAKES = TRAIN + """
+from lockstep import ConfigError
+
+
+def fails(body, text):
+    try:
+        body()
+    except (ConfigError, RuntimeError) as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("expected: " + text)
+
+
+def divided(**options):
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2), **options)
+    torch.manual_seed(1)
+    net = Net()
+    accelerator.parallelism_config.tp_handler = TorchTensorParallelConfig(plan=PLAN, example=lambda: net(tokens[:2]))
+    return accelerator, net
+
+
+rank = int(os.environ["RANK"])
+accelerator, net = divided()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+net, optimizer, schedule = accelerator.prepare(net, optimizer, schedule)
+with accelerator.split_between_processes([1, 2]) as share:
+    assert share == [1, 2], share
+accelerator.backward(net(tokens[:2]).square().mean())
+optimizer.step()
+schedule.step()
+assert schedule.get_last_lr() == [0.05], schedule.get_last_lr()
+seen = []
+accelerator.register_save_state_pre_hook(lambda models, weights, folder: seen.append(weights[0]["up.weight"].shape))
+accelerator.save_state(os.path.join(folder, "hooked"))
+assert seen == [(32, 8)], seen
+fails(lambda: torch.cat([net.up.weight, net.up.weight]), "has a part only")
+fails(lambda: torch.nn.functional.linear(tokens[:2, :1].float(), net.down.weight.t()), "has a part only")
+x = torch.ones(2, 8)
+net.up(x)
+x.requires_grad_()
+net.up(x).sum().backward()
+assert x.grad is not None
+net.zero_grad()
+accelerator.free_memory()
+fails(lambda: net(tokens[:2]), "whose Accelerator has ended")
+
+# The processes of a line read different batches.
+accelerator, net = divided()
+net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+own = tokens[2 * rank : 2 * rank + 2]
+accelerator.backward(torch.nn.functional.cross_entropy(net(own).flatten(0, 1), own.flatten()))
+fails(optimizer.step, "the loss differs between the processes of a tp line")
+
+accelerator, net = divided()
+fails(lambda: accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1 + rank)), "the settings of optimizer 0")
+
+accelerator, net = divided(dynamo_backend="eager")
+fails(lambda: accelerator.prepare(net), "does not see the operations")
+"""
+
+
+def test_mistakes_on_a_mesh_are_errors(tmp_path: Any) -> None:
+    run_ranks(MISTAKES, 2, FOLDER=str(tmp_path))
+
+
 def test_a_divided_model_trains_as_in_one_process(tmp_path: Any) -> None:
     run_ranks(ONE, 1, FOLDER=str(tmp_path))
     run_ranks(SEVERAL, 2, FOLDER=str(tmp_path))

@@ -67,7 +67,7 @@ void ReplicaCheck::objects_prepared() {
       known_[model.id].insert(item.tensor.unsafeGetTensorImpl());
     }
   }
-  if (!objects_.context.has_replicas()) {
+  if (!objects_.context.is_distributed()) {
     return;
   }
   find_rates();
@@ -124,7 +124,7 @@ void ReplicaCheck::compare_settings() {
          "construct it with the same options on every rank"});
   }
   compared_optimizers_ = objects_.optimizers.size();
-  Group group = objects_.context.mesh.replicas;
+  Group group = objects_.context.group;
   expect_equal_facts(group, settings, "prepare");
   is_same_hardware_ = !any_differs(group, hardware(objects_.context));
 }
@@ -231,16 +231,24 @@ void ReplicaCheck::compare_at_end() {
 
 void ReplicaCheck::compare(const char* where, bool with_parameters) {
   expect_known_parameters(where);
-  if (!objects_.context.has_replicas() || step_.is_joining()) {
+  if (!objects_.context.is_distributed() || step_.is_joining()) {
     return;
   }
+  Group group = objects_.context.group;
   std::vector<RankFact> facts = read_facts(compared_loaders(), active_);
-  if (with_parameters) {
-    const std::vector<RankFact> parameters = parameter_facts();
-    facts.insert(facts.end(), parameters.begin(), parameters.end());
+  if (!with_parameters) {
+    expect_equal_facts(group, facts, where);
+    return;
   }
-  Group group = objects_.context.mesh.replicas;
+  const std::vector<RankFact> parameters = parameter_facts();
+  if (objects_.context.mesh.shape.is_data_parallel()) {
+    facts.insert(facts.end(), parameters.begin(), parameters.end());
+    expect_equal_facts(group, facts, where);
+    return;
+  }
   expect_equal_facts(group, facts, where);
+  Group replicas = objects_.context.mesh.replicas;  // Only they have equal parts of parameters.
+  expect_equal_facts(replicas, parameters, where);
 }
 
 void ReplicaCheck::note_at_barrier() {

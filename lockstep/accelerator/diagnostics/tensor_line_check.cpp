@@ -12,6 +12,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/offload/scratch_file.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep::internal {
@@ -19,13 +20,14 @@ namespace {
 
 constexpr int64_t kInterval = 100;
 
-struct WholeGradient {
+/// A parameter that all processes of a line have.
+struct Whole {
   std::string name;
-  at::Tensor gradient;  ///< This process's shard under ZeRO; undefined without one.
+  at::Tensor held;  ///< This process's shard of it under ZeRO; undefined without one.
 };
 
-std::vector<WholeGradient> whole_gradients(const PreparedObjects& objects) {
-  std::vector<WholeGradient> all;
+std::vector<Whole> whole_parameters(const PreparedObjects& objects) {
+  std::vector<Whole> all;
   for (const PreparedModel& model : objects.models) {
     for (const NamedTensor& item : model.parameters()) {
       if (!model.divided || !item.tensor.requires_grad() || objects.division_of(item.tensor)) {
@@ -36,13 +38,35 @@ std::vector<WholeGradient> whole_gradients(const PreparedObjects& objects) {
         const std::vector<at::Tensor> slices = objects.sharding->slices().of({item.tensor});
         held = slices.empty() ? at::Tensor() : slices.front();
       }
-      all.push_back({item.name, held.defined() ? held.grad() : held});
+      all.push_back({item.name, held});
     }
   }
   return all;
 }
 
+/// Writes the norm and the sum of a tensor to two elements of `row`.
+void describe(const at::Tensor& tensor, const at::Tensor& row, int64_t begin) {
+  if (tensor.defined() && tensor.layout() == at::kStrided) {
+    const at::Tensor wide = offload::in_memory(tensor.detach()).to(at::kDouble);
+    row[begin].copy_(at::linalg_vector_norm(wide));
+    row[begin + 1].copy_(at::sum(wide));
+  }
+}
+
+/// Returns whether the ranks' norms, or their sums, differ by more than rounding.
+bool differs(const at::Tensor& of_ranks, int64_t begin, double elements) {
+  constexpr double kRounding = 1e-3;  // Kernels of GPUs may add in another order each time.
+  const at::Tensor spread = at::amax(of_ranks, 0) - at::amin(of_ranks, 0);
+  const double norm = at::max(of_ranks.select(1, begin)).item<double>();
+  return spread[begin].item<double>() > kRounding * norm ||
+         spread[begin + 1].item<double>() > kRounding * norm * std::sqrt(elements);
+}
+
 }  // namespace
+
+void TensorLineCheck::loss_given(const GivenLoss& given) {
+  loss_ = given.loss.detach();
+}
 
 void TensorLineCheck::gradients_complete(const Optimizer& optimizer) {
   Group line = objects_.context.mesh.tensor;
@@ -50,37 +74,51 @@ void TensorLineCheck::gradients_complete(const Optimizer& optimizer) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  const std::vector<WholeGradient> gradients = whole_gradients(objects_);
-  at::Tensor own = at::zeros({static_cast<int64_t>(gradients.size()), 2}, at::kDouble);
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const at::Tensor& gradient = gradients[i].gradient;
-    if (gradient.defined() && gradient.layout() == at::kStrided) {
-      const at::Tensor wide = gradient.to(at::kDouble);
-      const at::Tensor row = own[static_cast<int64_t>(i)];
-      row[0].copy_(at::linalg_vector_norm(wide));
-      row[1].copy_(at::sum(wide));
+  const std::vector<Whole> parameters = whole_parameters(objects_);
+  const auto count = static_cast<int64_t>(parameters.size());
+  at::Tensor own = at::zeros({count + 1, 4}, at::kDouble);
+  for (int64_t i = 0; i < count; ++i) {
+    const at::Tensor& held = parameters[static_cast<size_t>(i)].held;
+    if (held.defined()) {
+      describe(held.grad(), own[i], 0);
+      describe(held, own[i], 2);
     }
   }
+  describe(loss_, own[count], 0);
   const at::Tensor all = line.all_gather(own.unsqueeze(0)).wait();
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const at::Tensor of_ranks = all.select(1, static_cast<int64_t>(i));
-    const double norm = at::max(of_ranks.select(1, 0)).item<double>();
-    const at::Tensor spread = at::amax(of_ranks, 0) - at::amin(of_ranks, 0);
+  const at::Tensor losses = all.select(1, count);
+  if (differs(losses, 0, 1)) {
+    throw ConfigError(
+        "tensor_parallel",
+        fmt::format(
+            "the loss differs between the processes of a tp line, from {} to {}, though they "
+            "compute "
+            "one model; expected that they read the same batches; prepare the loader, and draw its "
+            "samples from equal random numbers",
+            at::amin(losses, 0)[1].item<double>(),
+            at::amax(losses, 0)[1].item<double>()));
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const Whole& parameter = parameters[static_cast<size_t>(i)];
+    const at::Tensor of_ranks = all.select(1, i);
     const double elements =
-        gradients[i].gradient.defined() ? static_cast<double>(gradients[i].gradient.numel()) : 1;
-    constexpr double kRounding = 1e-3;  // Kernels of GPUs may add in another order each time.
-    if (spread[0].item<double>() > kRounding * norm ||
-        spread[1].item<double>() > kRounding * norm * std::sqrt(elements)) {
+        parameter.held.defined() ? static_cast<double>(parameter.held.numel()) : 1;
+    const bool by_gradient = differs(of_ranks, 0, elements);
+    if (by_gradient || differs(of_ranks, 2, elements)) {
+      const int64_t norm = by_gradient ? 0 : 2;
       throw ConfigError(
           "tensor_parallel",
           fmt::format(
-              "the gradient of {}, which all processes of a tp line have in full, differs between "
-              "them (norms from {} to {}); give its module the style whole_sum_gradient if it is "
-              "used with a part of the features, or sequence with sequence_parallel; else let the "
-              "processes of a line read the same batches and draw the same random numbers",
-              gradients[i].name,
-              at::amin(of_ranks, 0)[0].item<double>(),
-              norm));
+              "the {} of {}, which all processes of a tp line have in full, differs between them "
+              "(norms from {} to {}); give its module the style whole_sum_gradient if it is used "
+              "with a part of the features, or sequence with sequence_parallel; else clip by "
+              "accelerator.clip_grad_norm_, set equal learning rates, and draw equal random "
+              "numbers "
+              "on the processes of a line",
+              by_gradient ? "gradient" : "value",
+              parameter.name,
+              at::amin(of_ranks, 0)[norm].item<double>(),
+              at::amax(of_ranks, 0)[norm].item<double>()));
     }
   }
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/prepare/divide.h"
 
+#include <exception>
 #include <functional>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ops/max.h>
 #include <c10/core/GradMode.h>
@@ -16,6 +18,7 @@
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/sync/agreement.h"
+#include "lockstep/sync/rank_facts.h"
 #include "lockstep/tensor_parallel/region.h"
 
 namespace lockstep::internal {
@@ -52,6 +55,42 @@ void check_options(const MeshShape& shape, const TensorParallelOptions& options)
         "batch, whose result is compared before and after the model is divided; or set "
         "without_example");
   }
+}
+
+/// Throws ConfigError on all processes if they have different plans.
+void expect_equal_plan(const RunContext& context, const TensorParallelOptions& options) {
+  std::string text = options.sequence_parallel ? "sequence_parallel" : "";
+  for (const TensorRule& rule : options.plan) {
+    text += fmt::format(
+        "; {}: {} [{}]", rule.modules, tensor_style_name(rule.style), fmt::join(rule.fused, ", "));
+  }
+  Group group = context.group;
+  expect_equal_facts(
+      group,
+      {{"the plan of tensor parallelism", text, "give every process the same rules"}},
+      "prepare");
+}
+
+/// Runs `body` on all processes. If it throws on one, the others throw, too, instead of waiting.
+template <typename Body>
+auto together(const RunContext& context, const Body& body) {
+  std::exception_ptr failure;
+  decltype(body()) result;
+  try {
+    result = body();
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  Group group = context.group;
+  const bool failed = any_rank(group, failure != nullptr);
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  if (failed) {
+    throw ConfigError(
+        "prepare", "the model could not be divided on another process, which names the reason");
+  }
+  return result;
 }
 
 at::Tensor result_of(const TensorParallelOptions& options, const GivenModel& model) {
@@ -124,15 +163,22 @@ std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
   const TensorParallelOptions& options =
       model.tensor_parallel ? *model.tensor_parallel : context.options.tensor_parallel;
   check_options(context.mesh.shape, options);
+  expect_equal_plan(context, options);
   Group all = context.group;
   const NamedTensors parameters = model.parameters();
   broadcast_initial_values(all, parameters, model.buffers());
   // Layers that all compute must drop the same elements.
   Group line = context.mesh.tensor;
-  data::synchronize_rng_states(line, {data::RngType::kTorch});
-  const at::Tensor before = result_of(options, model);
-  auto divided = std::make_shared<tensor_parallel::TensorParallel>(
-      parameters, model.classes(), options, context.mesh.tensor);
+  std::vector<data::RngType> generators = {data::RngType::kTorch};
+  if (context.device.is_cuda()) {
+    generators.push_back(data::RngType::kCuda);
+  }
+  data::synchronize_rng_states(line, generators);
+  const at::Tensor before = together(context, [&] { return result_of(options, model); });
+  const auto divided = together(context, [&] {
+    return std::make_shared<tensor_parallel::TensorParallel>(
+        parameters, model.classes(), options, context.mesh.tensor);
+  });
   compare(context, before, result_of(options, model));
   return divided;
 }

@@ -24,6 +24,8 @@ void with_gathered_parameters(
             *modifier_rank,
             processes - 1));
   }
+  objects.refuse_divided(
+      "with_gathered_parameters", "a process would see its part of a parameter only");
   const zero::ExactValues exact(objects.sharding ? objects.sharding->coordinator() : nullptr);
   const zero::Gathered gathered(parameters, modifier_rank.has_value());
   body();

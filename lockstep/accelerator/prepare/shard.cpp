@@ -127,6 +127,7 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
       .units = units_of(parameters, model.classes(), plugin.stage3_unit_classes),
       .placement =
           plugin.stage == 3 ? zero::ParamPlacement::kSharded : zero::ParamPlacement::kReplicated,
+      .model_communicates = !context.mesh.shape.is_data_parallel(),
       .param_persistence_threshold = plugin.stage3_param_persistence_threshold,
       .model_persistence_threshold = plugin.stage3_model_persistence_threshold,
       .coordinator =

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "lockstep/accelerator/options/option_text.h"
 #include "lockstep/accelerator/setup/mesh.h"
@@ -60,16 +59,7 @@ void add_loaders(const AcceleratorOptions& options, Options& all) {
 }
 
 void add_mesh(const RunContext& context, Options& all) {
-  all.add("mesh", mesh_text(configured_mesh(context, Environment::process(), false)));
-  const TensorParallelOptions& tensor = context.options.tensor_parallel;
-  std::vector<std::string> plan;
-  for (const TensorRule& rule : tensor.plan) {
-    plan.push_back(fmt::format(
-        "{}: {} [{}]", rule.modules, tensor_style_name(rule.style), fmt::join(rule.fused, ", ")));
-  }
-  all.add("tensor_parallel.plan", plan);
-  all.add("tensor_parallel.sequence_parallel", tensor.sequence_parallel);
-  all.add("tensor_parallel.example", tensor.example ? "set" : "unset");
+  all.add("mesh", mesh_text(configured_mesh(context, /*shards=*/false)));
 }
 
 void add_saves(const AcceleratorOptions& options, Options& all) {

@@ -42,10 +42,8 @@ void replicate_shards(const MeshShape& shape, ZeroPlugin& zero) {
 
 }  // namespace
 
-MeshShape configured_mesh(const RunContext& context, const Environment& environment, bool shards) {
-  const AcceleratorOptions& options = context.options;
-  return resolve_mesh(
-      options.mesh ? *options.mesh : mesh_from_environment(environment), context.size(), shards);
+MeshShape configured_mesh(const RunContext& context, bool shards) {
+  return resolve_mesh(*context.options.mesh, context.size(), shards);
 }
 
 void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin* zero) {
@@ -55,7 +53,12 @@ void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin*
           "the mesh {} has a dimension that the Accelerator does not have yet; expected "
           "dp_replicate, dp_shard and tp",
           mesh_text(shape)));
-  if (zero != nullptr && options.mesh && options.mesh->dp_replicate > 1) {
+  refuse(
+      zero == nullptr && options.mesh->dp_shard > 1,
+      fmt::format(
+          "the mesh {} has dp_shard, but nothing is sharded; expected ZeRO, or dp_replicate",
+          mesh_text(shape)));
+  if (zero != nullptr && options.mesh->dp_replicate > 1) {
     replicate_shards(shape, *zero);
   }
   if (shape.is_data_parallel()) {

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <optional>
-
 #include "lockstep/accelerator/setup/run_context.h"
-#include "lockstep/base/env.h"
 
 namespace lockstep::internal {
 
-/// Returns the mesh of the options, else of the environment, with the sizes that it leaves open.
-/// `shards`: models are sharded. Throws ConfigError for a mesh that the job cannot have.
-MeshShape configured_mesh(const RunContext& context, const Environment& environment, bool shards);
+/// Returns the mesh of the options with the sizes that it leaves open. `shards`: models are
+/// sharded. Throws ConfigError for a mesh that the job cannot have.
+MeshShape configured_mesh(const RunContext& context, bool shards);
 
 /// Throws ConfigError for options that the mesh excludes. Adds to ZeRO's options what dp_replicate
 /// means for them. `zero`: null without ZeRO.

@@ -134,7 +134,7 @@ at::Device choose_device(
 std::optional<ZeroPlugin> configured_zero(
     const RunContext& context, const Environment& environment) {
   // Those that shard one model.
-  ZeroFacts facts{.processes = configured_mesh(context, environment, false).replicas()};
+  ZeroFacts facts{.processes = configured_mesh(context, /*shards=*/false).replicas()};
   const bool depends_on_hosts = needs_host_size(context.options, environment);
   expect_equal_options(context, depends_on_hosts);
   if (depends_on_hosts) {
@@ -246,8 +246,9 @@ void configure(RunContext& context) {
   resolve_folders(options);
   resolve_record_steps(options, environment);
   check_project_numbers(options.project_config);
+  options.mesh = options.mesh.value_or(mesh_from_environment(environment));
   options.zero = configured_zero(context, environment);
-  const MeshShape mesh = configured_mesh(context, environment, options.zero.has_value());
+  const MeshShape mesh = configured_mesh(context, options.zero.has_value());
   apply_mesh(mesh, options, options.zero ? &*options.zero : nullptr);
   expect_equal_zero(context);
   expect_tensor_lines_on_hosts(context, mesh);

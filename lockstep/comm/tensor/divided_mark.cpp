@@ -59,17 +59,10 @@ void mark_divided(const at::Tensor& parameter, std::shared_ptr<const DividedInfo
   move_to(parameter, parameter.detach());
 }
 
-void unmark_divided(const at::Tensor& parameter) noexcept {
-  try {
-    {
-      Registry& all = registry();
-      const std::lock_guard lock(all.mutex);
-      all.infos.erase(place_of(parameter));
-    }
-    parameter.set_data(alias_without_mark(parameter.detach()));
-  } catch (const std::exception&) {
-    // The parameter keeps its mark; an operation on it is then an error.
-  }
+void forget_divided(const at::Tensor& parameter) noexcept {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.infos.erase(place_of(parameter));
 }
 
 std::shared_ptr<const DividedInfo> divided_info(const at::Tensor& tensor) {

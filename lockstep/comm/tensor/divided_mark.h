@@ -27,8 +27,8 @@ struct DividedInfo {
 
 /// Marks a parameter. Thread-safe for different parameters, as are the functions below.
 void mark_divided(const at::Tensor& parameter, std::shared_ptr<const DividedInfo> info);
-/// Removes the mark, and the information.
-void unmark_divided(const at::Tensor& parameter) noexcept;
+/// Forgets the information. The parameter stays marked, since it stays a part.
+void forget_divided(const at::Tensor& parameter) noexcept;
 /// Returns the information of a marked parameter, or of a view that begins where it does; null for
 /// any other tensor.
 std::shared_ptr<const DividedInfo> divided_info(const at::Tensor& tensor);

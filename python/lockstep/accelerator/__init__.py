@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from .. import _core
-from ..state import AcceleratorState, GradientState
+from ..state import AcceleratorState, GradientState, PartialState
 from ..tracking import GeneralTracker, filter_trackers
 from ..utils.dataclasses import (
     AutocastKwargs,
@@ -134,6 +134,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         if zero is not None:
             options["zero"] = zero
         core = make_core(state, project, loaders, accumulation, handlers, options)
+        PartialState._shared_state["_data_group"] = core.data_group
         super().__init__(
             state,
             core,

@@ -172,8 +172,8 @@ def make_core(
         "save_when_preempted": False,
         **given,
     }
-    if state.parallelism_config is not None and state.parallelism_config._mesh_text is not None:
-        options["mesh"] = state.parallelism_config._mesh_text
+    if state.parallelism_config is not None:  # Also sizes of 1: else the launcher's would apply.
+        options["mesh"] = state.parallelism_config._mesh_text or "tp=1"
     if project.project_dir is not None:
         options["project_dir"] = str(project.project_dir)
     scaler, data_parallel = handlers[GradScalerKwargs], handlers[DistributedDataParallelKwargs]

@@ -193,6 +193,12 @@ class PrepareCalls(AcceleratorBase):
             raise _core.ConfigError(
                 f"[prepare] tp_handler is a {type(handler).__name__}; expected a TorchTensorParallelConfig"
             )
+        dynamo = self.state.dynamo_plugin
+        if dynamo is not None and dynamo.backend is not DynamoBackend.NO:
+            raise _core.ConfigError(
+                f"[prepare] dynamo_backend is {dynamo.backend.value}, and tp_size is above 1: torch's compiler does not see "
+                "the operations on divided weights; use one of the two"
+            )
         for model in models:
             model._lockstep_tensor_parallel = handler._options_for(model)  # type: ignore[assignment]
 

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from .. import _core
 from .._weak import weak_method
+from ..state import PartialState
 from .arguments import _kept_arguments
 from .loop import PreparedLoader, _synchronize
 from .sample_random import Visits
@@ -98,7 +99,7 @@ class DataLoaderMapShard(PreparedLoader):
         if use_seedable_sampler and type(batch_sampler.sampler) is RandomSampler:
             batch_sampler.sampler = _seedable(batch_sampler.sampler, data_seed)
         self._sampler = batch_sampler.sampler
-        if num_processes > 1 and not use_seedable_sampler:
+        if (num_processes > 1 or PartialState().shares_batches) and not use_seedable_sampler:
             _give_generator(self._sampler)
         super().__init__(
             _core.LoaderCore(
@@ -173,13 +174,13 @@ class DataLoaderMapShard(PreparedLoader):
 
     def _note_order(self) -> None:
         """Lets the C++ library compare the order of the pass over the processes."""
-        if self._spec["num_processes"] > 1:
+        if self._spec["num_processes"] > 1 or PartialState().shares_batches:
             self._core.set_order(order_of_samples(self._order_of_pass, self.dataset))
 
     # --- the loop
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         self._resume_if_requested()
-        if self._spec["num_processes"] > 1 or self._synchronizes:
+        if self._spec["num_processes"] > 1 or self._synchronizes or PartialState().shares_batches:
             generator = getattr(self._sampler, "generator", None) if self._redraw is None else None
             _synchronize(self.rng_types, self._synchronized_generator or generator)
         self._set_epochs()

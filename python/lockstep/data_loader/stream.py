@@ -164,7 +164,8 @@ class DataLoaderStreamShard(_StreamLoader):
         self._spec = {"num_processes": num_processes, "process_index": process_index, "split_batches": split_batches}
         self._rounds: Any = None
         self._has_own_files = False  # Whether each process reads a shard of the stream's files.
-        in_this_job = 1 < num_processes == PartialState().num_processes  # A program may pass another number.
+        state = PartialState()
+        in_this_job = 1 < state.num_processes and num_processes == state.data_group.size  # Or a program's own number.
         # The stream or sampler that may draw from a generator of its own.
         self._random = loader.dataset if isinstance(loader.dataset, IterableDataset) else get_sampler(loader)
         batch_size = given_batch_size(loader)
@@ -192,7 +193,7 @@ class DataLoaderStreamShard(_StreamLoader):
             if use_seedable_sampler and type(self._random) is RandomSampler:
                 # The program's own batch sampler gets it, as in Accelerate, since it cannot be copied safely.
                 self._random = source.sampler = _seedable(self._random, data_seed)
-            elif num_processes > 1:
+            elif num_processes > 1 or state.shares_batches:
                 _give_generator(self._random)
             self._rounds = BatchSamplerShard(source, num_processes, process_index, split_batches, even_batches)
             own = {"batch_sampler": _RankBatchSampler(self)}
@@ -215,7 +216,7 @@ class DataLoaderStreamShard(_StreamLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class.
         self._resume_if_requested()
-        if self._spec["num_processes"] > 1 or self._synchronizes:
+        if self._spec["num_processes"] > 1 or self._synchronizes or PartialState().shares_batches:
             _synchronize(self.rng_types, self._synchronized_generator or getattr(self._random, "generator", None))
         self._set_epochs()
         if self._rounds is not None:

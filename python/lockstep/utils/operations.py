@@ -225,10 +225,12 @@ def _tensors_of(data: Any, name: str) -> list[torch.Tensor]:
     return found
 
 
-def _all_gather_objects(value: Any, where: str) -> list[Any]:
-    """Returns the values of all processes, in rank order. An invalid value is a ConfigError on all of them."""
-    state = PartialState()
-    gathered = _core.all_gather_bytes(state.group, _message_of(value, where))
+def _all_gather_objects(value: Any, where: str, group: _core.Group | None = None) -> list[Any]:
+    """Returns the values of all processes of a group, by default all, in rank order.
+
+    An invalid value is a ConfigError on all of them.
+    """
+    gathered = _core.all_gather_bytes(group or PartialState().group, _message_of(value, where))
     return [_value_of(message, rank, where) for rank, message in enumerate(gathered)]
 
 
@@ -292,14 +294,14 @@ def gather(tensor: Any) -> Any:
     if state.num_processes == 1:
         return tensor
     _tensors_of(tensor, "gather")
-    return recursively_apply(lambda one: state.group.all_gather(one.detach().contiguous()), tensor)
+    return recursively_apply(lambda one: state.data_group.all_gather(one.detach().contiguous()), tensor)
 
 
 def gather_object(object: Any) -> Any:
     """Returns the items of all processes' lists in one list, in rank order. `lockstep._codec` lists the types."""
     if PartialState().num_processes == 1:
         return object
-    everyone = _all_gather_objects(object, "gather_object")
+    everyone = _all_gather_objects(object, "gather_object", PartialState().data_group)
     return [item for one in everyone for item in (one if hasattr(one, "__iter__") else [one])]
 
 
@@ -379,8 +381,8 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         copy = one.detach().clone(memory_format=torch.contiguous_format)
         if op is None or state.num_processes == 1:
             return copy
-        reduced = state.group.all_reduce(copy, op)
-        return reduced / state.num_processes if reduction == "mean" else reduced
+        reduced = state.data_group.all_reduce(copy, op)
+        return reduced / state.data_group.size if reduction == "mean" else reduced
 
     return recursively_apply(reduce_one, tensor)
 
