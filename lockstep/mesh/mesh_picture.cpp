@@ -70,7 +70,7 @@ std::string mesh_picture(const MeshShape& shape, const std::vector<std::string>&
   for (int column = 0; column < columns; ++column) {
     text += fmt::format(" {:>{}}", column, digits);
   }
-  text += "\n";
+  text += '\n';
   for (size_t row = 0; row < rows; ++row) {
     if (rows > kMostRows && row == kMostRows / 2) {
       text += fmt::format("  ... {} more rows ...\n", rows - kMostRows);

@@ -134,7 +134,7 @@ at::Tensor Gradients::norm_over_ranks(
   const auto over_shards = [&](const at::Tensor& norm) {
     return objects_.sharding ? objects_.sharding->norm_over_ranks(norm, norm_type) : norm;
   };
-  const at::Tensor all = over_shards(own);
+  at::Tensor all = over_shards(own);
   Group group = objects_.context.mesh.tensor;
   if (group.size() == 1) {
     return all;

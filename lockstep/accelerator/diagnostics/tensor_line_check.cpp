@@ -56,7 +56,7 @@ void describe(const at::Tensor& tensor, const at::Tensor& row, int64_t begin) {
 /// Returns whether the ranks' norms, or their sums, differ by more than rounding.
 bool differs(const at::Tensor& of_ranks, int64_t begin, double elements) {
   constexpr double kRounding = 1e-3;  // Kernels of GPUs may add in another order each time.
-  const at::Tensor spread = at::amax(of_ranks, 0) - at::amin(of_ranks, 0);
+  const at::Tensor spread = at::sub(at::amax(of_ranks, 0), at::amin(of_ranks, 0));
   const double norm = at::max(of_ranks.select(1, begin)).item<double>();
   return spread[begin].item<double>() > kRounding * norm ||
          spread[begin + 1].item<double>() > kRounding * norm * std::sqrt(elements);

@@ -9,7 +9,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <ATen/ops/abs.h>
 #include <ATen/ops/max.h>
+#include <ATen/ops/sub.h>
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
@@ -129,8 +131,9 @@ void compare(const RunContext& context, const at::Tensor& before, const at::Tens
   }
   const at::Tensor after = in_full(own, before.sizes(), context.mesh.tensor);
   const bool same_shape = before.sizes() == after.sizes();
-  const double difference = same_shape ? at::max((before - after).abs()).item<double>() : 0;
-  const double most = tolerance_of(before.scalar_type()) * at::max(before.abs()).item<double>();
+  const double difference =
+      same_shape ? at::max(at::abs(at::sub(before, after))).item<double>() : 0;
+  const double most = tolerance_of(before.scalar_type()) * at::max(at::abs(before)).item<double>();
   Group group = context.group;
   const bool differs = !same_shape || !(difference <= most);
   if (any_rank(group, differs)) {

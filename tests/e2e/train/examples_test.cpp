@@ -172,6 +172,27 @@ TEST_F(Examples, CharLmIsTheSameForEverySplitOfItsBatches) {
   EXPECT_NEAR(loss("two", 2, 1), one, 2e-5);
 }
 
+TEST(GptExample, HasTheSameLossesOnEveryMesh) {
+  const std::vector<std::string> program = {
+      kBin + "/gpt", "--steps", "20", "--layers", "2", "--head-size", "16", "--context", "32"};
+  const Outcome alone = run_command(program, {kOneThread});
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  ASSERT_THAT(alone.out, HasSubstr("step  20: loss "));
+  const auto on_mesh = [&](const std::string& ranks,
+                           const std::string& mesh,
+                           const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"launch", "-n", ranks, "--mesh", mesh};
+    arguments.insert(arguments.end(), program.begin(), program.end());
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = run_lockstep(arguments, {kOneThread});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_EQ(on_mesh("2", "tp=2"), alone.out);
+  EXPECT_EQ(on_mesh("2", "tp=2", {"--sequence-parallel"}), alone.out);
+  EXPECT_EQ(on_mesh("4", "tp=2", {"--zero", "3"}), alone.out);
+}
+
 TEST_F(Examples, EveryStageOfZeroIsBitExactWithDataParallel) {
   const auto loss = [&](const std::string& program, const std::string& stage) {
     const bool text = program == "char_lm";
