@@ -87,7 +87,7 @@ class Preparer {
            .parameters = [object] { return parameters_of(*object); },
            .buffers = [object] { return buffers_of(*object); },
            .classes = [object] { return classes_of(*object); },
-           .evaluate = [object]() mutable { return set_evaluation_mode(*object); }});
+           .evaluate = [held = Type(object)]() mutable { return set_evaluation_mode(*held); }});
     } else if constexpr (LoaderHandle<Type>) {
       add_loader(object.core());
     }
