@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/pipeline/pipeline_runner.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/pipeline/tensor_messages.h"
+#include "lockstep/pipeline_schedule/messages.h"
+
+namespace lockstep::pipeline {
+namespace {
+
+using pipeline_schedule::Action;
+using pipeline_schedule::ActionKind;
+using pipeline_schedule::ActionLists;
+using pipeline_schedule::ScheduleShape;
+
+/// The state of a micro-batch in a chunk, from its forward to the end of its backward.
+struct Activation {
+  at::Tensor input;
+  at::Tensor output;    ///< The loss / micro-batches in the last chunk.
+  at::Tensor gradient;  ///< Of the output, between the two parts of a backward.
+};
+
+std::vector<at::Tensor> trained(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> result;
+  std::copy_if(
+      parameters.begin(), parameters.end(), std::back_inserter(result), [](const at::Tensor& each) {
+        return each.requires_grad();
+      });
+  return result;
+}
+
+at::Device device_of(const std::vector<Chunk>& chunks) {
+  for (const Chunk& chunk : chunks) {
+    if (!chunk.parameters.empty()) {
+      return chunk.parameters.front().device();
+    }
+  }
+  return at::kCPU;
+}
+
+/// Executes the actions of one batch.
+class BatchRun {
+ public:
+  BatchRun(
+      const std::vector<Chunk>& chunks,
+      const ScheduleShape& shape,
+      const MicroBatches& batch,
+      const LossFunction& loss,
+      bool trains,
+      Group line,
+      at::Device device)
+      : chunks_(chunks),
+        shape_(shape),
+        last_chunk_(shape.ranks * shape.chunks_per_rank - 1),
+        batch_(batch),
+        loss_(loss),
+        trains_(trains),
+        rank_(line.rank()),
+        messages_(std::move(line), device) {}
+
+  void execute(const Action& action) {
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return forward(action);
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardInput:
+        return backward(action);
+      case ActionKind::kBackwardWeight:
+        return backward_weight(action);
+      case ActionKind::kSendActivation:
+      case ActionKind::kSendGradient: {
+        const int tag = tag_of(action);
+        return messages_.send(results_.extract(tag).mapped(), peer_of(action), tag);
+      }
+      case ActionKind::kReceiveActivation:
+      case ActionKind::kReceiveGradient:
+        return messages_.receive(peer_of(action), tag_of(action));
+    }
+  }
+
+  /// Waits for the sends, and returns the mean loss; 0 if this rank does not compute the loss.
+  double finish() {
+    messages_.finish();
+    double sum = 0;
+    for (const at::Tensor& loss : losses_) {
+      sum += loss.item<double>();
+    }
+    return sum / shape_.micro_batches;
+  }
+
+  int peak_activations() const { return static_cast<int>(peak_activations_); }
+
+ private:
+  using Place = std::pair<int, int>;  // Chunk, micro-batch.
+
+  const Chunk& chunk_of(const Action& action) const {
+    return chunks_[static_cast<size_t>(action.chunk / shape_.ranks)];
+  }
+
+  int peer_of(const Action& action) const {
+    return pipeline_schedule::peer_of(action, rank_, shape_.ranks);
+  }
+
+  /// Names a tensor between two chunks, the first of which is `chunk`.
+  int tag(int chunk, int micro_batch, bool gradient) const {
+    return 2 * (micro_batch * last_chunk_ + chunk) + (gradient ? 1 : 0);
+  }
+
+  int tag_of(const Action& message) const {
+    const bool gradient =
+        message.kind == ActionKind::kSendGradient || message.kind == ActionKind::kReceiveGradient;
+    const bool of_previous =
+        message.kind == ActionKind::kSendGradient || message.kind == ActionKind::kReceiveActivation;
+    return tag(message.chunk - (of_previous ? 1 : 0), message.micro_batch, gradient);
+  }
+
+  /// Returns a tensor that another chunk has computed.
+  at::Tensor take(int tag) {
+    return shape_.ranks == 1 ? results_.extract(tag).mapped() : messages_.take(tag);
+  }
+
+  at::Tensor input_of(const Action& action) {
+    if (action.chunk == 0) {
+      return batch_.inputs[static_cast<size_t>(action.micro_batch)].detach();
+    }
+    const at::Tensor tensor = take(tag(action.chunk - 1, action.micro_batch, false));
+    // A leaf of this chunk's graph, also if the chunk before it is on this rank.
+    return tensor.detach().requires_grad_(trains_ && tensor.requires_grad());
+  }
+
+  void forward(const Action& action) {
+    Activation& activation = activations_[Place(action.chunk, action.micro_batch)];
+    peak_activations_ = std::max(peak_activations_, activations_.size());
+    activation.input = input_of(action);
+    activation.output = chunk_of(action).forward(activation.input);
+    if (!activation.output.defined()) {
+      throw ConfigError(
+          "pipeline",
+          fmt::format(
+              "chunk {} has returned an undefined tensor; expected its output", action.chunk));
+    }
+    if (action.chunk == last_chunk_) {
+      activation.output = loss_of(activation.output, action.micro_batch);
+    } else {
+      results_[tag(action.chunk, action.micro_batch, false)] = activation.output;
+    }
+    if (!trains_) {
+      activations_.erase(Place(action.chunk, action.micro_batch));
+    }
+  }
+
+  at::Tensor loss_of(const at::Tensor& output, int micro_batch) {
+    const at::Tensor loss = loss_(output, batch_.targets[static_cast<size_t>(micro_batch)]);
+    if (!loss.defined() || loss.numel() != 1) {
+      throw ConfigError(
+          "pipeline",
+          fmt::format(
+              "the loss function has returned {}; expected a tensor with one element",
+              loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
+    }
+    if (trains_ && !loss.requires_grad()) {
+      throw ConfigError(
+          "pipeline",
+          "the loss requires no gradient; expected a parameter that requires one; use eval_batch "
+          "for a frozen model");
+    }
+    losses_.push_back(loss.detach());
+    return loss / shape_.micro_batches;
+  }
+
+  /// Computes the gradient of the input, and those of the weights unless the backward is split.
+  void backward(const Action& action) {
+    const auto place = activations_.find(Place(action.chunk, action.micro_batch));
+    Activation& activation = place->second;
+    const bool is_last = action.chunk == last_chunk_;
+    if (!is_last) {
+      activation.gradient = take(tag(action.chunk, action.micro_batch, true));
+    }
+    const bool splits = action.kind == ActionKind::kBackwardInput;
+    at::Tensor input_gradient;
+    if (!activation.output.requires_grad() || (!is_last && !activation.gradient.defined())) {
+      activation.output.reset();  // No gradient passes this chunk.
+    } else if (!splits) {
+      torch::autograd::backward({activation.output}, {activation.gradient});
+      input_gradient = activation.input.grad();
+    } else if (activation.input.requires_grad()) {
+      const bool keeps_graph = !trained(chunk_of(action).parameters).empty();
+      input_gradient = torch::autograd::grad(
+          {activation.output},
+          {activation.input},
+          {activation.gradient},
+          keeps_graph,
+          /*create_graph=*/false,
+          /*allow_unused=*/true)[0];
+    }
+    if (action.chunk > 0) {
+      results_[tag(action.chunk - 1, action.micro_batch, true)] = input_gradient;
+    }
+    if (!splits) {
+      activations_.erase(place);
+    }
+  }
+
+  void backward_weight(const Action& action) {
+    const auto place = activations_.find(Place(action.chunk, action.micro_batch));
+    const Activation& activation = place->second;
+    const std::vector<at::Tensor> weights = trained(chunk_of(action).parameters);
+    if (activation.output.defined() && !weights.empty()) {
+      torch::autograd::backward(
+          {activation.output},
+          {activation.gradient},
+          /*retain_graph=*/false,
+          /*create_graph=*/false,
+          weights);
+    }
+    activations_.erase(place);
+  }
+
+  const std::vector<Chunk>& chunks_;
+  const ScheduleShape& shape_;
+  int last_chunk_;
+  const MicroBatches& batch_;
+  const LossFunction& loss_;
+  bool trains_;
+  int rank_;
+  TensorMessages messages_;
+  std::map<Place, Activation> activations_;
+  std::map<int, at::Tensor> results_;  ///< For other chunks: by tag.
+  std::vector<at::Tensor> losses_;
+  size_t peak_activations_ = 0;
+};
+
+ActionLists forwards_of(const ActionLists& lists) {
+  ActionLists result;
+  for (const std::vector<Action>& list : lists) {
+    std::copy_if(
+        list.begin(),
+        list.end(),
+        std::back_inserter(result.emplace_back()),
+        [](const Action& each) { return each.kind == ActionKind::kForward; });
+  }
+  return result;
+}
+
+void check_batch(const std::vector<at::Tensor>& tensors, int micro_batches, const char* name) {
+  if (tensors.size() != static_cast<size_t>(micro_batches)) {
+    throw ConfigError(
+        "pipeline",
+        fmt::format(
+            "got {} {}; expected one for each of {} micro-batches",
+            tensors.size(),
+            name,
+            micro_batches));
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) {
+      throw ConfigError(
+          "pipeline",
+          fmt::format(
+              "entry {} of the {} is an undefined tensor; expected a micro-batch", i, name));
+    }
+  }
+}
+
+}  // namespace
+
+PipelineRunner::PipelineRunner(
+    std::vector<Chunk> chunks,
+    Group line,
+    const ScheduleShape& shape,
+    std::optional<at::Device> device)
+    : chunks_(std::move(chunks)),
+      line_(std::move(line)),
+      shape_(shape),
+      device_(device.value_or(device_of(chunks_))) {
+  const ActionLists computations = pipeline_schedule::compute_actions(shape);
+  if (shape.ranks != line_.size()) {
+    throw ConfigError(
+        "pipeline",
+        fmt::format(
+            "the schedule has {} ranks, but the group {}; expected the same number",
+            shape.ranks,
+            line_.size()));
+  }
+  if (chunks_.size() != static_cast<size_t>(shape.chunks_per_rank)) {
+    throw ConfigError(
+        "pipeline",
+        fmt::format(
+            "got {} chunks; expected the schedule's {} on each rank",
+            chunks_.size(),
+            shape.chunks_per_rank));
+  }
+  const auto rank = static_cast<size_t>(line_.rank());
+  training_ = pipeline_schedule::add_messages(computations)[rank];
+  evaluation_ = pipeline_schedule::add_messages(forwards_of(computations))[rank];
+}
+
+double PipelineRunner::train_batch(const MicroBatches& batch, const LossFunction& loss) {
+  return execute(training_, batch, loss, true);
+}
+
+double PipelineRunner::eval_batch(const MicroBatches& batch, const LossFunction& loss) {
+  return execute(evaluation_, batch, loss, false);
+}
+
+double PipelineRunner::execute(
+    const std::vector<Action>& actions,
+    const MicroBatches& batch,
+    const LossFunction& loss,
+    bool trains) {
+  if (line_.rank() == 0) {
+    check_batch(batch.inputs, shape_.micro_batches, "inputs");
+  }
+  const int last_rank = line_.size() - 1;
+  if (line_.rank() == last_rank) {
+    check_batch(batch.targets, shape_.micro_batches, "targets");
+    if (!loss) {
+      throw ConfigError("pipeline", "got no loss function; expected one on the last rank");
+    }
+  }
+  const at::AutoGradMode grad_mode(trains);
+  BatchRun run(chunks_, shape_, batch, loss, trains, line_, device_);
+  for (const Action& action : actions) {
+    run.execute(action);
+  }
+  const at::Tensor mean = at::full({}, run.finish(), at::kDouble);
+  if (trains) {
+    peak_activations_ = run.peak_activations();
+  }
+  return line_.broadcast(mean, last_rank).wait().item<double>();
+}
+
+}  // namespace lockstep::pipeline
