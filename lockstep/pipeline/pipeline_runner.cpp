@@ -6,10 +6,10 @@
 #include <map>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "lockstep/base/error.h"

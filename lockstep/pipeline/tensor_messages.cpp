@@ -84,12 +84,12 @@ void TensorMessages::receive(int peer, int tag) {
 }
 
 at::Tensor TensorMessages::take(int tag) {
-  const auto place = std::find_if(incoming_.begin(), incoming_.end(), [&](const Incoming& each) {
-    return each.tag == tag;
-  });
+  const auto place = std::find_if(
+      incoming_.begin(), incoming_.end(), [&](const Incoming& each) { return each.tag == tag; });
   if (place == incoming_.end()) {
     throw ConfigError(
-        "pipeline", fmt::format("no message {} is received; expected receive() before take()", tag));
+        "pipeline",
+        fmt::format("no message {} is received; expected receive() before take()", tag));
   }
   if (place == std::prev(incoming_.end())) {
     read_header();

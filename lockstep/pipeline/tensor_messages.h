@@ -44,8 +44,8 @@ class TensorMessages {
     Pending pending{at::Tensor()};
   };
 
-  /// Waits for the receives of `peer` that started before `end`. They are waited for in their order,
-  /// since the transport of threads matches messages when it waits.
+  /// Waits for the receives of `peer` that started before `end`. They are waited for in their
+  /// order, since the transport of threads matches messages when it waits.
   void wait_in_order(int peer, std::list<Incoming>::iterator end);
   void read_header();
 
