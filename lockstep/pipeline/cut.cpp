@@ -45,7 +45,7 @@ Bounds smallest(const std::vector<double>& sums, size_t chunks, double limit, co
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
     std::vector<double> next(layers + 1, kNone);
     for (size_t end = chunk + 1; end <= layers; ++end) {
-      for (size_t start = end; start-- > chunk && sums[end] - sums[start] <= limit;) {
+      for (size_t start = end - 1; start + 1 > chunk && sums[end] - sums[start] <= limit; --start) {
         const double total = add(totals[start], sums[end] - sums[start]);
         if (total < next[end]) {
           next[end] = total;
