@@ -1,29 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/context_parallel/group_function.h"
 
-#include <utility>
-
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/autograd_group.h"
 
 namespace lockstep::context_parallel {
-namespace {
-
-struct GroupHolder final : torch::CustomClassHolder {
-  explicit GroupHolder(Group kept) : group(std::move(kept)) {}
-  Group group;
-};
-
-}  // namespace
 
 void keep_group(torch::autograd::AutogradContext& context, const Group& group) {
-  context.saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
+  context.saved_data["group"] = comm::to_ivalue(group);
 }
 
 Group group_of(torch::autograd::AutogradContext& context) {
-  return c10::static_intrusive_pointer_cast<GroupHolder>(context.saved_data["group"].toCapsule())
-      ->group;
+  return comm::to_group(context.saved_data["group"]);
 }
 
 void refuse_create_graph(const char* where) {

@@ -20,29 +20,56 @@
 namespace lockstep::internal {
 namespace {
 
-/// A parameter of which this process has a part.
-struct Divided {
-  at::Tensor parameter;
-  tensor_parallel::TensorParallel* division;
-};
+using ByName = std::map<std::string, at::Tensor>;
 
-/// Returns the divided parameters by their names in checkpoints.
-std::map<std::string, Divided> divided_by_name(const PreparedObjects& objects) {
-  std::map<std::string, Divided> divided;
-  for (const PreparedModel& model : objects.models) {
-    for (const NamedTensor& item : model.parameters()) {
-      if (auto* division = objects.division_of(item.tensor)) {
-        divided.emplace(model.prefix + item.name, Divided{item.tensor, division});
-      }
-    }
+ByName by_name(const NamedTensors& tensors) {
+  ByName named;
+  for (const NamedTensor& item : tensors) {
+    named.emplace(item.name, item.tensor);
   }
-  return divided;
+  return named;
 }
 
-/// Returns the parameter that the optimizer state "fc.weight.exp_avg" is of, if it is divided.
-const Divided* owner_of(const std::map<std::string, Divided>& divided, const std::string& state) {
-  const auto found = divided.find(state.substr(0, state.rfind('.')));
-  return found == divided.end() ? nullptr : &found->second;
+/// Returns all parameters by their names in checkpoints.
+ByName parameters_of(const PreparedObjects& objects) {
+  ByName parameters;
+  for (const PreparedModel& model : objects.models) {
+    for (const NamedTensor& item : model.parameters()) {
+      parameters.emplace(model.prefix + item.name, item.tensor);
+    }
+  }
+  return parameters;
+}
+
+/// Returns the tensor of that name; an undefined one without it.
+at::Tensor named(const ByName& tensors, const std::string& name) {
+  const auto found = tensors.find(name);
+  return found == tensors.end() ? at::Tensor() : found->second;
+}
+
+/// Returns the name of the parameter that the optimizer state "fc.weight.exp_avg" belongs to.
+std::string parameter_name_of(const std::string& state) {
+  return state.substr(0, state.rfind('.'));
+}
+
+/// Returns `own` in full, if it is a part of `parameter` or of state of its shape. Collective in
+/// the tp line.
+at::Tensor in_full(
+    const PreparedObjects& objects, const at::Tensor& parameter, const at::Tensor& own) {
+  tensor_parallel::TensorParallel* const division =
+      parameter.defined() ? objects.division_of(parameter) : nullptr;
+  const bool is_part = division != nullptr && own.sizes() == parameter.sizes();
+  return is_part ? division->full(parameter, own) : own;
+}
+
+/// Returns this process's part of `full`, if it has the full shape of a divided `parameter`.
+/// load_state refuses another shape later, by name.
+at::Tensor in_part(
+    const PreparedObjects& objects, const at::Tensor& parameter, const at::Tensor& full) {
+  const tensor_parallel::TensorParallel* const division =
+      parameter.defined() ? objects.division_of(parameter) : nullptr;
+  const bool is_full = division != nullptr && full.sizes() == division->full_sizes(parameter);
+  return is_full ? division->own_part(parameter, full) : full;
 }
 
 /// Consecutive elements of the flattened part of a parameter; undefined values: this process has
@@ -70,7 +97,7 @@ at::Tensor unsharded(
   return group.all_reduce(all).wait();  // All others have zeros there: exact.
 }
 
-/// What the processes must know of a state tensor that some of them have.
+/// Describes a state tensor to processes that do not have it.
 struct StateKind {
   at::ScalarType dtype;
   bool is_scalar;
@@ -114,9 +141,7 @@ NamedTensors full_model_tensors(
   const c10::AutoGradMode no_grad(false);
   NamedTensors all;
   for (const NamedTensor& item : own) {
-    tensor_parallel::TensorParallel* const division = objects.division_of(item.tensor);
-    const at::Tensor full =
-        division ? division->full(item.tensor, item.tensor.detach()) : item.tensor;
+    const at::Tensor full = in_full(objects, item.tensor, item.tensor);
     if (keeps) {
       all.push_back({item.name, full});
     }
@@ -126,31 +151,20 @@ NamedTensors full_model_tensors(
 
 NamedTensors own_model_tensors(
     const PreparedObjects& objects, const NamedTensors& current, NamedTensors saved) {
-  std::map<std::string, at::Tensor> parameters;
-  for (const NamedTensor& item : current) {
-    parameters.emplace(item.name, item.tensor);
-  }
+  const ByName parameters = by_name(current);
   for (NamedTensor& item : saved) {
-    const auto found = parameters.find(item.name);
-    tensor_parallel::TensorParallel* const division =
-        found == parameters.end() ? nullptr : objects.division_of(found->second);
-    // Another shape is refused later, by name.
-    if (division && item.tensor.sizes() == division->full_sizes(found->second)) {
-      item.tensor = division->own_part(found->second, item.tensor);
-    }
+    item.tensor = in_part(objects, named(parameters, item.name), item.tensor);
   }
   return saved;
 }
 
 NamedTensors full_optimizer_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps) {
-  const std::map<std::string, Divided> divided = divided_by_name(objects);
+  const ByName parameters = parameters_of(objects);
   NamedTensors all;
   for (const NamedTensor& item : own) {
-    const Divided* const owner = owner_of(divided, item.name);
-    const bool is_part = owner != nullptr && item.tensor.sizes() == owner->parameter.sizes();
     const at::Tensor full =
-        is_part ? owner->division->full(owner->parameter, item.tensor) : item.tensor;
+        in_full(objects, named(parameters, parameter_name_of(item.name)), item.tensor);
     if (keeps) {
       all.push_back({item.name, full});
     }
@@ -159,12 +173,9 @@ NamedTensors full_optimizer_tensors(
 }
 
 NamedTensors own_optimizer_tensors(const PreparedObjects& objects, NamedTensors saved) {
-  const std::map<std::string, Divided> divided = divided_by_name(objects);
+  const ByName parameters = parameters_of(objects);
   for (NamedTensor& item : saved) {
-    const Divided* const owner = owner_of(divided, item.name);
-    if (owner != nullptr && item.tensor.sizes() == owner->division->full_sizes(owner->parameter)) {
-      item.tensor = owner->division->own_part(owner->parameter, item.tensor);
-    }
+    item.tensor = in_part(objects, named(parameters, parameter_name_of(item.name)), item.tensor);
   }
   return saved;
 }
@@ -188,8 +199,7 @@ NamedTensors full_sharded_model_tensors(
       part = unsharded(
           objects, item.tensor, piece, has_master ? at::kFloat : item.tensor.scalar_type());
     }
-    tensor_parallel::TensorParallel* const division = objects.division_of(item.tensor);
-    const at::Tensor full = division ? division->full(item.tensor, part) : part;
+    const at::Tensor full = in_full(objects, item.tensor, part);
     if (keeps) {
       all.push_back({item.name, full});
     }
@@ -201,34 +211,20 @@ NamedTensors full_sharded_optimizer_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps) {
   const c10::AutoGradMode no_grad(false);
   const zero::ShardSlices& slices = objects.sharding->slices();
-  std::map<std::string, at::Tensor> held;
-  for (const NamedTensor& item : own) {
-    held.emplace(item.name, item.tensor);
-  }
-  const auto held_as = [&](const std::string& name) {
-    const auto found = held.find(name);
-    return found == held.end() ? at::Tensor() : found->second;
-  };
-  std::map<std::string, at::Tensor> parameters;
-  for (const PreparedModel& model : objects.models) {
-    for (const NamedTensor& item : model.parameters()) {
-      parameters.emplace(model.prefix + item.name, item.tensor);
-    }
-  }
+  const ByName held = by_name(own);
+  const ByName parameters = parameters_of(objects);
   NamedTensors all;
   for (const auto& [name, kind] : kinds_of_all(objects, own)) {
-    const at::Tensor values = held_as(name);
-    const at::Tensor& parameter = parameters.at(name.substr(0, name.rfind('.')));
+    const at::Tensor values = named(held, name);
+    const at::Tensor& parameter = parameters.at(parameter_name_of(name));
     at::Tensor full;
     if (kind.is_scalar) {
       full = agreed_scalar(objects, values, kind.dtype);
     } else {
-      const std::vector<at::Tensor> shard = slices.of({parameter});
-      const Piece piece =
-          values.defined() ? Piece{values, slices.find(shard.at(0))->begin} : Piece{};
-      const at::Tensor part = unsharded(objects, parameter, piece, kind.dtype);
-      tensor_parallel::TensorParallel* const division = objects.division_of(parameter);
-      full = division ? division->full(parameter, part) : part;
+      const Piece piece = values.defined()
+                              ? Piece{values, slices.find(slices.of({parameter}).at(0))->begin}
+                              : Piece{};
+      full = in_full(objects, parameter, unsharded(objects, parameter, piece, kind.dtype));
     }
     if (keeps) {
       all.push_back({name, full});
