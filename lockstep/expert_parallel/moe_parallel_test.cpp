@@ -189,7 +189,7 @@ TEST(MoEParallel, TrainsOtherParametersWithoutTheFactorOfExpertGradients) {
 }
 
 TEST(MoEParallel, TrainsOtherParametersIfAnyAllToAllIsLeftOut) {
-  // Of the first step: dispatch and combine of two layers, then the backwards in reverse order.
+  // A step has eight: dispatch and combine of two layers, and their backwards in reverse order.
   for (int64_t i = 0; i < 8; ++i) {
     const Training training{.ranks = 2, .expert_ranks = 2, .left_out = i};
     EXPECT_GT(largest_difference(train(training), one_process(at::kDouble)), 1e-6)

@@ -77,8 +77,8 @@ std::string mesh_text(const MeshShape& shape);
 /// like; the default one without any. Throws ConfigError as parse_mesh does.
 MeshShape mesh_from_environment(const Environment& environment);
 
-/// Fills in the sizes that are 0, for a job of `ranks`. `shards`: it shards models. Throws
-/// ConfigError for a shape that is impossible with so many ranks, which names both.
+/// Fills in the sizes that are 0, for a job of `ranks`. `shards`: the job shards models. Throws
+/// ConfigError for a shape that does not fit the number of ranks; the message has both.
 MeshShape resolve_mesh(MeshShape shape, int ranks, bool shards);
 
 /// Throws ConfigError unless each tp line is on one host, for hosts of these numbers of ranks: its

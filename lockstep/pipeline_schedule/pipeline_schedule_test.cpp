@@ -16,8 +16,8 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Returns what is wrong with the lists of a shape, apart from waiting between ranks; "" if nothing
-/// is: each forward and backward once, on the right rank, in an order that the rank can execute.
+/// Checks that the lists have each forward and backward once, on the right rank, in an order that
+/// the rank can execute. Returns the first fault, or "". Does not check waiting between ranks.
 std::string fault_of(const ScheduleShape& shape, const ActionLists& lists) {
   enum Progress { kNothing, kForwardDone, kInputDone, kAllDone };
   if (lists.size() != static_cast<size_t>(shape.ranks)) {

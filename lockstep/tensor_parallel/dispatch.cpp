@@ -55,7 +55,7 @@ struct WithoutMark : torch::autograd::Function<WithoutMark> {
           name));
 }
 
-/// Returns what is known of a weight, or of its transpose.
+/// Returns the description of a divided weight, or of the weight that `weight` is a transpose of.
 Known known(const at::Tensor& weight, const char* operation) {
   auto info = std::dynamic_pointer_cast<const DividedParam>(comm::divided_info(weight));
   if (!info || weight.numel() == 0 ||

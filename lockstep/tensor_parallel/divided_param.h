@@ -10,7 +10,7 @@
 
 namespace lockstep::tensor_parallel {
 
-/// What an operation must know of a divided weight.
+/// Describes a divided weight to the operations that use it.
 struct DividedParam final : comm::DividedInfo {
   DividedParam(
       std::string its_name,

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// How the ranks of a tp line divide a module.
+/// Selects how the ranks of a tp line divide a module.
 enum class TensorStyle {
   /// Linear: each rank has some of the output features, whose columns it returns.
   kColwise,

@@ -140,7 +140,7 @@ TEST(ContextParallelComposition, ARecomputationOutsideOfTheScopeSendsKeysAgain) 
   ranks(kRanks, [](const Group& given) {
     const auto sent = std::make_shared<SentBytes>();
     divided(counted(given, sent), at::kDouble, {.is_checkpointed = true});
-    // Of each block: keys forward, again, and in backward with gradients.
+    // A block sends its keys in forward, in the second forward, and in backward with gradients.
     EXPECT_EQ(sent->calls(comm::Op::kSend), 2 * 4);
   });
 }

@@ -95,8 +95,8 @@ struct AcceleratorOptions {
   /// shapes, dtypes. Not set: LOCKSTEP_DEBUG_MODE or ACCELERATE_DEBUG_MODE.
   std::optional<bool> debug = std::nullopt;
 
-  /// How the processes are arranged: who computes which samples and which part of the model. Not
-  /// set: LOCKSTEP_MESH (`lockstep launch --mesh`), or PARALLELISM_CONFIG_TP_SIZE and the like;
+  /// Arranges the processes: it gives each its samples, and its part of the model. Not set:
+  /// LOCKSTEP_MESH (`lockstep launch --mesh`), or PARALLELISM_CONFIG_TP_SIZE and the like;
   /// else all are data parallel. The loaders of processes that share a batch read the same one;
   /// gather, gather_for_metrics, reduce and pad_across_processes exchange the values of processes
   /// with different samples. See docs/mesh.md.

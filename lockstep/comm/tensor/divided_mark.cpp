@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// Where a parameter begins. Parameters in flat buffers share a storage.
+/// Identifies a parameter by its first element. Parameters in flat buffers share a storage.
 using Place = std::pair<const c10::StorageImpl*, int64_t>;
 
 Place place_of(const at::Tensor& tensor) {

@@ -17,7 +17,7 @@ inline bool is_divided(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kDividedParamKey);
 }
 
-/// What is known of a divided weight.
+/// Describes a divided weight; tensor_parallel derives its own description.
 struct DividedInfo {
   DividedInfo() = default;
   DividedInfo(const DividedInfo&) = delete;

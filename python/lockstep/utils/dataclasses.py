@@ -462,8 +462,9 @@ class TorchTensorParallelConfig:
     "embedding", "sequence", "whole", "whole_sum_gradient", or transformers' names for them; a layer that fuses several
     has a tuple of the style and their relative sizes: ("colwise", (1, 1, 1)). None: the model's `tp_plan`.
     `example`, a function without arguments, returns the model's result on a small batch: prepare() compares it before and
-    after the division. A plan needs one, since a model with a fixed number of heads would become another function; that
-    of a model itself does not. `sequence_parallel` divides what is between divided layers along the sequence.
+    after the division. A `plan` needs an example, since a model with a fixed number of heads would become another
+    function; a model's own `tp_plan` needs none. `sequence_parallel` divides the activations between divided layers along
+    the sequence.
     """
 
     enable_async_tp: bool = False
