@@ -4,7 +4,8 @@
 A job's key is a hash of its command, of the configuration, and of the text of its file and of every file of
 this repository that it includes, directly or indirectly. Keys of passed jobs are stored as empty files.
 
-All files passed at the commit in scripts/checked_commit. Files that no change since then can reach are skipped, too.
+All files passed at the commit in scripts/checked_commit. Since then only files that changed, or that include a
+changed file themselves, are run: a change of a header that half of the sources include would take an hour else.
 scripts/checked_options has a hash of the compile options at that commit.
 """
 import hashlib
@@ -76,12 +77,17 @@ def hash_of_options(commands):
     return hashlib.sha256("\n".join(sorted(different)).encode()).hexdigest()
 
 
+def included_by(path):
+    """Returns the files of this repository that `path` includes itself."""
+    return INCLUDE.findall((ROOT / path).read_text(encoding="utf-8"))
+
+
 def with_includes(path, seen=None):
     """Returns `path` and every file of this repository that it includes, directly or indirectly."""
     seen = set() if seen is None else seen
     if path not in seen and (ROOT / path).is_file():
         seen.add(path)
-        for target in INCLUDE.findall((ROOT / path).read_text(encoding="utf-8")):
+        for target in included_by(path):
             with_includes(target, seen)
     return seen
 
@@ -124,9 +130,9 @@ def changed_since_checked(commands):
 
 
 def reached_by(changed, job):
-    """Returns whether a change of the files `changed` can change the job's result."""
+    """Returns whether the job's file, a file that it includes itself, or its folder's CMakeLists.txt is in `changed`."""
     folders = {path.removesuffix("CMakeLists.txt") for path in changed if path.endswith("/CMakeLists.txt")}
-    return not changed.isdisjoint(with_includes(job.path)) or any(map(job.path.startswith, folders))
+    return not changed.isdisjoint([job.path, *included_by(job.path)]) or any(map(job.path.startswith, folders))
 
 
 def run_one(job):
@@ -139,7 +145,7 @@ def run_one(job):
 
 
 def run_all(name, jobs, workers, cache, config, changed=None):
-    """Runs the jobs that the files `changed` can reach (None: all) and whose keys are not in the folder `cache`.
+    """Runs the jobs that reached_by() finds for the files `changed` (None: all) and whose keys are not in the folder `cache`.
     Returns whether all files pass."""
     cache.mkdir(parents=True, exist_ok=True)
     if changed is not None:
