@@ -25,6 +25,7 @@ CHECKED_OPTIONS = ROOT / "scripts/checked_options"
 # A change of these can reach every file.
 REACHES_ALL = re.compile(r"\.clang-tidy|scripts/(tidy|check_headers|cached_jobs\.py)")
 PINNED = r"^readonly (tidy|torch)_version="
+PYTHON_HEADERS = re.compile(r"/include/python3\.\d+$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|bench|python)/[^">]+)[">]', re.MULTILINE)
 
 
@@ -67,13 +68,19 @@ def options_of(entry):
     return kept
 
 
+def is_test(path):
+    return path.endswith("_test.cpp") or path.startswith("tests/")
+
+
 def hash_of_options(commands):
-    """Returns a hash of the sets of options. Which file has which set is not part of it: see folders in reached_by()."""
+    """Returns a hash of the sets of options. Which file has which set is not part of it: see folders in reached_by().
+    Those of tests do not count: the path of one more fixture would have all files checked."""
     different = set()
-    for entry in commands.values():
+    for entry in (entry for path, entry in commands.items() if not is_test(path)):
         compiler, *options = options_of(entry)
-        # Neither the compiler's folder nor that of the repository counts.
-        different.add(json.dumps([Path(compiler).name, *(option.replace(str(ROOT), "") for option in options)]))
+        # The compiler's folder, that of Python and that of the repository do not count.
+        kept = (option.replace(str(ROOT), "") for option in options if not PYTHON_HEADERS.search(option))
+        different.add(json.dumps([Path(compiler).name, *kept]))
     return hashlib.sha256("\n".join(sorted(different)).encode()).hexdigest()
 
 
