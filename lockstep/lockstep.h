@@ -30,6 +30,7 @@
 #include "lockstep/data/sample/random.h"
 #include "lockstep/data/sample/sample_random.h"
 #include "lockstep/engine/engine.h"
+#include "lockstep/expert_parallel/moe.h"
 #include "lockstep/launcher/job/launch.h"
 #include "lockstep/optim/clip.h"
 #include "lockstep/optim/rules/adadelta.h"

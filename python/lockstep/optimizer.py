@@ -150,6 +150,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.scaler = scaler
         self._prepared: Any = None  # The C++ handle; set by Accelerator.prepare.
         self._no_sync: Any = None  # The Accelerator's blocks without averaging; set by Accelerator.prepare.
+        self._max_norm = 0.0  # Of the gradients of an update; 0: any. Set by Accelerator.prepare.
         has_sparse = any(id(one) in (sparse or set()) for group in optimizer.param_groups for one in group["params"])
         self._name = None if has_sparse else _core_class(optimizer)
         self._known = (_core.optimizer_options(self._name) or []) if self._name else []
@@ -296,6 +297,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         if GradientState().holds_updates:
             return None
         self._no_sync.on_step()
+        if self._max_norm > 0 and self._syncs():
+            self._clip(closure)
         if self._name is None:
             return self._run(closure)
         self._push_options()
@@ -307,6 +310,15 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self._call_hooks(self.optimizer._optimizer_step_post_hooks)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # Read by torch's schedulers.
         return loss
+
+    def _clip(self, closure: Callable[[], Any] | None) -> None:
+        if closure is not None:
+            raise _core.ConfigError(
+                "[optimizer] step(closure) computes gradients that the plugin's gradient_clipping cannot clip before; "
+                "expected step(), or gradient_clipping=0"
+            )
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self._no_sync.core.clip_grad_norm_(parameters, self._max_norm, 2.0)
 
     def _run(self, closure: Callable[[], Any] | None) -> Any:
         if closure is not None:

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lockstep import Accelerator, ParallelismConfig
-from lockstep.utils import TorchTensorParallelConfig, FullyShardedDataParallelPlugin
+from lockstep.utils import FullyShardedDataParallelPlugin, MegatronLMPlugin, TorchTensorParallelConfig
 from lockstep.state import AcceleratorState
 
 
@@ -41,7 +41,7 @@ torch.manual_seed(0)
 tokens = torch.randint(16, (32, 4))
 
 
-def train(accelerator, folder=None, load=None):
+def train(accelerator, folder=None, load=None, clips=False):
     torch.manual_seed(1)
     net = Net().double()
     config = accelerator.parallelism_config
@@ -60,7 +60,8 @@ def train(accelerator, folder=None, load=None):
             scores = net(batch)
             loss = torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
             accelerator.backward(loss)
-            accelerator.clip_grad_norm_(net.parameters(), 0.3)
+            if not clips:
+                accelerator.clip_grad_norm_(net.parameters(), 0.3)
             optimizer.step()
             optimizer.zero_grad()
     if folder is not None:
@@ -99,6 +100,10 @@ saved = os.path.join(folder, "saved")
 train(Accelerator(parallelism_config=ParallelismConfig(tp_size=2)), folder=saved)
 check(train(Accelerator(parallelism_config=ParallelismConfig(tp_size=2)), load=saved)[0], "resumed on tp")
 check(train(Accelerator(), load=saved)[0], "resumed without tp")
+plugin = MegatronLMPlugin(tp_degree=2, use_distributed_optimizer=True, gradient_clipping=0.3)
+state, own = train(Accelerator(megatron_lm_plugin=plugin), clips=True)
+assert own == (16, 8), own
+check(state, "MegatronLMPlugin")
 """
 
 

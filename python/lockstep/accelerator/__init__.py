@@ -21,6 +21,7 @@ from ..utils.dataclasses import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    MegatronLMPlugin,
     ParallelismConfig,
     ProfileKwargs,
     ProjectConfiguration,
@@ -34,7 +35,7 @@ from .arguments import (
     loader_config,
     make_core,
     plugin_of_environment,
-    refuse_unsupported,
+    with_megatron_plugin,
     with_tensor_plugin,
 )
 from .backward import BackwardCalls
@@ -71,7 +72,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         deepspeed_plugin: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         torch_tp_plugin: Any = None,
-        megatron_lm_plugin: Any = None,
+        megatron_lm_plugin: MegatronLMPlugin | None = None,
         rng_types: list[Any] | None = None,
         log_with: Any = None,
         project_dir: str | os.PathLike[str] | None = None,
@@ -92,8 +93,9 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
         expect_prepared_loader: bool = True,
         expect_equal_passes: bool = True,
     ) -> None:
-        refuse_unsupported(megatron_lm_plugin=megatron_lm_plugin)
         parallelism_config = with_tensor_plugin(parallelism_config, torch_tp_plugin)
+        megatron_lm_plugin = megatron_lm_plugin or plugin_of_environment(MegatronLMPlugin)
+        parallelism_config, zero = with_megatron_plugin(parallelism_config, zero, megatron_lm_plugin)
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
             raise _core.ConfigError("[Accelerator] deepspeed_plugin and deepspeed_plugins are both given; pass one")
         project = project_config or ProjectConfiguration(project_dir=project_dir)
@@ -145,6 +147,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
             dataloader_config=loaders,
             autocast_handler=handlers[AutocastKwargs],
         )
+        self._max_grad_norm = 0.0 if megatron_lm_plugin is None else megatron_lm_plugin.gradient_clipping
         self._trackers = Trackers(state, core, project, trackers)
 
     # --- attributes

@@ -19,10 +19,12 @@ from ..utils.dataclasses import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    MegatronLMPlugin,
     ParallelismConfig,
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
+    TorchTensorParallelConfig,
     TorchTensorParallelPlugin,
 )
 
@@ -33,22 +35,12 @@ _HANDLERS = (
     AutocastKwargs,
     ProfileKwargs,
 )
-_INSTEAD = {
-    "megatron_lm_plugin": "Lockstep does not run Megatron-LM; use ParallelismConfig(tp_size=...), or fsdp_plugin",
-}
-
 _VARIABLES: dict[type, str] = {
     DeepSpeedPlugin: "ACCELERATE_USE_DEEPSPEED",
     FullyShardedDataParallelPlugin: "ACCELERATE_USE_FSDP",
+    MegatronLMPlugin: "ACCELERATE_USE_MEGATRON_LM",
     ParallelismConfig: "ACCELERATE_USE_PARALLELISM_CONFIG",
 }
-
-
-def refuse_unsupported(**given: Any) -> None:
-    """Throws ConfigError for an argument of Accelerate's that Lockstep lacks, unless it is None."""
-    for name, value in given.items():
-        if value is not None:
-            raise _core.ConfigError(f"[Accelerator] {name} is not supported; {_INSTEAD[name]}")
 
 
 def plugin_of_environment(kind: type) -> Any:
@@ -77,6 +69,23 @@ def with_tensor_plugin(config: ParallelismConfig | None, plugin: Any) -> Paralle
             "TorchTensorParallelPlugin and None; pass ParallelismConfig(tp_size=...)"
         )
     return ParallelismConfig(tp_size=plugin.tp_size)
+
+
+def with_megatron_plugin(
+    config: ParallelismConfig | None, zero: dict[str, Any] | None, plugin: MegatronLMPlugin | None
+) -> tuple[ParallelismConfig | None, dict[str, Any] | None]:
+    """Returns the configuration and the options of ZeRO, with those that megatron_lm_plugin asks for."""
+    if plugin is None:
+        return config, zero
+    if not isinstance(plugin, MegatronLMPlugin) or config is not None or zero is not None:
+        raise _core.ConfigError(
+            f"[Accelerator] megatron_lm_plugin is a {type(plugin).__name__}, parallelism_config {config} and zero {zero}; "
+            "expected a MegatronLMPlugin alone; pass its options as parallelism_config and zero"
+        )
+    if plugin.tp_degree > 1:
+        handler = TorchTensorParallelConfig(sequence_parallel=plugin.sequence_parallelism)
+        config = ParallelismConfig(tp_size=plugin.tp_degree, tp_handler=handler)
+    return config, {"stage": 1} if plugin.use_distributed_optimizer else None
 
 
 def check_parallelism(state: AcceleratorState, zero: dict[str, Any] | None) -> None:

@@ -28,6 +28,7 @@ class AcceleratorBase:
         self.project_configuration = project_configuration
         self._core = core
         self._engine: DeepSpeedEngineWrapper | None = None  # Trains the model, with a ds_config.
+        self._max_grad_norm = 0.0  # Of the gradients of each update; 0: any. MegatronLMPlugin's gradient_clipping.
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []

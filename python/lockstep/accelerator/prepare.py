@@ -176,6 +176,7 @@ class PrepareCalls(AcceleratorBase):
         for optimizer, handle in zip(optimizers, handles):
             optimizer._prepared = handle
             optimizer._no_sync = self._no_sync
+            optimizer._max_norm = self._max_grad_norm
         for known, new in ((self._models, models), (self._optimizers, optimizers), (self._dataloaders, loaders)):
             known += [obj for obj in new if not any(obj is other for other in known)]
         for model in models:

@@ -6,7 +6,7 @@ from __future__ import annotations
 __all__ = ["ABSENT"]
 
 _FP8 = "Lockstep does not train in fp8; use mixed_precision='bf16'"
-_MEGATRON = "Lockstep does not use Megatron-LM; to shard a model use FullyShardedDataParallelPlugin"
+_MEGATRON = "Lockstep trains ordinary models with MegatronLMPlugin's degrees, without Megatron-LM's steps and datasets"
 _FSDP = "Lockstep does not use torch's FSDP; accelerator.prepare shards the model"
 _SEVERAL_DEVICES = (
     "Lockstep does not spread one model over devices; shard it by FullyShardedDataParallelPlugin or DeepSpeedPlugin"

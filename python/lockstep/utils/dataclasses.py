@@ -36,6 +36,7 @@ from .._enums import (
 from ..parallelism_config import ParallelismConfig
 from ._deepspeed_plugin import DeepSpeedPlugin
 from ._fsdp_plugin import FullyShardedDataParallelPlugin
+from ._megatron_plugin import MegatronLMPlugin
 from .environment import str_to_bool
 
 __all__ = [
@@ -436,15 +437,6 @@ class MSAMPRecipeKwargs(_UnsupportedFp8):
 
 class FP8RecipeKwargs(_UnsupportedFp8):
     """Options of fp8. The constructor throws ConfigError."""
-
-
-class MegatronLMPlugin(_Unsupported):
-    """Options of Megatron-LM. The constructor throws ConfigError."""
-
-    _reason = (
-        "Lockstep does not run Megatron-LM's models; to divide layers use ParallelismConfig(tp_size=...), to shard a model "
-        "FullyShardedDataParallelPlugin or DeepSpeedPlugin(zero_stage=3)"
-    )
 
 
 class _UnsupportedParallelism(_Unsupported):
