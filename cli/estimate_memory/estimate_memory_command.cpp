@@ -25,6 +25,7 @@ constexpr const char* kEstimateMemoryCommand = "lockstep estimate-memory";
 constexpr const char* kEstimateMemoryFooter = R"(Examples:
   lockstep estimate-memory exported/model.safetensors
   lockstep estimate-memory --parameters 7b --largest-layer 131M --ranks 8,64 --hosts 8
+  lockstep estimate-memory --parameters 70b --ranks 64 --hosts 8 --mesh pp=2,tp=8
   lockstep estimate-memory runs/a/checkpoints/checkpoint_3 --optimizer sgd --json
 
 PATH is a .safetensors file, a folder or index of them, or a checkpoint; only headers are
@@ -123,6 +124,10 @@ EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
       ->type_name("N,...");
   command_->add_option("--hosts", hosts_, "Number of hosts, with equal numbers of ranks (1)")
       ->type_name("H");
+  command_
+      ->add_option(
+          "--mesh", mesh_, "Dimensions of the ranks, like pp=2,tp=4; the rest shares data (none)")
+      ->type_name("DIMS");
   command_->add_option("--dtypes", dtypes_, "Dtypes of the first table (all)")
       ->type_name(fmt::format("{}", fmt::join(kEstimateDtypes, ",")));
   command_->add_option("--optimizer", optimizer_, "Optimizer whose state is included (adamw)")
@@ -181,6 +186,14 @@ EstimateRequest EstimateMemoryCommand::request_of(const std::vector<std::string>
   request.mixed_precision = mixed_precision_;
   request.hosts = parse_number("--hosts", hosts_, kMostRanks);
   request.ranks = checked_ranks(ranks_, request.hosts);
+  if (!mesh_.empty()) {
+    request.mesh = parse_mesh(mesh_, std::string(kEstimateMemoryCommand) + " --mesh");
+    if (request.mesh.ep > 1) {
+      throw ConfigError(
+          kEstimateMemoryCommand,
+          "--mesh has ep, but which parameters are experts is unknown; expected a mesh without it");
+    }
+  }
   return request;
 }
 

@@ -29,6 +29,7 @@ class EstimateMemoryCommand {
   std::string largest_layer_;
   std::string ranks_ = "2";
   std::string hosts_ = "1";
+  std::string mesh_;
   std::string dtypes_ = "float32,float16,bfloat16,int8,int4";
   std::string optimizer_ = "adamw";
   std::string mixed_precision_ = "bf16";

@@ -42,6 +42,7 @@ struct Layout {
   TrainingState state;
   std::optional<int64_t> largest_layer_parameters;
   int64_t ranks = 1;
+  int64_t replicas = 1;  ///< The ranks that hold equal parts of the model, and shard them.
   int64_t hosts = 1;
   bool as_deepspeed = false;  ///< DeepSpeed's formulas apply to this request.
 };
@@ -89,8 +90,8 @@ void add_zero_row(
   const auto host_text = [&](const ZeroEstimate& of) {
     return of.host == 0 ? "-" : memory_text(of.host * ranks_per_host);
   };
-  const ZeroEstimate own = estimate_lockstep(layout.state, stage, offload, layout.ranks);
-  const ZeroEstimate papers = estimate_zero(layout.state, stage, offload, layout.ranks);
+  const ZeroEstimate own = estimate_lockstep(layout.state, stage, offload, layout.replicas);
+  const ZeroEstimate papers = estimate_zero(layout.state, stage, offload, layout.replicas);
   const std::optional<DeepSpeedRow> theirs = deepspeed_row(layout, stage, offload);
   rows.push_back(
       {std::to_string(stage),
@@ -103,6 +104,7 @@ void add_zero_row(
        theirs ? memory_text(theirs->estimate.host) : "-"});
   Json row = {
       {"ranks", layout.ranks},
+      {"replicas", layout.replicas},
       {"hosts", layout.hosts},
       {"stage", stage},
       {"offload_optimizer", offload != Offload::kNone},
@@ -222,11 +224,37 @@ std::optional<double> largest_layer_bytes(const EstimateRequest& request) {
   return std::nullopt;
 }
 
+/// Returns numbers divided equally among the pp and tp ranks of one model, rounded up.
+int64_t part_of(int64_t numbers, const MeshShape& mesh) {
+  const int64_t parts = int64_t{mesh.pp} * mesh.tp;
+  return (numbers + parts - 1) / parts;
+}
+
+/// Returns the layout of a number of ranks: each has the part of a model that the mesh gives it.
+Layout layout_of(const EstimateRequest& request, int64_t ranks) {
+  const MeshShape mesh = resolve_mesh(request.mesh, static_cast<int>(ranks), /*shards=*/true);
+  const bool mixed = request.mixed_precision != "no";
+  const bool is_adam = request.optimizer == "adam" || request.optimizer == "adamw";
+  return {
+      .state =
+          {.parameters = part_of(request.size.parameters, mesh),
+           .optimizer_numbers = part_of(request.optimizer_numbers, mesh),
+           .mixed_precision = mixed},
+      .largest_layer_parameters = request.largest_layer_parameters,
+      .ranks = ranks,
+      .replicas = mesh.replicas(),
+      .hosts = request.hosts,
+      // DeepSpeed's estimates know no mesh.
+      .as_deepspeed = mixed && is_adam && mesh.is_data_parallel()};
+}
+
 std::string zero_title(const EstimateRequest& request, int64_t ranks) {
+  const std::string mesh = mesh_text(request.mesh);
   return fmt::format(
-      "ZeRO with {} on {}, {} with {}",
+      "ZeRO with {} on {}{}, {} with {}",
       counted(static_cast<size_t>(ranks), "rank"),
       counted(static_cast<size_t>(request.hosts), "host"),
+      mesh.empty() ? "" : ", mesh " + mesh,
       request.mixed_precision == "no" ? "float32" : request.mixed_precision,
       request.optimizer);
 }
@@ -234,25 +262,14 @@ std::string zero_title(const EstimateRequest& request, int64_t ranks) {
 }  // namespace
 
 Report estimate_report(const EstimateRequest& request) {
-  const bool mixed = request.mixed_precision != "no";
-  Layout layout{
-      .state =
-          {.parameters = request.size.parameters,
-           .optimizer_numbers = request.optimizer_numbers,
-           .mixed_precision = mixed},
-      .largest_layer_parameters = request.largest_layer_parameters,
-      .ranks = 1,
-      .hosts = request.hosts,
-      .as_deepspeed = mixed && (request.optimizer == "adam" || request.optimizer == "adamw")};
   Report report;
   add_model(request, report);
   add_dtypes(request, largest_layer_bytes(request), report);
   for (const int64_t ranks : request.ranks) {
-    layout.ranks = ranks;
-    add_zero_table(layout, zero_title(request, ranks), report);
+    add_zero_table(layout_of(request, ranks), zero_title(request, ranks), report);
   }
   report.text += '\n';
-  if (const auto& layer = layout.largest_layer_parameters) {
+  if (const auto& layer = request.largest_layer_parameters) {
     report.text += fmt::format(
         "Stage 3 also gathers one layer at a time: {}. The columns DEEPSPEED include it.\n",
         memory_text(4 * *layer));
@@ -261,6 +278,12 @@ Report estimate_report(const EstimateRequest& request) {
       "DEVICE is the memory of each rank's device, HOST the main memory of each host. LOCKSTEP is "
       "for a float32 model: no\n16-bit copy, no master copy, no gradients on the host. PAPERS are "
       "those of ZeRO and ZeRO-Offload.\n";
+  if (!mesh_text(request.mesh).empty()) {
+    report.text +=
+        "The ranks of pp and tp hold equal parts of the model; the others of the mesh share each "
+        "part "
+        "in ZeRO.\n";
+  }
   report.text += std::string(kNotCounted) + "\n";
   return report;
 }

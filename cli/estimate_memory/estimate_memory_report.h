@@ -9,6 +9,7 @@
 #include "cli/common/report.h"
 #include "cli/estimate_memory/estimate_memory.h"
 #include "cli/estimate_memory/estimate_memory_model.h"
+#include "lockstep/mesh/mesh_shape.h"
 
 namespace lockstep::cli {
 
@@ -23,6 +24,7 @@ struct EstimateRequest {
   std::string mixed_precision;    ///< no, fp16 or bf16.
   std::vector<int64_t> ranks;     ///< Each a multiple of `hosts`.
   int64_t hosts = 1;
+  MeshShape mesh = {};  ///< Resolves to a mesh for each of `ranks`.
 };
 
 /// Formats the tables of `lockstep estimate-memory`.

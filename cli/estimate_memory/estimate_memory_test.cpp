@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/estimate_memory/estimate_memory_model.h"
+#include "cli/estimate_memory/estimate_memory_report.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/storage/test_files.h"
@@ -177,6 +178,34 @@ TEST(TensorsOfModel, ReadsShardsAndCheckpointsByTheirHeaders) {
   EXPECT_THAT(
       [] { tensors_of_model(LOCKSTEP_SOURCE_DIR "/tests/golden/model_shards", 1); },
       ThrowsMessage<ConfigError>(HasSubstr("use --model with checkpoints only")));
+}
+
+TEST(EstimateReport, DividesTheModelByTheMeshAndShardsTheRest) {
+  EstimateRequest request;
+  request.size = size_of_parameters(800);
+  request.dtypes = {"float32"};
+  request.optimizer = "adamw";
+  request.optimizer_numbers = 1600;
+  request.mixed_precision = "bf16";
+  request.ranks = {8};
+  request.mesh = {.pp = 2, .tp = 2};
+  const Report report = estimate_report(request);
+  EXPECT_THAT(report.text, HasSubstr("ZeRO with 8 ranks on 1 host, mesh pp=2,tp=2"));
+  const auto bytes = [&](int stage) -> int64_t {
+    for (const auto& row : report.json["zero"]) {
+      if (row["stage"] == stage && !row["offload_optimizer"]) {
+        EXPECT_EQ(row["replicas"], 2);
+        EXPECT_TRUE(row["deepspeed"].is_null());
+        return row["lockstep"]["device_bytes_per_rank"];
+      }
+    }
+    return 0;
+  };
+  // 200 parameters with as many gradients and twice as many numbers of state, in float32.
+  EXPECT_EQ(bytes(0), 4 * (200 + 200 + 400));
+  EXPECT_EQ(bytes(3), bytes(0) / 2);
+  request.ranks = {6};
+  EXPECT_THAT([&] { estimate_report(request); }, ThrowsMessage<ConfigError>(HasSubstr("6")));
 }
 
 TEST(ParseCount, KnowsUnitsAndRefusesTheRest) {

@@ -20,7 +20,7 @@ struct Refusal {
 constexpr const char* kFsdp =
     "the program configures sharding with FsdpPlugin, or --zero-stage: 3 is FULL_SHARD, 2 is "
     "SHARD_GRAD_OP; omit it";
-constexpr const char* kMegatron = 
+constexpr const char* kMegatron =
     "Megatron-LM is another library; its degrees are those of a mesh, as in --mesh tp=2";
 constexpr const char* kTpu = "Lockstep has no TPU backend; omit it";
 constexpr const char* kDynamo = "torch.compile is called in Python programs; omit it";
