@@ -73,6 +73,8 @@ SPELLING: dict[str, str] = {
     "construct the optimizer with .capturable = true": "construct the optimizer with capturable=True",
     "set capturable = false": "set capturable=False",
     "share() cannot be combined with update_shards()": "shared_parameters cannot be combined with ZeRO",
+    # --- the mesh
+    "and give layers that fuse several TensorRule::fused": "and give layers that fuse several a tuple of style and sizes",
     # --- gradients
     "requires_grad_(false)": "requires_grad_(False)",
     "error_if_nonfinite = false": "error_if_nonfinite=False",

@@ -32,6 +32,7 @@ NOT_IN_PYTHON = {
     "classes and functions that only C++ has": (
         "lockstep/accelerator/executable_batch_size.cpp lockstep/accelerator/loop/scheduler.cpp "
         "lockstep/accelerator/profile/ lockstep/accelerator/sequence_state.cpp lockstep/base/program/ "
+        "lockstep/context_parallel/ lockstep/expert_parallel/ lockstep/pipeline/ "
         "lockstep/data/loader/from_torch lockstep/data/loader/loader_checks.cpp lockstep/data/loader/sequence_dataset.cpp "
         "lockstep/data/loader/tensor_serializer.cpp lockstep/engine/setup/accelerator_options.cpp "
         "lockstep/engine/setup/init_distributed.cpp lockstep/optim/rules/mup.cpp lockstep/precision/ "

@@ -45,7 +45,7 @@ void check_options(const MeshShape& shape, const TensorParallelOptions& options)
         "prepare",
         fmt::format(
             "the mesh {} has tp, but tensor_parallel.plan is empty, so {} processes would compute "
-            "the same; expected rules for modules, like {{\"blocks.*.up\", TensorStyle::kColwise}}",
+            "the same; expected styles for modules, such as colwise for 'blocks.*.up'",
             mesh_text(shape),
             shape.tp));
   }
