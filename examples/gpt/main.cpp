@@ -6,10 +6,12 @@
 //   build/release/bin/lockstep launch -n 2 build/release/bin/gpt
 //   build/release/bin/lockstep launch -n 2 --mesh tp=2 build/release/bin/gpt
 //   build/release/bin/lockstep launch -n 4 --mesh tp=2 build/release/bin/gpt --zero 3
+//   build/release/bin/lockstep launch -n 4 --mesh pp=2 build/release/bin/gpt
 //
 // The text is made up: word t+1 is 3 times word t plus 1 (modulo the number of words), but for one
 // word in eight. After 60 updates the loss is near the entropy of that, 0.89.
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -19,7 +21,9 @@
 
 #include "examples/common/options.h"
 #include "examples/gpt/model.h"
+#include "lockstep/base/env.h"
 #include "lockstep/lockstep.h"
+#include "lockstep/pipeline/pipeline_module.h"
 
 namespace {
 
@@ -32,7 +36,8 @@ struct Options {
   int64_t steps = 60;
   int64_t batch_size = 16;  ///< Of all processes together.
   uint64_t seed = 42;
-  int zero = 0;  ///< ZeRO's stage; 0: data parallel.
+  int micro_batches = 4;  ///< In which a pipeline computes a batch.
+  int zero = 0;           ///< ZeRO's stage; 0: data parallel.
   double lr = 2e-3;
   bool sequence_parallel = false;
 };
@@ -47,6 +52,17 @@ torch::Tensor made_up_texts(int64_t rows, int64_t length, int64_t words) {
     texts.select(1, i).copy_(torch::where(follows.select(1, i), next, texts.select(1, i)));
   }
   return texts;
+}
+
+/// The layers that the processes of a tp line divide, by their numbers.
+lockstep::TensorPlan plan_of_pipeline(int64_t blocks) {
+  return {
+      {"0.words", TensorStyle::kEmbedding},
+      {"*.qkv", TensorStyle::kColwise, {1, 1, 1}},
+      {"*.out", TensorStyle::kRowwise},
+      {"*.up", TensorStyle::kColwise},
+      {"*.down", TensorStyle::kRowwise},
+      {std::to_string(blocks + 2), TensorStyle::kColwise}};  // The head.
 }
 
 /// The layers that the processes of a tp line divide.
@@ -66,19 +82,14 @@ lockstep::TensorPlan plan(bool sequence_parallel) {
   return rules;
 }
 
-int train(const Options& options) {
-  torch::manual_seed(options.seed);
-  Gpt net(options.model);
-  const torch::Tensor texts =
-      made_up_texts(/*rows=*/512, options.model.context + 1, options.model.words);
-  lockstep::Accelerator accelerator(
-      {.tensor_parallel =
-           {.plan = plan(options.sequence_parallel),
-            .sequence_parallel = options.sequence_parallel,
-            // prepare() compares it before and after it divides the model.
-            .example = [&] { return net->forward(texts.slice(0, 0, 2).slice(1, 1)); }},
-       .zero = options.zero > 0 ? std::optional(lockstep::ZeroPlugin{.stage = options.zero})
-                                : std::nullopt});
+/// Trains `net`, whose loss of a batch `loss_of` computes.
+template <typename Model, typename LossOf>
+void train_model(
+    lockstep::Accelerator& accelerator,
+    const Options& options,
+    const torch::Tensor& texts,
+    Model net,
+    const LossOf& loss_of) {
   const int64_t batch_size = options.batch_size / accelerator.mesh().data.size();
   auto [model, optimizer, loader] = accelerator.prepare(
       net,
@@ -89,9 +100,7 @@ int train(const Options& options) {
           {.batch_size = batch_size, .shuffle = true, .seed = options.seed}));
   while (optimizer.steps() < options.steps) {
     for (auto& batch : loader) {
-      const torch::Tensor scores = model->forward(batch.data);
-      const torch::Tensor loss = lockstep::vocabulary_parallel_cross_entropy(
-          scores.flatten(0, 1), batch.target.flatten(), accelerator.mesh().tensor);
+      const torch::Tensor loss = loss_of(batch.data, batch.target);
       accelerator.backward(loss);
       accelerator.clip_grad_norm_(model->parameters(), 1);
       optimizer.step();
@@ -103,7 +112,7 @@ int train(const Options& options) {
             sizeof(line),
             "step %3ld: loss %.4f",
             static_cast<long>(optimizer.steps()),
-            accelerator.reduce(loss, lockstep::ReduceOp::kAvg).item<double>());
+            accelerator.reduce(loss, lockstep::ReduceOp::kAvg).template item<double>());
         accelerator.print(line);
       }
       if (optimizer.steps() == options.steps) {
@@ -112,6 +121,47 @@ int train(const Options& options) {
     }
   }
   accelerator.end_training();
+}
+
+int train(const Options& options) {
+  torch::manual_seed(options.seed);
+  Gpt net(options.model);
+  const torch::Tensor texts =
+      made_up_texts(/*rows=*/512, options.model.context + 1, options.model.words);
+  const bool is_cut = lockstep::mesh_from_environment(lockstep::Environment::process()).pp > 1;
+  // prepare() compares it before and after it divides the model; a process has no full pipeline.
+  std::function<torch::Tensor()> example;
+  if (!is_cut) {
+    example = [&] { return net->forward(texts.slice(0, 0, 2).slice(1, 1)); };
+  }
+  lockstep::Accelerator accelerator(
+      {.tensor_parallel =
+           {.plan =
+                is_cut ? plan_of_pipeline(options.model.layers) : plan(options.sequence_parallel),
+            .sequence_parallel = options.sequence_parallel,
+            .example = example,
+            .without_example = is_cut},
+       .zero = options.zero > 0 ? std::optional(lockstep::ZeroPlugin{.stage = options.zero})
+                                : std::nullopt});
+  const auto loss_of = [&](const torch::Tensor& scores, const torch::Tensor& next) {
+    return lockstep::vocabulary_parallel_cross_entropy(
+        scores.flatten(0, 1), next.flatten(), accelerator.mesh().tensor);
+  };
+  if (is_cut) {
+    lockstep::pipeline::PipelineModule stage(
+        lockstep::pipeline::layers_of(net->sequential()),
+        loss_of,
+        accelerator.mesh(),
+        lockstep::pipeline::PipelineOptions{.micro_batches = options.micro_batches});
+    net = Gpt(nullptr);  // A process keeps its own layers only.
+    train_model(accelerator, options, texts, stage, [&](const auto& words, const auto& next) {
+      return stage->forward(words, next);
+    });
+  } else {
+    train_model(accelerator, options, texts, net, [&](const auto& words, const auto& next) {
+      return loss_of(net->forward(words), next);
+    });
+  }
   return 0;
 }
 
@@ -124,7 +174,8 @@ int main(int argc, char** argv) {
       "Examples:\n"
       "  gpt\n"
       "  lockstep launch -n 2 --mesh tp=2 gpt\n"
-      "  lockstep launch -n 4 --mesh tp=2 gpt --zero 3 --sequence-parallel");
+      "  lockstep launch -n 4 --mesh tp=2 gpt --zero 3 --sequence-parallel\n"
+      "  lockstep launch -n 2 --mesh pp=2 gpt");
   app.add_option("--steps", options.steps, "Updates")
       ->check(examples::positive_integer())
       ->capture_default_str();
@@ -133,6 +184,12 @@ int main(int argc, char** argv) {
       ->check(examples::positive_integer())
       ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of weights and order")->capture_default_str();
+  app.add_option(
+         "--micro-batches",
+         options.micro_batches,
+         "Parts of a batch that a pipeline computes at a time, with a mesh that has pp")
+      ->check(examples::positive_integer())
+      ->capture_default_str();
   app.add_option("--zero", options.zero, "Stage of ZeRO; 0: data parallel")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -57,6 +59,20 @@ struct GptBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
+/// The first layer of a GPT: maps words (batch, time) to vectors.
+struct GptInputImpl : torch::nn::Module {
+  GptInputImpl(torch::nn::Embedding of_words, torch::nn::Embedding of_positions)
+      : words(register_module("words", std::move(of_words))),
+        positions(register_module("positions", std::move(of_positions))) {}
+
+  torch::Tensor forward(const torch::Tensor& input) {
+    return words(input) + positions(torch::arange(input.size(1), input.device()).unsqueeze(0));
+  }
+
+  torch::nn::Embedding words, positions;
+};
+TORCH_MODULE(GptInput);
+
 /// A GPT: maps words (batch, time) to scores of the next word (batch, time, words).
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const GptOptions& options) {
@@ -79,6 +95,17 @@ struct GptImpl : torch::nn::Module {
       x = block->as<GptBlock>()->forward(x);
     }
     return head(norm(x));
+  }
+
+  /// Returns the same model as a list of layers, which a pipeline can cut.
+  torch::nn::Sequential sequential() {
+    torch::nn::Sequential all(GptInput(words, positions));
+    for (const auto& block : *blocks) {
+      all->push_back(GptBlock(std::dynamic_pointer_cast<GptBlockImpl>(block)));
+    }
+    all->push_back(norm);
+    all->push_back(head);
+    return all;
   }
 
   torch::nn::Embedding words{nullptr}, positions{nullptr};

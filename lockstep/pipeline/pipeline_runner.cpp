@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "lockstep/base/error.h"
@@ -31,14 +34,39 @@ struct Activation {
   at::Tensor gradient;  ///< Of the output, between the two parts of a backward.
 };
 
-std::vector<at::Tensor> trained(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> result;
-  std::copy_if(
-      parameters.begin(), parameters.end(), std::back_inserter(result), [](const at::Tensor& each) {
-        return each.requires_grad();
-      });
-  return result;
-}
+/// The trained parameters of a chunk, and the sums of their gradients so far.
+struct ChunkGradients {
+  explicit ChunkGradients(const Chunk& chunk) {
+    std::set<const void*> seen;  // Tied layers of one chunk have one parameter.
+    std::copy_if(
+        chunk.parameters.begin(),
+        chunk.parameters.end(),
+        std::back_inserter(parameters),
+        [&](const at::Tensor& each) {
+          return each.requires_grad() && seen.insert(each.unsafeGetTensorImpl()).second;
+        });
+    sums.resize(parameters.size());
+  }
+
+  /// Adds as autograd does: the first gradient becomes the sum, unless its memory is shared.
+  static void add(at::Tensor& sum, const at::Tensor& gradient) {
+    const c10::AutoGradMode no_grad(false);
+    if (!gradient.defined()) {
+      return;
+    }
+    if (sum.defined()) {
+      sum = sum.is_sparse() ? at::add(gradient, sum) : sum.add_(gradient);
+      return;
+    }
+    const bool is_own = gradient.use_count() == 1 && gradient.layout() == at::kStrided &&
+                        gradient.storage().use_count() == 1 &&
+                        gradient.is_non_overlapping_and_dense();
+    sum = is_own ? gradient : gradient.clone();
+  }
+
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> sums;  ///< Undefined without a gradient.
+};
 
 at::Device device_of(const std::vector<Chunk>& chunks) {
   for (const Chunk& chunk : chunks) {
@@ -57,7 +85,7 @@ class BatchRun {
       const ScheduleShape& shape,
       const MicroBatches& batch,
       const LossFunction& loss,
-      bool trains,
+      std::optional<double> loss_scale,
       Group line,
       at::Device device)
       : chunks_(chunks),
@@ -65,9 +93,10 @@ class BatchRun {
         last_chunk_(shape.ranks * shape.chunks_per_rank - 1),
         batch_(batch),
         loss_(loss),
-        trains_(trains),
+        loss_scale_(loss_scale),
         rank_(line.rank()),
-        messages_(std::move(line), device) {}
+        messages_(std::move(line), device),
+        gradients_(chunks.begin(), chunks.end()) {}
 
   void execute(const Action& action) {
     switch (action.kind) {
@@ -101,12 +130,31 @@ class BatchRun {
 
   int peak_activations() const { return static_cast<int>(peak_activations_); }
 
+  /// Adds the gradients to `result`, each parameter once.
+  void take_gradients(BatchGradients& result) {
+    std::map<const void*, size_t> places;
+    for (ChunkGradients& chunk : gradients_) {
+      for (size_t i = 0; i < chunk.parameters.size(); ++i) {
+        const auto [place, is_new] =
+            places.emplace(chunk.parameters[i].unsafeGetTensorImpl(), result.parameters.size());
+        if (is_new) {
+          result.parameters.push_back(chunk.parameters[i]);
+          result.gradients.push_back(std::move(chunk.sums[i]));
+        } else {
+          ChunkGradients::add(result.gradients[place->second], chunk.sums[i]);
+        }
+      }
+    }
+  }
+
  private:
   using Place = std::pair<int, int>;  // Chunk, micro-batch.
 
-  const Chunk& chunk_of(const Action& action) const {
-    return chunks_[static_cast<size_t>(action.chunk / shape_.ranks)];
+  size_t index_of(const Action& action) const {
+    return static_cast<size_t>(action.chunk / shape_.ranks);
   }
+  const Chunk& chunk_of(const Action& action) const { return chunks_[index_of(action)]; }
+  bool trains() const { return loss_scale_.has_value(); }
 
   int peer_of(const Action& action) const {
     return pipeline_schedule::peer_of(action, rank_, shape_.ranks);
@@ -136,7 +184,7 @@ class BatchRun {
     }
     const at::Tensor tensor = take(tag(action.chunk - 1, action.micro_batch, false));
     // A leaf of this chunk's graph, also if the chunk before it is on this rank.
-    return tensor.detach().requires_grad_(trains_ && tensor.requires_grad());
+    return tensor.detach().requires_grad_(trains() && tensor.requires_grad());
   }
 
   void forward(const Action& action) {
@@ -155,7 +203,7 @@ class BatchRun {
     } else {
       results_[tag(action.chunk, action.micro_batch, false)] = activation.output;
     }
-    if (!trains_) {
+    if (!trains()) {
       activations_.erase(Place(action.chunk, action.micro_batch));
     }
   }
@@ -169,14 +217,15 @@ class BatchRun {
               "the loss function has returned {}; expected a tensor with one element",
               loss.defined() ? fmt::format("{} elements", loss.numel()) : "an undefined tensor"));
     }
-    if (trains_ && !loss.requires_grad()) {
+    if (trains() && !loss.requires_grad()) {
       throw ConfigError(
           "pipeline",
           "the loss requires no gradient; expected a parameter that requires one; use eval_batch "
           "for a frozen model");
     }
     losses_.push_back(loss.detach());
-    return loss / shape_.micro_batches;
+    const at::Tensor part = loss / shape_.micro_batches;
+    return loss_scale_.value_or(1) == 1 ? part : part * *loss_scale_;
   }
 
   /// Computes the gradient of the input, and those of the weights unless the backward is split.
@@ -191,18 +240,10 @@ class BatchRun {
     at::Tensor input_gradient;
     if (!activation.output.requires_grad() || (!is_last && !activation.gradient.defined())) {
       activation.output.reset();  // No gradient passes this chunk.
-    } else if (!splits) {
-      torch::autograd::backward({activation.output}, {activation.gradient});
-      input_gradient = activation.input.grad();
-    } else if (activation.input.requires_grad()) {
-      const bool keeps_graph = !trained(chunk_of(action).parameters).empty();
-      input_gradient = torch::autograd::grad(
-          {activation.output},
-          {activation.input},
-          {activation.gradient},
-          keeps_graph,
-          /*create_graph=*/false,
-          /*allow_unused=*/true)[0];
+    } else {
+      ChunkGradients& weights = gradients_[index_of(action)];
+      const bool keeps_graph = splits && !weights.parameters.empty();
+      input_gradient = differentiate(activation, splits ? nullptr : &weights, true, keeps_graph);
     }
     if (action.chunk > 0) {
       results_[tag(action.chunk - 1, action.micro_batch, true)] = input_gradient;
@@ -214,17 +255,39 @@ class BatchRun {
 
   void backward_weight(const Action& action) {
     const auto place = activations_.find(Place(action.chunk, action.micro_batch));
-    const Activation& activation = place->second;
-    const std::vector<at::Tensor> weights = trained(chunk_of(action).parameters);
-    if (activation.output.defined() && !weights.empty()) {
-      torch::autograd::backward(
-          {activation.output},
-          {activation.gradient},
-          /*retain_graph=*/false,
-          /*create_graph=*/false,
-          weights);
+    if (place->second.output.defined()) {
+      differentiate(place->second, &gradients_[index_of(action)], false, false);
     }
     activations_.erase(place);
+  }
+
+  /// Adds the gradients of `weights`, unless it is null, and returns that of the input; undefined
+  /// without `of_input`. Hooks on the parameters' gradients do not run: the gradients are not
+  /// complete yet.
+  static at::Tensor differentiate(
+      const Activation& activation, ChunkGradients* weights, bool of_input, bool keeps_graph) {
+    std::vector<at::Tensor> inputs;
+    if (weights != nullptr) {
+      inputs = weights->parameters;
+    }
+    const bool has_input = of_input && activation.input.requires_grad();
+    if (has_input) {
+      inputs.push_back(activation.input);
+    }
+    if (inputs.empty()) {
+      return {};
+    }
+    const std::vector<at::Tensor> gradients = torch::autograd::grad(
+        {activation.output},
+        inputs,
+        {activation.gradient},
+        keeps_graph,
+        /*create_graph=*/false,
+        /*allow_unused=*/true);
+    for (size_t i = 0; weights != nullptr && i < weights->parameters.size(); ++i) {
+      ChunkGradients::add(weights->sums[i], gradients[i]);
+    }
+    return has_input ? gradients.back() : at::Tensor();
   }
 
   const std::vector<Chunk>& chunks_;
@@ -232,9 +295,10 @@ class BatchRun {
   int last_chunk_;
   const MicroBatches& batch_;
   const LossFunction& loss_;
-  bool trains_;
+  std::optional<double> loss_scale_;  ///< Only in training.
   int rank_;
   TensorMessages messages_;
+  std::vector<ChunkGradients> gradients_;  ///< For each chunk of this rank.
   std::map<Place, Activation> activations_;
   std::map<int, at::Tensor> results_;  ///< For other chunks: by tag.
   std::vector<at::Tensor> losses_;
@@ -280,10 +344,7 @@ PipelineRunner::PipelineRunner(
     Group line,
     const ScheduleShape& shape,
     std::optional<at::Device> device)
-    : chunks_(std::move(chunks)),
-      line_(std::move(line)),
-      shape_(shape),
-      device_(device.value_or(device_of(chunks_))) {
+    : chunks_(std::move(chunks)), line_(std::move(line)), shape_(shape), device_(device) {
   const ActionLists computations = pipeline_schedule::compute_actions(shape);
   if (shape.ranks != line_.size()) {
     throw ConfigError(
@@ -306,19 +367,29 @@ PipelineRunner::PipelineRunner(
   evaluation_ = pipeline_schedule::add_messages(forwards_of(computations))[rank];
 }
 
+BatchGradients PipelineRunner::compute_gradients(
+    const MicroBatches& batch, const LossFunction& loss, double loss_scale) {
+  return execute(training_, batch, loss, loss_scale);
+}
+
 double PipelineRunner::train_batch(const MicroBatches& batch, const LossFunction& loss) {
-  return execute(training_, batch, loss, true);
+  const BatchGradients computed = compute_gradients(batch, loss);
+  for (size_t i = 0; i < computed.parameters.size(); ++i) {
+    ChunkGradients::add(computed.parameters[i].mutable_grad(), computed.gradients[i]);
+  }
+  return computed.loss;
 }
 
 double PipelineRunner::eval_batch(const MicroBatches& batch, const LossFunction& loss) {
-  return execute(evaluation_, batch, loss, false);
+  return execute(evaluation_, batch, loss, std::nullopt).loss;
 }
 
-double PipelineRunner::execute(
+/// `loss_scale`: nothing computes the loss alone.
+BatchGradients PipelineRunner::execute(
     const std::vector<Action>& actions,
     const MicroBatches& batch,
     const LossFunction& loss,
-    bool trains) {
+    std::optional<double> loss_scale) {
   if (line_.rank() == 0) {
     check_batch(batch.inputs, shape_.micro_batches, "inputs");
   }
@@ -329,16 +400,20 @@ double PipelineRunner::execute(
       throw ConfigError("pipeline", "got no loss function; expected one on the last rank");
     }
   }
-  const at::AutoGradMode grad_mode(trains);
-  BatchRun run(chunks_, shape_, batch, loss, trains, line_, device_);
+  const c10::AutoGradMode grad_mode(loss_scale.has_value());
+  BatchRun run(
+      chunks_, shape_, batch, loss, loss_scale, line_, device_.value_or(device_of(chunks_)));
   for (const Action& action : actions) {
     run.execute(action);
   }
   const at::Tensor mean = at::full({}, run.finish(), at::kDouble);
-  if (trains) {
+  BatchGradients result;
+  if (loss_scale) {
     peak_activations_ = run.peak_activations();
+    run.take_gradients(result);
   }
-  return line_.broadcast(mean, last_rank).wait().item<double>();
+  result.loss = line_.broadcast(mean, last_rank).wait().item<double>();
+  return result;
 }
 
 }  // namespace lockstep::pipeline

@@ -21,6 +21,14 @@ struct MicroBatches {
   std::vector<at::Tensor> targets;  ///< Read on the last rank only.
 };
 
+/// What a batch gives: the mean of the micro-batches' losses, and the gradients of this rank's
+/// trained parameters, each once; undefined for a parameter that the loss does not depend on.
+struct BatchGradients {
+  double loss = 0;
+  std::vector<at::Tensor> parameters = {};
+  std::vector<at::Tensor> gradients = {};
+};
+
 /// Executes the schedule of a pipeline on this rank: computes its chunks for each micro-batch, and
 /// sends activations and gradients to the neighbours.
 ///
@@ -30,8 +38,8 @@ struct MicroBatches {
 /// its own. Shapes and dtypes may change between micro-batches and between chunks.
 ///
 /// Frozen layers, and chunks without parameters, are permitted. If the output of a chunk requires
-/// no gradient, a message says so, and no gradient is computed before it. A parameter that several
-/// chunks share is not supported: each rank would get its own part of the gradient.
+/// no gradient, a message says so, and no gradient is computed before it. Of a parameter that
+/// chunks on several ranks share, each rank gets its own part of the gradient; Stage adds them.
 ///
 /// Cost: for p > 1 ranks with v chunks each, a micro-batch sends (pv - 1) activations and as many
 /// gradients, each a header of 128 bytes and its tensor; a batch has one broadcast of 8 bytes. This
@@ -60,11 +68,14 @@ class PipelineRunner {
       const pipeline_schedule::ScheduleShape& shape,
       std::optional<at::Device> device = std::nullopt);
 
-  /// Computes the loss and adds the gradients to `.grad` of the parameters. Returns the mean of the
-  /// micro-batches' losses, on every rank. Collective over the line.
+  /// Computes the loss, on every rank, and the gradients of the loss times `loss_scale`. It leaves
+  /// `.grad` as it is, and runs no hooks of the parameters. Collective over the line.
   ///
   /// Throws ConfigError if a tensor that this rank reads is missing, if a chunk returns an
   /// undefined tensor, and if the loss has several elements or requires no gradient.
+  BatchGradients compute_gradients(
+      const MicroBatches& batch, const LossFunction& loss, double loss_scale = 1);
+  /// Does the same, adds the gradients to `.grad` of the parameters, and returns the loss.
   double train_batch(const MicroBatches& batch, const LossFunction& loss);
 
   /// Computes the loss without gradients, and otherwise does the same as train_batch. It does not
@@ -75,16 +86,16 @@ class PipelineRunner {
   int peak_activations() const { return peak_activations_; }
 
  private:
-  double execute(
+  BatchGradients execute(
       const std::vector<pipeline_schedule::Action>& actions,
       const MicroBatches& batch,
       const LossFunction& loss,
-      bool trains);
+      std::optional<double> loss_scale);
 
   std::vector<Chunk> chunks_;
   Group line_;
   pipeline_schedule::ScheduleShape shape_;
-  at::Device device_;
+  std::optional<at::Device> device_;                   ///< The program's.
   std::vector<pipeline_schedule::Action> training_;    ///< This rank's actions.
   std::vector<pipeline_schedule::Action> evaluation_;  ///< Without backwards.
   int peak_activations_ = 0;

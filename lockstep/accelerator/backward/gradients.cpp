@@ -131,6 +131,31 @@ std::vector<at::Tensor> Gradients::held(const std::vector<at::Tensor>& parameter
 /// Returns the norm of the gradients of all processes. `own`: that of this process's.
 at::Tensor Gradients::norm_over_ranks(
     const std::vector<at::Tensor>& parameters, const at::Tensor& own, double norm_type) const {
+  const at::Tensor of_stage = norm_over_replicas(parameters, own, norm_type);
+  const pipeline::Stage* const stage = objects_.stage();
+  if (stage == nullptr) {
+    return of_stage;
+  }
+  Group group = objects_.context.mesh.pipeline;
+  if (std::isinf(norm_type)) {
+    return group.all_reduce(of_stage.clone(), ReduceOp::kMax).wait();
+  }
+  // The gradients of tied parameters count once.
+  std::vector<at::Tensor> copies;
+  std::copy_if(
+      parameters.begin(), parameters.end(), std::back_inserter(copies), [&](const auto& parameter) {
+        return stage->is_later_copy(parameter);
+      });
+  const at::Tensor counted = norm_over_replicas(
+      copies, optim::grad_norm(held(copies), norm_type).to(of_stage.options()), norm_type);
+  const at::Tensor part =
+      at::clamp_min(at::sub(at::pow(of_stage, norm_type), at::pow(counted, norm_type)), 0);
+  return at::pow(group.all_reduce(part).wait(), 1 / norm_type);
+}
+
+/// Returns the norm over the processes with the same layers.
+at::Tensor Gradients::norm_over_replicas(
+    const std::vector<at::Tensor>& parameters, const at::Tensor& own, double norm_type) const {
   const auto over_shards = [&](const at::Tensor& norm) {
     return objects_.sharding ? objects_.sharding->norm_over_ranks(norm, norm_type) : norm;
   };

@@ -37,6 +37,8 @@ class Gradients {
  private:
   void unscale_optimizers_of(const std::vector<at::Tensor>& parameters);
   std::vector<at::Tensor> held(const std::vector<at::Tensor>& parameters) const;
+  at::Tensor norm_over_replicas(
+      const std::vector<at::Tensor>& parameters, const at::Tensor& own, double norm_type) const;
   at::Tensor norm_over_ranks(
       const std::vector<at::Tensor>& parameters, const at::Tensor& own, double norm_type) const;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/prepare/divide.h"
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <utility>
@@ -19,9 +20,11 @@
 #include "lockstep/data/sample/random.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/state/optimizer_state.h"
+#include "lockstep/pipeline/stage.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/rank_facts.h"
 #include "lockstep/tensor_parallel/region.h"
+#include "lockstep/tensor_parallel/style.h"
 
 namespace lockstep::internal {
 namespace {
@@ -59,6 +62,15 @@ void check_options(const MeshShape& shape, const TensorParallelOptions& options)
   }
 }
 
+void refuse_example_of_stage(const GivenModel& model, const TensorParallelOptions& options) {
+  if (model.pipeline && model.pipeline->line().size() > 1 && options.example) {
+    throw ConfigError(
+        "prepare",
+        "tensor_parallel.example is set for a pipeline, of which a process computes one stage; set "
+        "without_example, and compare one mesh without pp");
+  }
+}
+
 /// Throws ConfigError on all processes if they have different plans.
 void expect_equal_plan(const RunContext& context, const TensorParallelOptions& options) {
   std::string text = options.sequence_parallel ? "sequence_parallel" : "";
@@ -93,6 +105,22 @@ auto together(const RunContext& context, const Body& body) {
         "prepare", "the model could not be divided on another process, which names the reason");
   }
   return result;
+}
+
+/// Returns the options without the rules for modules of other stages of a pipeline. A rule that no
+/// stage has a module for stays, to be refused.
+TensorParallelOptions for_stage(
+    TensorParallelOptions options, const RunContext& context, const NamedClasses& classes) {
+  TensorPlan plan;
+  for (TensorRule& rule : options.plan) {
+    const bool is_here = std::ranges::any_of(
+        classes, [&](const auto& item) { return matches_modules(rule.modules, item.first); });
+    if (any_rank(context.mesh.pipeline, is_here) == is_here) {
+      plan.push_back(std::move(rule));
+    }
+  }
+  options.plan = std::move(plan);
+  return options;
 }
 
 at::Tensor result_of(const TensorParallelOptions& options, const GivenModel& model) {
@@ -163,13 +191,17 @@ std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
         "tensor_parallel.plan is for one model, and another one is prepared already; use another "
         "Accelerator(options, first.world(), first.group()) for each further model");
   }
-  const TensorParallelOptions& options =
+  const TensorParallelOptions& given =
       model.tensor_parallel ? *model.tensor_parallel : context.options.tensor_parallel;
-  check_options(context.mesh.shape, options);
-  expect_equal_plan(context, options);
-  Group all = context.group;
+  check_options(context.mesh.shape, given);
+  expect_equal_plan(context, given);
+  const TensorParallelOptions options = for_stage(given, context, model.classes());
+  refuse_example_of_stage(model, options);
   const NamedTensors parameters = model.parameters();
-  broadcast_initial_values(all, parameters, model.buffers());
+  // Those of one stage of a pipeline, which all have in full yet.
+  for (Group group : {context.mesh.tensor, context.mesh.replicas}) {
+    broadcast_initial_values(group, parameters, model.buffers());
+  }
   // Layers that all compute must drop the same elements.
   Group line = context.mesh.tensor;
   std::vector<data::RngType> generators = {data::RngType::kTorch};

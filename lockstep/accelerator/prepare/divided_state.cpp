@@ -3,11 +3,14 @@
 
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -134,23 +137,105 @@ at::Tensor agreed_scalar(
   return group.all_reduce(all, ReduceOp::kMax).wait()[0].to(dtype);
 }
 
+/// Joins what the processes of a pipeline have of their stages. Does nothing without pp.
+class StageJoin {
+ public:
+  /// Collective in the pipeline.
+  StageJoin(const PreparedObjects& objects, bool keeps)
+      : stage_(objects.stage()),
+        group_(objects.context.mesh.pipeline),
+        device_(objects.context.device),
+        keeps_(keeps),
+        any_keeps_(stage_ != nullptr ? any_rank(group_, keeps) : keeps) {}
+
+  /// Returns whether a process of the pipeline needs this process's tensors.
+  bool keeps() const { return any_keeps_; }
+
+  /// Returns the tensors of all stages; none if this process does not need them. Collective.
+  NamedTensors joined(NamedTensors own) {
+    if (stage_ == nullptr || !any_keeps_) {
+      return own;
+    }
+    nlohmann::json listed = nlohmann::json::array();
+    for (const NamedTensor& item : own) {
+      listed.push_back(
+          {item.name,
+           static_cast<int>(item.tensor.scalar_type()),
+           item.tensor.sizes().vec(),
+           item.tensor.is_cpu()});
+    }
+    NamedTensors all;
+    std::set<std::string> names;
+    const std::vector<std::string> lists = all_gather_bytes(group_, listed.dump());
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      size_t place = 0;
+      for (const nlohmann::json& item : nlohmann::json::parse(lists[static_cast<size_t>(rank)])) {
+        const at::Tensor tensor = rank == group_.rank() ? own[place++].tensor : received(item);
+        const auto name = item[0].get<std::string>();
+        if (!names.insert(name).second) {
+          continue;  // A copy of a tied parameter, on every process.
+        }
+        group_.broadcast(tensor.detach().contiguous(), rank).wait();
+        if (keeps_) {
+          all.push_back({name, tensor});
+        }
+      }
+    }
+    return all;
+  }
+
+ private:
+  at::Tensor received(const nlohmann::json& item) const {
+    return at::empty(
+        item[2].get<std::vector<int64_t>>(),
+        at::TensorOptions()
+            .dtype(static_cast<at::ScalarType>(item[1].get<int>()))
+            .device(item[3].get<bool>() ? at::Device(at::kCPU) : device_));
+  }
+
+  const pipeline::Stage* stage_;
+  Group group_;
+  at::Device device_;
+  bool keeps_;
+  bool any_keeps_;
+};
+
 }  // namespace
+
+std::vector<std::string> names_of_all_stages(
+    const PreparedObjects& objects, const std::vector<std::string>& own) {
+  if (objects.stage() == nullptr) {
+    return own;
+  }
+  Group group = objects.context.mesh.pipeline;
+  std::set<std::string> names;
+  for (const std::string& theirs : all_gather_bytes(group, nlohmann::json(own).dump())) {
+    names.merge(nlohmann::json::parse(theirs).get<std::set<std::string>>());
+  }
+  return {names.begin(), names.end()};
+}
 
 NamedTensors full_model_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps) {
   const c10::AutoGradMode no_grad(false);
+  StageJoin stages(objects, keeps);
+  const NamedTensors named_own =
+      objects.stage() != nullptr ? objects.stage()->with_full_names(own) : own;
   NamedTensors all;
-  for (const NamedTensor& item : own) {
+  for (const NamedTensor& item : named_own) {
     const at::Tensor full = in_full(objects, item.tensor, item.tensor);
-    if (keeps) {
+    if (stages.keeps()) {
       all.push_back({item.name, full});
     }
   }
-  return all;
+  return stages.joined(std::move(all));
 }
 
 NamedTensors own_model_tensors(
     const PreparedObjects& objects, const NamedTensors& current, NamedTensors saved) {
+  std::erase_if(saved, [&](const NamedTensor& item) {
+    return objects.stage() != nullptr && objects.stage()->is_elsewhere(item.name);
+  });
   const ByName parameters = by_name(current);
   for (NamedTensor& item : saved) {
     item.tensor = in_part(objects, named(parameters, item.name), item.tensor);
@@ -161,18 +246,23 @@ NamedTensors own_model_tensors(
 NamedTensors full_optimizer_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps) {
   const ByName parameters = parameters_of(objects);
+  StageJoin stages(objects, keeps);
   NamedTensors all;
   for (const NamedTensor& item : own) {
     const at::Tensor full =
         in_full(objects, named(parameters, parameter_name_of(item.name)), item.tensor);
-    if (keeps) {
+    if (stages.keeps()) {
       all.push_back({item.name, full});
     }
   }
-  return all;
+  return stages.joined(std::move(all));
 }
 
 NamedTensors own_optimizer_tensors(const PreparedObjects& objects, NamedTensors saved) {
+  std::erase_if(saved, [&](const NamedTensor& item) {
+    return objects.stage() != nullptr &&
+           objects.stage()->is_elsewhere(parameter_name_of(item.name));
+  });
   const ByName parameters = parameters_of(objects);
   for (NamedTensor& item : saved) {
     item.tensor = in_part(objects, named(parameters, parameter_name_of(item.name)), item.tensor);
@@ -185,6 +275,7 @@ NamedTensors full_sharded_model_tensors(
   const c10::AutoGradMode no_grad(false);
   const zero::ShardSlices& slices = objects.sharding->slices();
   Group group = objects.context.mesh.replicas;
+  StageJoin stages(objects, keeps);
   NamedTensors all;
   for (const NamedTensor& item : own) {
     at::Tensor part = item.tensor.detach();
@@ -200,11 +291,11 @@ NamedTensors full_sharded_model_tensors(
           objects, item.tensor, piece, has_master ? at::kFloat : item.tensor.scalar_type());
     }
     const at::Tensor full = in_full(objects, item.tensor, part);
-    if (keeps) {
+    if (stages.keeps()) {
       all.push_back({item.name, full});
     }
   }
-  return all;
+  return stages.joined(std::move(all));
 }
 
 NamedTensors full_sharded_optimizer_tensors(
@@ -213,6 +304,7 @@ NamedTensors full_sharded_optimizer_tensors(
   const zero::ShardSlices& slices = objects.sharding->slices();
   const ByName held = by_name(own);
   const ByName parameters = parameters_of(objects);
+  StageJoin stages(objects, keeps);
   NamedTensors all;
   for (const auto& [name, kind] : kinds_of_all(objects, own)) {
     const at::Tensor values = named(held, name);
@@ -226,11 +318,11 @@ NamedTensors full_sharded_optimizer_tensors(
                               : Piece{};
       full = in_full(objects, parameter, unsharded(objects, parameter, piece, kind.dtype));
     }
-    if (keeps) {
+    if (stages.keeps()) {
       all.push_back({name, full});
     }
   }
-  return all;
+  return stages.joined(std::move(all));
 }
 
 int64_t full_bytes(const PreparedObjects& objects, const NamedTensors& own) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/comm/tensor/named_tensor.h"
@@ -10,7 +12,9 @@
 /// Checkpoints hold full tensors, so that they fit any mesh: these functions convert the parts of
 /// divided parameters, and the parts of optimizer state of the same shape. Each tensor is gathered
 /// at a time; `keeps`: this process needs the result. Those that gather are collective in the tp
-/// line. Other tensors are returned as they are, and without `keeps` left out.
+/// line, and in the pipeline, whose stages they join: each layer's tensors once, under their names
+/// in the full model. Other tensors are returned as they are, and without `keeps` left out. Those
+/// that return this process's own omit the tensors of other stages.
 namespace lockstep::internal {
 
 NamedTensors full_model_tensors(
@@ -30,6 +34,10 @@ NamedTensors full_sharded_model_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps);
 NamedTensors full_sharded_optimizer_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps);
+
+/// Returns the names that the stages of a pipeline have, each once. Collective in the pipeline.
+std::vector<std::string> names_of_all_stages(
+    const PreparedObjects& objects, const std::vector<std::string>& own);
 
 /// Returns the number of bytes of the full tensors. Local.
 int64_t full_bytes(const PreparedObjects& objects, const NamedTensors& own);

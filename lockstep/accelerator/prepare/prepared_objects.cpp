@@ -96,13 +96,19 @@ tensor_parallel::TensorParallel* PreparedObjects::division_of(const at::Tensor& 
   return nullptr;
 }
 
+const pipeline::Stage* PreparedObjects::stage() const {
+  return context.mesh.pipeline.size() == 1 || models.empty() ? nullptr
+                                                             : models.front().pipeline.get();
+}
+
 void PreparedObjects::refuse_divided(const char* where, const char* because) const {
-  if (std::ranges::any_of(
-          models, [](const PreparedModel& model) { return model.divided != nullptr; })) {
+  if (stage() != nullptr || std::ranges::any_of(models, [](const PreparedModel& model) {
+        return model.divided != nullptr;
+      })) {
     throw ConfigError(
         where,
         fmt::format(
-            "not with tensor parallelism, since {}; got the mesh {}",
+            "not with tensor or pipeline parallelism, since {}; got the mesh {}",
             because,
             mesh_text(context.mesh.shape)));
   }

@@ -16,6 +16,7 @@
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/optim/state/optimizer_state.h"
+#include "lockstep/pipeline/stage.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/tensor_parallel/tensor_parallel.h"
@@ -35,6 +36,8 @@ struct PreparedModel {
   std::shared_ptr<GradientSync> sync;
   /// The division of its layers; null without tp.
   std::shared_ptr<tensor_parallel::TensorParallel> divided = nullptr;
+  /// The stage of a pipeline that it is; null if it is none.
+  std::shared_ptr<pipeline::Stage> pipeline = nullptr;
 };
 
 /// The registry of the objects that an Accelerator has prepared, in the order of prepare().
@@ -76,6 +79,8 @@ struct PreparedObjects {
 
   /// Returns the division of a parameter's model; null if this process has all of the parameter.
   tensor_parallel::TensorParallel* division_of(const at::Tensor& parameter) const;
+  /// Returns the stage of a pipeline that the model is; null if this process has all layers.
+  const pipeline::Stage* stage() const;
   /// Throws ConfigError, in the name of `where`, if a model is divided. `because`: the reason.
   void refuse_divided(const char* where, const char* because) const;
 

@@ -10,6 +10,7 @@
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/loader_facts.h"
 #include "lockstep/accelerator/prepare/divide.h"
+#include "lockstep/accelerator/prepare/pipeline_stage.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/prepare/shard.h"
 #include "lockstep/accelerator/step/training_step.h"
@@ -88,6 +89,7 @@ void Preparer::add_model(GivenModel model) {
     flat::move_in_place(tensors_of(model.parameters()), context.device);
     flat::move_in_place(tensors_of(model.buffers()), context.device);
   }
+  prepare_stage(context, model, objects_.models.empty(), step_);
   const size_t index = objects_.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
   NamedTensors named = model.parameters();
@@ -119,7 +121,8 @@ void Preparer::add_model(GivenModel model) {
        std::move(model.classes),
        std::move(parallel),
        std::move(sync),
-       std::move(divided)});
+       std::move(divided),
+       std::move(model.pipeline)});
 }
 
 void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {

@@ -17,6 +17,10 @@
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/tensor_parallel/tensor_parallel.h"
 
+namespace lockstep::pipeline {
+class Stage;
+}  // namespace lockstep::pipeline
+
 namespace lockstep::internal {
 
 class ActiveLoaders;
@@ -33,6 +37,8 @@ struct GivenModel {
   std::function<std::function<void()>()> evaluate = nullptr;
   /// The plan that the model has itself; it replaces that of the options.
   std::optional<TensorParallelOptions> tensor_parallel = std::nullopt;
+  /// This rank's part of a pipeline; null for a model that is none.
+  std::shared_ptr<pipeline::Stage> pipeline = nullptr;
 };
 
 /// Objects for one call of prepare().
@@ -82,12 +88,17 @@ class Preparer {
         "lockstep::optim or torch::optim, schedules of lockstep::schedule and lockstep::data "
         "loaders");
     if constexpr (ModuleHandle<Type>) {
+      std::shared_ptr<pipeline::Stage> stage;
+      if constexpr (requires { object->stage(); }) {
+        stage = object->stage();
+      }
       add_model(
           {.id = object.get(),
            .parameters = [object] { return parameters_of(*object); },
            .buffers = [object] { return buffers_of(*object); },
            .classes = [object] { return classes_of(*object); },
-           .evaluate = [held = Type(object)]() mutable { return set_evaluation_mode(*held); }});
+           .evaluate = [held = Type(object)]() mutable { return set_evaluation_mode(*held); },
+           .pipeline = std::move(stage)});
     } else if constexpr (LoaderHandle<Type>) {
       add_loader(object.core());
     }

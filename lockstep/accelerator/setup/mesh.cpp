@@ -48,10 +48,10 @@ MeshShape configured_mesh(const RunContext& context, bool shards) {
 
 void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin* zero) {
   refuse(
-      shape.pp > 1 || shape.ep > 1 || shape.cp > 1 || shape.sp > 1,
+      shape.ep > 1 || shape.cp > 1 || shape.sp > 1,
       fmt::format(
           "the mesh {} has a dimension that the Accelerator does not have yet; expected "
-          "dp_replicate, dp_shard and tp",
+          "dp_replicate, dp_shard, pp and tp",
           mesh_text(shape)));
   refuse(
       zero == nullptr && options.mesh->dp_shard > 1,

@@ -64,13 +64,18 @@ void OptimizersPart::collect_optimizer(
   torch::optim::Optimizer& inner = objects_.optimizers[index].inner();
   if (!objects_.sharding) {
     if (const AnyCheckpointable* own = objects_.own_state_of(objects_.optimizers[index])) {
+      if (objects_.stage() != nullptr) {
+        state.contents.fail(
+            "an optimizer of an own class saves its state itself, so that of the other stages of "
+            "the pipeline would be lost; use one of lockstep::optim or torch::optim");
+      }
       if (of_each_rank || groups.is_writer()) {
         add_own_optimizer(state.contents, stem, *own);
       }
       return;
     }
   }
-  if (objects_.context.mesh.tensor.size() > 1 && !of_each_rank) {
+  if (objects_.context.mesh.model.size() > 1 && !of_each_rank) {
     // Gathered tensors would take the full state's memory on every process if all wrote a share.
     const NamedTensors own = optimizer_tensors(inner, names);
     NamedTensors full = objects_.sharding
