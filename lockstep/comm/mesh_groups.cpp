@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/mesh_groups.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <fmt/format.h>
@@ -17,6 +18,16 @@ Group group_of(Group all, const std::vector<int>& line) {
     return {};
   }
   return static_cast<int>(line.size()) == all.size() ? all : all.split(line.front());
+}
+
+/// Returns the ranks of `replicas`, the line of `rank`, that have the same experts.
+std::vector<int> with_same_experts(const std::vector<int>& replicas, int rank, int ep) {
+  const auto own = std::find(replicas.begin(), replicas.end(), rank) - replicas.begin();
+  std::vector<int> line;
+  for (auto i = static_cast<size_t>(own % ep); i < replicas.size(); i += static_cast<size_t>(ep)) {
+    line.push_back(replicas[i]);
+  }
+  return line;
 }
 
 }  // namespace
@@ -40,13 +51,17 @@ MeshGroups connect_mesh(const Group& all, const MeshShape& shape) {
       .data = along({MeshDim::kDpReplicate, MeshDim::kDpShard}),
       .tensor = along({MeshDim::kTp}),
       .sequence = along({MeshDim::kCp, MeshDim::kSp}),
-      .pipeline = along({MeshDim::kPp}),
-      .experts = group_of(all, expert_line(shape, all.rank()))};
+      .pipeline = along({MeshDim::kPp})};
   // Lines of the same ranks share a group.
-  groups.replicas =
-      shape.cp * shape.sp == 1
-          ? groups.data
-          : along({MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp, MeshDim::kSp});
+  const std::vector<MeshDim> of_replicas = {
+      MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp, MeshDim::kSp};
+  groups.replicas = shape.cp * shape.sp == 1 ? groups.data : along(of_replicas);
+  groups.expert_replicas = groups.replicas;
+  if (shape.ep > 1) {
+    groups.experts = groups.all.split(expert_line(shape, all.rank()).front());
+    const std::vector<int> replicas = mesh_line(shape, all.rank(), of_replicas);
+    groups.expert_replicas = group_of(all, with_same_experts(replicas, all.rank(), shape.ep));
+  }
   groups.model = shape.pp == 1   ? groups.tensor
                  : shape.tp == 1 ? groups.pipeline
                                  : along({MeshDim::kPp, MeshDim::kTp});

@@ -17,7 +17,10 @@ struct MeshGroups {
   Group sequence = {};   ///< Ranks that divide the sequence: cp or sp.
   Group pipeline = {};   ///< Ranks that divide the layers: pp.
   Group model = {};      ///< Ranks with different parts of one model: pp and tp.
-  Group experts = {};    ///< Ranks that divide the experts: ep.
+  /// Ranks that divide the experts: ep. A group of its own, because its operations run while
+  /// gradients are averaged.
+  Group experts = {};
+  Group expert_replicas = {};  ///< Those of `replicas` with the same experts; all without ep.
 };
 
 /// Connects the groups. Throws ConfigError unless `shape` has as many ranks as `all`. Collective;

@@ -29,6 +29,22 @@ TEST(MeshGroups, EachRankIsInTheGroupsOfItsLines) {
     EXPECT_EQ(mesh.model.size(), 2);
     EXPECT_EQ(mesh.pipeline.size(), 1);
     EXPECT_EQ(mesh.experts.size(), 1);
+    EXPECT_EQ(members(all, mesh.expert_replicas), members(all, mesh.replicas));
+  });
+}
+
+TEST(MeshGroups, RanksThatDivideTheExpertsAverageThemWithThoseOfOtherLines) {
+  ranks(8, [](const Group& all) {
+    const MeshGroups mesh = connect_mesh(all, resolve_mesh({.tp = 2, .ep = 2}, 8, false));
+    const int rank = all.rank();
+    EXPECT_EQ(members(all, mesh.experts), int64_t{5} << (rank / 4 * 4 + rank % 2));
+    EXPECT_EQ(members(all, mesh.expert_replicas), int64_t{17} << (rank % 4));
+    EXPECT_EQ(members(all, mesh.replicas), int64_t{85} << (rank % 2));
+  });
+  ranks(2, [](const Group& all) {
+    const MeshGroups mesh = connect_mesh(all, resolve_mesh({.ep = 2}, 2, false));
+    EXPECT_EQ(members(all, mesh.experts), 3);
+    EXPECT_EQ(mesh.expert_replicas.size(), 1);
   });
 }
 

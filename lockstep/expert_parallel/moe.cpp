@@ -21,6 +21,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/expert_parallel/dispatch.h"
+#include "lockstep/expert_parallel/model_experts.h"
 
 namespace lockstep::nn {
 
@@ -299,16 +300,18 @@ std::vector<std::string> MoEImpl::expert_parameter_names() const {
 
 namespace lockstep::expert_parallel {
 
-NamedTensors expert_parameters(const torch::nn::Module& model) {
-  NamedTensors all;
+ModelExperts experts_of(const torch::nn::Module& model) {
+  ModelExperts all;
   // named_modules() needs a shared_ptr for the module itself, which may not exist.
   const auto add = [&all](const torch::nn::Module& module, const std::string& prefix) {
     const auto* layer = dynamic_cast<const nn::MoEImpl*>(&module);
     if (layer != nullptr) {
       const auto parameters = layer->named_parameters();
       for (const std::string& name : layer->expert_parameter_names()) {
-        all.push_back({prefix + name, parameters[name]});
+        all.parameters.push_back({prefix + name, parameters[name]});
       }
+      all.ranks.push_back(layer->group().size());
+      all.average_gradients = all.average_gradients && layer->options().average_expert_gradients;
     }
   };
   add(model, "");
@@ -316,6 +319,10 @@ NamedTensors expert_parameters(const torch::nn::Module& model) {
     add(*item.value(), item.key() + ".");
   }
   return all;
+}
+
+NamedTensors expert_parameters(const torch::nn::Module& model) {
+  return experts_of(model).parameters;
 }
 
 }  // namespace lockstep::expert_parallel

@@ -160,18 +160,20 @@ at::Tensor Gradients::norm_over_replicas(
     return objects_.sharding ? objects_.sharding->norm_over_ranks(norm, norm_type) : norm;
   };
   at::Tensor all = over_shards(own);
-  Group group = objects_.context.mesh.tensor;
+  // A mesh has one of tp and ep.
+  const comm::MeshGroups& mesh = objects_.context.mesh;
+  Group group = mesh.tensor.size() > 1 ? mesh.tensor : mesh.experts;
   if (group.size() == 1) {
     return all;
   }
   if (std::isinf(norm_type)) {
     return group.all_reduce(all.clone(), ReduceOp::kMax).wait();
   }
-  // The parts of divided parameters add up; every process has the whole ones.
+  // The parts of divided parameters add up, and so do experts; every process has the whole ones.
   std::vector<at::Tensor> whole;
   std::copy_if(
       parameters.begin(), parameters.end(), std::back_inserter(whole), [&](const auto& parameter) {
-        return objects_.division_of(parameter) == nullptr;
+        return objects_.division_of(parameter) == nullptr && !objects_.is_expert(parameter);
       });
   const at::Tensor common =
       at::pow(over_shards(optim::grad_norm(held(whole), norm_type)).to(all.options()), norm_type);

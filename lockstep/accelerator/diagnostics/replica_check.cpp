@@ -19,6 +19,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/optim/state/optimizer_state.h"
 
@@ -45,6 +46,14 @@ uint64_t checksum(const at::Tensor& tensor) {
 std::string hardware(const RunContext& context) {
   return fmt::format(
       "{} {} {}", at::get_cpu_capability(), at::get_num_threads(), context.device.str());
+}
+
+uint64_t checksum_of(const NamedTensors& parameters) {
+  uint64_t all = 0;
+  for (const NamedTensor& item : parameters) {
+    all = mix(all, checksum(item.tensor));
+  }
+  return all;
 }
 
 std::string settings_text(const PreparedObjects& objects, const Optimizer& optimizer) {
@@ -75,6 +84,9 @@ void ReplicaCheck::objects_prepared() {
     if (model.sync) {
       model.sync->set_facts(facts_while_alive());
     }
+    if (model.experts) {
+      model.experts->parallel->set_facts(expert_facts_while_alive());
+    }
   }
   compare_settings();
 }
@@ -92,6 +104,34 @@ RankFacts ReplicaCheck::facts_while_alive() {
               losses_.exchange_reports();
             }
           }};
+}
+
+/// Returns those of the experts, which other processes have than the shared parameters.
+RankFacts ReplicaCheck::expert_facts_while_alive() {
+  const std::weak_ptr<const void> alive = alive_;
+  return {
+      .digest = [this, alive] { return alive.expired() ? 0 : expert_digest(); },
+      .list =
+          [this, alive] {
+            return alive.expired() || !has_expert_checksum_ ? std::vector<RankFact>()
+                                                            : parameter_facts(experts());
+          }};
+}
+
+uint64_t ReplicaCheck::expert_digest() {
+  has_expert_checksum_ = is_checksum_due(updates_at_expert_checksum_);
+  return has_expert_checksum_ ? checksum_of(experts()) : 0;
+}
+
+/// Returns whether to compare parameters in this backward, and notes it in `updates_at_last`.
+bool ReplicaCheck::is_checksum_due(int64_t& updates_at_last) const {
+  const int64_t steps = step_.calls().steps;
+  const bool is_due = steps / kUpdatesPerChecksum != updates_at_last / kUpdatesPerChecksum &&
+                      compares_parameters(/*are_averaged=*/false);
+  if (is_due) {
+    updates_at_last = steps;
+  }
+  return is_due;
 }
 
 /// Finds the optimizers whose options have a learning rate; a program's own class may lack it.
@@ -145,22 +185,11 @@ uint64_t ReplicaCheck::digest() {
       digest = mix(digest, std::bit_cast<uint64_t>(rate));
     }
   }
-  const bool is_due =
-      step_.calls().steps / kUpdatesPerChecksum != updates_at_checksum_ / kUpdatesPerChecksum;
-  has_checksum_ = is_due && compares_parameters(/*are_averaged=*/false);
+  has_checksum_ = is_checksum_due(updates_at_checksum_);
   if (has_checksum_) {
-    updates_at_checksum_ = step_.calls().steps;
-    digest = mix(digest, checksum_of_parameters());
+    digest = mix(digest, checksum_of(replicated_parameters()));
   }
   return digest;
-}
-
-uint64_t ReplicaCheck::checksum_of_parameters() const {
-  uint64_t all = 0;
-  for (const NamedTensor& item : replicated_parameters()) {
-    all = mix(all, checksum(item.tensor));
-  }
-  return all;
 }
 
 std::vector<RankFact> ReplicaCheck::facts() const {
@@ -184,15 +213,15 @@ std::vector<RankFact> ReplicaCheck::facts() const {
        fmt::format("{}", step_.calls().clippings),
        "clip in the same iterations on every rank"});
   if (has_checksum_) {
-    const std::vector<RankFact> parameters = parameter_facts();
+    const std::vector<RankFact> parameters = parameter_facts(replicated_parameters());
     facts.insert(facts.end(), parameters.begin(), parameters.end());
   }
   return facts;
 }
 
-std::vector<RankFact> ReplicaCheck::parameter_facts() const {
+std::vector<RankFact> ReplicaCheck::parameter_facts(const NamedTensors& parameters) {
   std::vector<RankFact> facts;
-  for (const NamedTensor& item : replicated_parameters()) {
+  for (const NamedTensor& item : parameters) {
     facts.push_back(
         {"parameter " + item.name,
          fmt::format("a value with checksum {:08x}", checksum(item.tensor)),
@@ -207,9 +236,21 @@ NamedTensors ReplicaCheck::replicated_parameters() const {
   NamedTensors all;
   for (const PreparedModel& model : objects_.models) {
     for (const NamedTensor& item : model.parameters()) {
-      if (!comm::is_sharded_param(item.tensor)) {
+      const bool is_expert = model.experts && model.experts->has(item.tensor);
+      if (!comm::is_sharded_param(item.tensor) && !is_expert) {
         all.push_back({model.prefix + item.name, item.tensor});
       }
+    }
+  }
+  return all;
+}
+
+/// Returns the parameters of the experts that this process has.
+NamedTensors ReplicaCheck::experts() const {
+  NamedTensors all;
+  for (const PreparedModel& model : objects_.models) {
+    for (const NamedTensor& item : model.experts ? model.experts->own : NamedTensors()) {
+      all.push_back({model.prefix + item.name, item.tensor});
     }
   }
   return all;
@@ -240,20 +281,31 @@ void ReplicaCheck::compare(const char* where, bool with_parameters) {
     expect_equal_facts(group, facts, where);
     return;
   }
-  const std::vector<RankFact> parameters = parameter_facts();
+  const std::vector<RankFact> parameters = parameter_facts(replicated_parameters());
   if (objects_.context.mesh.shape.is_data_parallel()) {
     facts.insert(facts.end(), parameters.begin(), parameters.end());
     expect_equal_facts(group, facts, where);
     return;
   }
   expect_equal_facts(group, facts, where);
-  Group replicas = objects_.context.mesh.replicas;  // Only they have equal parts of parameters.
-  expect_equal_facts(replicas, parameters, where);
+  // Only replicas have equal parts of parameters. The others must not wait for them.
+  const std::string failure = failure_of([&] {
+    Group replicas = objects_.context.mesh.replicas;
+    expect_equal_facts(replicas, parameters, where);
+    if (objects_.context.mesh.shape.ep > 1) {
+      Group with_same_experts = objects_.context.mesh.expert_replicas;
+      expect_equal_facts(with_same_experts, parameter_facts(experts()), where);
+    }
+  });
+  if (const auto failed = first_failure(group, failure)) {
+    throw ConfigError(where, fmt::format("rank {} found: {}", failed->rank, failed->why));
+  }
 }
 
 void ReplicaCheck::note_at_barrier() {
   if (compares_parameters(/*are_averaged=*/false) && (!at_barrier_ || !is_current(*at_barrier_))) {
-    at_barrier_ = Noted{step_.backward_passes(), step_.updates(), checksum_of_parameters()};
+    at_barrier_ =
+        Noted{step_.backward_passes(), step_.updates(), checksum_of(replicated_parameters())};
   }
 }
 
@@ -342,6 +394,7 @@ void ReplicaCheck::objects_forgotten() {
   has_rates_.clear();
   compared_optimizers_ = 0;
   updates_at_checksum_ = 0;
+  updates_at_expert_checksum_ = 0;
   at_barrier_.reset();
 }
 

@@ -76,11 +76,14 @@ class ReplicaCheck final : public TrainingStepObserver {
   const LoaderCores& compared_loaders() const;
   std::vector<RankFact> facts() const;
   RankFacts facts_while_alive();
-  std::vector<RankFact> parameter_facts() const;
+  RankFacts expert_facts_while_alive();
+  uint64_t expert_digest();
+  bool is_checksum_due(int64_t& updates_at_last) const;
+  static std::vector<RankFact> parameter_facts(const NamedTensors& parameters);
   NamedTensors replicated_parameters() const;
+  NamedTensors experts() const;
   bool compares_parameters(bool are_averaged) const;
   void compare(const char* where, bool with_parameters);
-  uint64_t checksum_of_parameters() const;
   bool is_current(const Noted& noted) const;
   bool were_equal_at_barrier() const;
   void compare_settings();
@@ -99,7 +102,9 @@ class ReplicaCheck final : public TrainingStepObserver {
   bool is_same_hardware_ = true;
   int64_t updates_at_checksum_ = 0;
   std::optional<Noted> at_barrier_;
-  bool has_checksum_ = false;    ///< The last digest has a checksum of the parameters.
+  bool has_checksum_ = false;  ///< The last digest has a checksum of the parameters.
+  int64_t updates_at_expert_checksum_ = 0;
+  bool has_expert_checksum_ = false;
   std::vector<bool> has_rates_;  ///< [optimizer] Its class has learning rates.
   bool has_warned_ = false;
   bool has_warned_of_own_data_ = false;

@@ -64,6 +64,16 @@ void check_mode(
   if (enabled) {
     objects.refuse_shared_parameters("local_sgd", "each process trains separately for a while");
     objects.refuse_zero("local_sgd", "each process would need all of the optimizer's state");
+    for (const internal::PreparedModel& model : objects.models) {
+      if (model.experts) {
+        throw ConfigError(
+            "local_sgd",
+            fmt::format(
+                "LocalSgd cannot be combined with experts that processes divide, since each uses "
+                "those of the others; got the mesh {}; leave ep out",
+                mesh_text(objects.context.mesh.shape)));
+      }
+    }
     // finish() makes optimizers equal by name; better an error now than after the training.
     objects.optimizer_names("local_sgd");
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/prepare/divided_state.h"
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
@@ -73,6 +74,26 @@ at::Tensor in_part(
       parameter.defined() ? objects.division_of(parameter) : nullptr;
   const bool is_full = division != nullptr && full.sizes() == division->full_sizes(parameter);
   return is_full ? division->own_part(parameter, full) : full;
+}
+
+/// Appends those of `experts`, which processes divide, and the others of their line.
+void append_experts(
+    const PreparedObjects& objects, const NamedTensors& experts, bool keeps, NamedTensors& all) {
+  const Group& line = objects.context.mesh.experts;
+  if (line.size() == 1) {
+    return;
+  }
+  for (NamedTensor& item : of_whole_line(line, experts, objects.context.device, keeps)) {
+    all.push_back(std::move(item));
+  }
+}
+
+/// Returns whether another process has the expert's parameter of that name in checkpoints.
+bool is_of_other_process(const PreparedObjects& objects, const std::string& name) {
+  return std::ranges::any_of(objects.models, [&](const PreparedModel& model) {
+    return model.experts != nullptr && name.starts_with(model.prefix) &&
+           model.experts->others.contains(name.substr(model.prefix.size()));
+  });
 }
 
 /// Consecutive elements of the flattened part of a parameter; undefined values: this process has
@@ -222,12 +243,18 @@ NamedTensors full_model_tensors(
   const NamedTensors named_own =
       objects.stage() != nullptr ? objects.stage()->with_full_names(own) : own;
   NamedTensors all;
+  NamedTensors experts;
   for (const NamedTensor& item : named_own) {
+    if (objects.is_expert(item.tensor)) {
+      experts.push_back(item);
+      continue;
+    }
     const at::Tensor full = in_full(objects, item.tensor, item.tensor);
     if (stages.keeps()) {
       all.push_back({item.name, full});
     }
   }
+  append_experts(objects, experts, keeps, all);
   return stages.joined(std::move(all));
 }
 
@@ -237,6 +264,13 @@ NamedTensors own_model_tensors(
     return objects.stage() != nullptr && objects.stage()->is_elsewhere(item.name);
   });
   const ByName parameters = by_name(current);
+  std::erase_if(saved, [&](const NamedTensor& item) {
+    // Names within a model have no prefix.
+    return !parameters.contains(item.name) &&
+           std::ranges::any_of(objects.models, [&](const PreparedModel& model) {
+             return model.experts != nullptr && model.experts->others.contains(item.name);
+           });
+  });
   for (NamedTensor& item : saved) {
     item.tensor = in_part(objects, named(parameters, item.name), item.tensor);
   }
@@ -248,13 +282,19 @@ NamedTensors full_optimizer_tensors(
   const ByName parameters = parameters_of(objects);
   StageJoin stages(objects, keeps);
   NamedTensors all;
+  NamedTensors experts;
   for (const NamedTensor& item : own) {
-    const at::Tensor full =
-        in_full(objects, named(parameters, parameter_name_of(item.name)), item.tensor);
+    const at::Tensor parameter = named(parameters, parameter_name_of(item.name));
+    if (parameter.defined() && objects.is_expert(parameter)) {
+      experts.push_back(item);
+      continue;
+    }
+    const at::Tensor full = in_full(objects, parameter, item.tensor);
     if (stages.keeps()) {
       all.push_back({item.name, full});
     }
   }
+  append_experts(objects, experts, keeps, all);
   return stages.joined(std::move(all));
 }
 
@@ -264,6 +304,10 @@ NamedTensors own_optimizer_tensors(const PreparedObjects& objects, NamedTensors 
            objects.stage()->is_elsewhere(parameter_name_of(item.name));
   });
   const ByName parameters = parameters_of(objects);
+  std::erase_if(saved, [&](const NamedTensor& item) {
+    const std::string parameter = parameter_name_of(item.name);
+    return !parameters.contains(parameter) && is_of_other_process(objects, parameter);
+  });
   for (NamedTensor& item : saved) {
     item.tensor = in_part(objects, named(parameters, parameter_name_of(item.name)), item.tensor);
   }
@@ -331,7 +375,8 @@ int64_t full_bytes(const PreparedObjects& objects, const NamedTensors& own) {
     tensor_parallel::TensorParallel* const division = objects.division_of(item.tensor);
     const int64_t elements =
         division ? c10::multiply_integers(division->full_sizes(item.tensor)) : item.tensor.numel();
-    bytes += elements * static_cast<int64_t>(item.tensor.element_size());
+    const int parts = objects.is_expert(item.tensor) ? objects.context.mesh.experts.size() : 1;
+    bytes += parts * elements * static_cast<int64_t>(item.tensor.element_size());
   }
   return bytes;
 }

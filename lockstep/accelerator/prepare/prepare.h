@@ -14,6 +14,7 @@
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
+#include "lockstep/expert_parallel/model_experts.h"
 
 namespace lockstep {
 
@@ -82,6 +83,16 @@ NamedTensors buffers_of(Module& module) {
     all.push_back({item.key(), item.value()});
   }
   return all;
+}
+
+/// Returns the experts of a module that processes may divide.
+template <typename Module>
+expert_parallel::ModelExperts experts_of_module(const Module& module) {
+  if constexpr (std::is_convertible_v<const Module&, const torch::nn::Module&>) {
+    return expert_parallel::experts_of(module);
+  } else {
+    return {};
+  }
 }
 
 /// Returns the parameters, with or without frozen ones, then the buffers.

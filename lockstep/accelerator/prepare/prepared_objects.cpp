@@ -101,14 +101,20 @@ const pipeline::Stage* PreparedObjects::stage() const {
                                                              : models.front().pipeline.get();
 }
 
+bool PreparedObjects::is_expert(const at::Tensor& parameter) const {
+  return std::ranges::any_of(models, [&](const PreparedModel& model) {
+    return model.experts != nullptr && model.experts->has(parameter);
+  });
+}
+
 void PreparedObjects::refuse_divided(const char* where, const char* because) const {
   if (stage() != nullptr || std::ranges::any_of(models, [](const PreparedModel& model) {
-        return model.divided != nullptr;
+        return model.divided != nullptr || model.experts != nullptr;
       })) {
     throw ConfigError(
         where,
         fmt::format(
-            "not with tensor or pipeline parallelism, since {}; got the mesh {}",
+            "not with a model that processes divide, since {}; got the mesh {}",
             because,
             mesh_text(context.mesh.shape)));
   }

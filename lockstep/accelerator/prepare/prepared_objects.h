@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/accelerator/loop/scheduler.h"
+#include "lockstep/accelerator/prepare/divided_experts.h"
 #include "lockstep/accelerator/setup/run_context.h"
 #include "lockstep/accelerator/step/optimizer.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
@@ -38,6 +39,8 @@ struct PreparedModel {
   std::shared_ptr<tensor_parallel::TensorParallel> divided = nullptr;
   /// The stage of a pipeline that it is; null if it is none.
   std::shared_ptr<pipeline::Stage> pipeline = nullptr;
+  /// The experts that this process and others divide; null without ep.
+  std::shared_ptr<const DividedExperts> experts = nullptr;
 };
 
 /// The registry of the objects that an Accelerator has prepared, in the order of prepare().
@@ -81,6 +84,8 @@ struct PreparedObjects {
   tensor_parallel::TensorParallel* division_of(const at::Tensor& parameter) const;
   /// Returns the stage of a pipeline that the model is; null if this process has all layers.
   const pipeline::Stage* stage() const;
+  /// Returns whether `parameter` is an expert's that not all processes have.
+  bool is_expert(const at::Tensor& parameter) const;
   /// Throws ConfigError, in the name of `where`, if a model is divided. `because`: the reason.
   void refuse_divided(const char* where, const char* because) const;
 

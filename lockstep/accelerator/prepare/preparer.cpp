@@ -10,6 +10,7 @@
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/loader_facts.h"
 #include "lockstep/accelerator/prepare/divide.h"
+#include "lockstep/accelerator/prepare/divided_experts.h"
 #include "lockstep/accelerator/prepare/pipeline_stage.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/accelerator/prepare/shard.h"
@@ -103,16 +104,29 @@ void Preparer::add_model(GivenModel model) {
   }
   std::shared_ptr<tensor_parallel::TensorParallel> divided =
       divide_model(context, model, objects_.models.empty());
+  const std::shared_ptr<DividedExperts> experts =
+      divide_experts(context, model.experts ? model.experts() : expert_parallel::ModelExperts());
   // Buckets of different models must not wait for each other: each further model has its own group.
-  Group shared = context.mesh.replicas;
-  Group group = index == 0 ? shared : shared.split(0);
+  const auto group_of_model = [index](Group shared) {
+    return index == 0 ? shared : shared.split(0);
+  };
+  Group group = group_of_model(context.mesh.replicas);
   auto parallel = std::make_shared<DataParallel>(
-      model.parameters(),
+      without_experts(model.parameters(), experts.get()),
       model.buffers(),
       objects_.uses_zero() ? Group() : std::move(group),
       options.data_parallel,
       reduced);
   std::shared_ptr<GradientSync> sync = objects_.uses_zero() ? nullptr : parallel;
+  if (experts) {
+    experts->parallel = std::make_shared<DataParallel>(
+        experts->own,
+        NamedTensors(),
+        group_of_model(context.mesh.expert_replicas),
+        options.data_parallel,
+        reduced);
+    sync = joint_sync(parallel, experts->parallel);
+  }
   objects_.models.push_back(
       {model.id,
        prefix,
@@ -122,7 +136,8 @@ void Preparer::add_model(GivenModel model) {
        std::move(parallel),
        std::move(sync),
        std::move(divided),
-       std::move(model.pipeline)});
+       std::move(model.pipeline),
+       experts});
 }
 
 void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
@@ -159,6 +174,14 @@ Optimizer Preparer::add_optimizer(GivenOptimizer given) {
       expect_elementwise(*given.optimizer);
     }
     if (given.own_state) {
+      const bool has_experts = std::ranges::any_of(
+          objects_.models, [](const PreparedModel& model) { return model.experts != nullptr; });
+      if (has_experts) {
+        throw ConfigError(
+            "prepare",
+            "an optimizer of an own class has experts' parameters, whose state on other processes "
+            "a checkpoint would lack; expected one of lockstep::optim or torch::optim");
+      }
       objects_.own_optimizer_states.insert_or_assign(
           given.optimizer.get(), std::move(*given.own_state));
     } else if (!objects_.context.options.project_dir.empty()) {

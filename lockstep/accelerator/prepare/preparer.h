@@ -39,6 +39,8 @@ struct GivenModel {
   std::optional<TensorParallelOptions> tensor_parallel = std::nullopt;
   /// This rank's part of a pipeline; null for a model that is none.
   std::shared_ptr<pipeline::Stage> pipeline = nullptr;
+  /// Returns the experts that processes may divide. May be null.
+  std::function<expert_parallel::ModelExperts()> experts = nullptr;
 };
 
 /// Objects for one call of prepare().
@@ -98,7 +100,8 @@ class Preparer {
            .buffers = [object] { return buffers_of(*object); },
            .classes = [object] { return classes_of(*object); },
            .evaluate = [held = Type(object)]() mutable { return set_evaluation_mode(*held); },
-           .pipeline = std::move(stage)});
+           .pipeline = std::move(stage),
+           .experts = [object] { return experts_of_module(*object); }});
     } else if constexpr (LoaderHandle<Type>) {
       add_loader(object.core());
     }

@@ -40,6 +40,30 @@ void replicate_shards(const MeshShape& shape, ZeroPlugin& zero) {
   zero.zero_hpz_partition_size = shape.dp_shard;
 }
 
+/// Throws ConfigError for what does not work with experts that ranks divide.
+void expect_experts_fit(
+    const MeshShape& shape, const AcceleratorOptions& options, const ZeroPlugin* zero) {
+  refuse(
+      shape.tp * shape.pp > 1,
+      fmt::format(
+          "the mesh {} has ep together with tp or pp; expected one of them, with dp_replicate",
+          mesh_text(shape)));
+  refuse(
+      zero != nullptr,
+      fmt::format(
+          "the mesh {} has ep together with ZeRO, which shards experts by itself; expected one of "
+          "them: leave ep out, or ZeRO",
+          mesh_text(shape)));
+  const CommHookType hook = options.data_parallel.comm_hook.type;
+  refuse(
+      hook == CommHookType::kPowerSgd || hook == CommHookType::kBatchedPowerSgd,
+      fmt::format(
+          "the mesh {} has ep together with the comm hook {}, whose state would differ between the "
+          "ranks of a model; expected fp16, bf16 or none",
+          mesh_text(shape),
+          name_of(hook)));
+}
+
 }  // namespace
 
 MeshShape configured_mesh(const RunContext& context, bool shards) {
@@ -48,11 +72,14 @@ MeshShape configured_mesh(const RunContext& context, bool shards) {
 
 void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin* zero) {
   refuse(
-      shape.ep > 1 || shape.cp > 1 || shape.sp > 1,
+      shape.cp > 1 || shape.sp > 1,
       fmt::format(
           "the mesh {} has a dimension that the Accelerator does not have yet; expected "
-          "dp_replicate, dp_shard, pp and tp",
+          "dp_replicate, dp_shard, pp, tp and ep",
           mesh_text(shape)));
+  if (shape.ep > 1) {
+    expect_experts_fit(shape, options, zero);
+  }
   refuse(
       zero == nullptr && options.mesh->dp_shard > 1,
       fmt::format(

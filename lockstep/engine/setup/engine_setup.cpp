@@ -136,12 +136,12 @@ void EngineSetup::create_accelerator() {
   context.accelerator =
       std::make_unique<Accelerator>(std::move(options), given_.connected->world, std::move(group));
   const MeshShape& mesh = context.accelerator->mesh().shape;
-  if (!mesh.is_data_parallel()) {
+  if (mesh.pp * mesh.cp * mesh.sp * mesh.tp > 1) {
     throw ConfigError(
         "initialize",
         fmt::format(
-            "an engine trains data parallel models; got the mesh {}; use an Accelerator without a "
-            "ds_config, or no mesh",
+            "an engine trains data parallel models, which may divide experts; got the mesh {}; use "
+            "an Accelerator without a ds_config, or a mesh of dp_replicate, dp_shard and ep",
             mesh_text(mesh)));
   }
 }

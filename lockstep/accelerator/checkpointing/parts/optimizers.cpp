@@ -75,7 +75,8 @@ void OptimizersPart::collect_optimizer(
       return;
     }
   }
-  if (objects_.context.mesh.model.size() > 1 && !of_each_rank) {
+  const comm::MeshGroups& mesh = objects_.context.mesh;
+  if ((mesh.model.size() > 1 || mesh.experts.size() > 1) && !of_each_rank) {
     // Gathered tensors would take the full state's memory on every process if all wrote a share.
     const NamedTensors own = optimizer_tensors(inner, names);
     NamedTensors full = objects_.sharding

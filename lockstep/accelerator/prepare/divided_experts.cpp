@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/prepare/divided_experts.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/byte_collectives.h"
+
+namespace lockstep::internal {
+namespace {
+
+/// Averages the gradients of a model's shared parameters and of its experts, in two groups. Facts
+/// are compared with the shared ones, which all processes have.
+class JointSync final : public GradientSync {
+ public:
+  JointSync(std::shared_ptr<DataParallel> shared, std::shared_ptr<DataParallel> experts)
+      : shared_(std::move(shared)), experts_(std::move(experts)) {}
+
+  void begin_backward() override {
+    shared_->begin_backward();
+    experts_->begin_backward();
+  }
+  void finish_backward() override {
+    shared_->finish_backward();
+    experts_->finish_backward();
+  }
+  void abandon_backward() noexcept override {
+    shared_->abandon_backward();
+    experts_->abandon_backward();
+  }
+  void set_sync(bool sync) override {
+    shared_->set_sync(sync);
+    experts_->set_sync(sync);
+  }
+  void set_facts(RankFacts facts) override { shared_->set_facts(std::move(facts)); }
+  bool has_gradients() const override {
+    return shared_->has_gradients() || experts_->has_gradients();
+  }
+  void check_alive() const override {
+    shared_->check_alive();
+    experts_->check_alive();
+  }
+
+ private:
+  std::shared_ptr<DataParallel> shared_;
+  std::shared_ptr<DataParallel> experts_;
+};
+
+/// Throws ConfigError unless all mixtures are divided as the mesh does.
+void expect_mesh_of_layers(const RunContext& context, const expert_parallel::ModelExperts& given) {
+  const int ep = context.mesh.shape.ep;
+  for (const int ranks : given.ranks) {
+    if (ranks != ep) {
+      throw ConfigError(
+          "prepare",
+          fmt::format(
+              "a mixture of experts was made for {} rank{}, and the mesh has ep = {}; expected the "
+              "same: construct it with the group accelerator.mesh().experts, and launch with "
+              "--mesh ep={}, or set AcceleratorOptions::mesh",
+              ranks,
+              ranks == 1 ? "" : "s",
+              ep,
+              std::max(ranks, ep)));
+    }
+  }
+  if (ep > 1 && !given.average_gradients) {
+    throw ConfigError(
+        "prepare",
+        "MoEOptions::average_expert_gradients is false; expected true with an Accelerator, which "
+        "averages the gradients of experts over the processes that have them");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<DividedExperts> divide_experts(
+    const RunContext& context, const expert_parallel::ModelExperts& given) {
+  expect_mesh_of_layers(context, given);
+  Group line = context.mesh.experts;
+  if (line.size() == 1) {
+    return nullptr;
+  }
+  auto experts = std::make_shared<DividedExperts>(DividedExperts{.own = given.parameters});
+  nlohmann::json names = nlohmann::json::array();
+  for (const NamedTensor& item : experts->own) {
+    names.push_back(item.name);
+    experts->ids.insert(item.tensor.unsafeGetTensorImpl());
+  }
+  std::map<std::string, size_t> owners;
+  const std::vector<std::string> all = all_gather_bytes(line, names.dump());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    for (const auto& name : nlohmann::json::parse(all[rank]).get<std::vector<std::string>>()) {
+      const auto [owner, is_new] = owners.emplace(name, rank);
+      if (!is_new) {
+        throw ConfigError(
+            "prepare",
+            fmt::format(
+                "expert parameter {} is on ranks {} and {} of the {} that divide the experts; "
+                "expected one; construct the mixture with the group accelerator.mesh().experts",
+                name,
+                owner->second,
+                rank,
+                all.size()));
+      }
+      if (rank != static_cast<size_t>(line.rank())) {
+        experts->others.insert(name);
+      }
+    }
+  }
+  return owners.empty() ? nullptr : experts;
+}
+
+NamedTensors without_experts(NamedTensors tensors, const DividedExperts* experts) {
+  if (experts != nullptr) {
+    std::erase_if(tensors, [&](const NamedTensor& item) { return experts->has(item.tensor); });
+  }
+  return tensors;
+}
+
+std::shared_ptr<GradientSync> joint_sync(
+    std::shared_ptr<DataParallel> shared, std::shared_ptr<DataParallel> experts) {
+  return std::make_shared<JointSync>(std::move(shared), std::move(experts));
+}
+
+NamedTensors of_whole_line(Group line, const NamedTensors& own, at::Device device, bool keeps) {
+  const c10::AutoGradMode no_grad(false);
+  nlohmann::json listed = nlohmann::json::array();
+  for (const NamedTensor& item : own) {
+    listed.push_back(
+        {item.name, static_cast<int>(item.tensor.scalar_type()), item.tensor.sizes().vec()});
+  }
+  NamedTensors all;
+  const std::vector<std::string> of_ranks = all_gather_bytes(line, listed.dump());
+  for (int rank = 0; rank < line.size(); ++rank) {
+    size_t index = 0;
+    for (const nlohmann::json& item : nlohmann::json::parse(of_ranks[static_cast<size_t>(rank)])) {
+      at::Tensor tensor = rank == line.rank()
+                              ? own[index].tensor.detach().to(device).contiguous()
+                              : at::empty(
+                                    item[2].get<std::vector<int64_t>>(),
+                                    at::TensorOptions()
+                                        .dtype(static_cast<at::ScalarType>(item[1].get<int>()))
+                                        .device(device));
+      line.broadcast(tensor, rank).wait();
+      if (keeps) {
+        all.push_back({item[0].get<std::string>(), std::move(tensor)});
+      }
+      ++index;
+    }
+  }
+  return all;
+}
+
+}  // namespace lockstep::internal

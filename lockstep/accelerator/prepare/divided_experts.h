@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+#include "lockstep/expert_parallel/model_experts.h"
+#include "lockstep/sync/data_parallel.h"
+
+namespace lockstep::internal {
+
+/// The experts of one model on a mesh with ep: each process has a part of them, by names that no
+/// other process of its line has.
+struct DividedExperts {
+  NamedTensors own = {};              ///< Parameters of this process's experts.
+  std::set<const void*> ids = {};     ///< Their addresses.
+  std::set<std::string> others = {};  ///< Names of those of the other processes of the line.
+  /// Averages the gradients of `own` over the processes that have the same experts.
+  std::shared_ptr<DataParallel> parallel = nullptr;
+
+  bool has(const at::Tensor& parameter) const {
+    return ids.contains(parameter.unsafeGetTensorImpl());
+  }
+};
+
+/// Returns the experts that the processes of the mesh divide, without `parallel`; null without any.
+/// Throws ConfigError on all processes for layers that were made for another group than
+/// MeshGroups::experts. Collective in that group if the mesh has ep.
+std::shared_ptr<DividedExperts> divide_experts(
+    const RunContext& context, const expert_parallel::ModelExperts& given);
+
+/// Returns `tensors` without those of experts. `experts` may be null.
+NamedTensors without_experts(NamedTensors tensors, const DividedExperts* experts);
+
+/// Returns the averaging of both parts of a model as one.
+std::shared_ptr<GradientSync> joint_sync(
+    std::shared_ptr<DataParallel> shared, std::shared_ptr<DataParallel> experts);
+
+/// Returns the tensors of all processes of a line, each of which only one has, on those that
+/// `keep` them. Collective; each is broadcast to the line.
+NamedTensors of_whole_line(Group line, const NamedTensors& own, at::Device device, bool keeps);
+
+}  // namespace lockstep::internal
