@@ -71,6 +71,7 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
              const std::vector<std::shared_ptr<torch::optim::Optimizer>>& optimizers) {
             internal::GivenObjects objects;
             for (const py::object& model : models) {
+              give_expert_group(model, self.mesh().experts);
               objects.models.push_back(given_model(model));
             }
             for (const auto& loader : loaders) {
@@ -123,6 +124,8 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
       .def_property_readonly("data_group", [](Accelerator& self) { return self.mesh().data; })
       .def_property_readonly(
           "divides_models", [](Accelerator& self) { return self.mesh().tensor.size() > 1; })
+      .def_property_readonly(
+          "divides_experts", [](Accelerator& self) { return self.mesh().experts.size() > 1; })
       .def(
           "full_tensors",
           [](Accelerator& self, const py::object& module) {

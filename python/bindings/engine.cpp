@@ -204,14 +204,21 @@ Initialized initialize(
     const Group& group,
     const std::vector<std::shared_ptr<internal::ZeroInit>>& zero_inits) {
   const internal::GivenModel given = given_model(model);
-  const py::gil_scoped_release no_gil;
   InitializeOptions options;
+  // As with DeepSpeed, the layers have the number of processes that divide their experts.
+  if (const int ep = expert_ranks_of(model); ep > 1) {
+    options.accelerator.mesh = MeshShape{.ep = ep};
+  }
+  std::optional<py::gil_scoped_release> no_gil(std::in_place);
   options.config = config_path;
   options.config_json = config_json;
   options.optimizer = std::move(optimizer);
   options.model_parameters = model_parameters;
   options.connected = Connected{world, group};
   EngineSetup setup(std::move(options), given.parameters(), given.buffers(), given.classes());
+  no_gil.reset();
+  give_expert_group(model, setup.accelerator().mesh().experts);
+  no_gil.emplace();
   Initialized result;
   internal::GivenObjects objects;
   objects.models.push_back(given);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/bindings/models.h"
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -10,6 +11,9 @@
 
 namespace lockstep::python {
 namespace {
+
+/// The attribute of layers whose experts processes divide: the number of processes.
+constexpr const char* kExpertRanks = "_lockstep_expert_ranks";
 
 /// Returns the parameters under all of their names. The caller has the GIL.
 NamedTensors parameters_of_python(const py::object& module) {
@@ -95,7 +99,42 @@ std::optional<TensorParallelOptions> tensor_parallel_of(const py::object& module
   return options;
 }
 
+/// Returns the experts of a module, as DeepSpeed marks their parameters. Layers have their number
+/// of ranks.
+expert_parallel::ModelExperts experts_of_python(const py::object& module) {
+  expert_parallel::ModelExperts experts;
+  for (const NamedTensor& item : parameters_of_python(module)) {
+    const py::object parameter = py::cast(item.tensor);
+    if (!py::getattr(parameter, "allreduce", py::bool_(true)).cast<bool>()) {
+      experts.parameters.push_back(item);
+    }
+  }
+  for (const py::handle part : module.attr("modules")()) {
+    const py::object ranks = py::getattr(part, kExpertRanks, py::none());
+    if (!ranks.is_none()) {
+      experts.ranks.push_back(ranks.cast<int>());
+    }
+  }
+  return experts;
+}
+
 }  // namespace
+
+int expert_ranks_of(const py::object& module) {
+  int most = 1;
+  for (const int ranks : experts_of_python(module).ranks) {
+    most = std::max(most, ranks);
+  }
+  return most;
+}
+
+void give_expert_group(const py::object& module, const Group& group) {
+  for (const py::handle part : module.attr("modules")()) {
+    if (py::hasattr(part, kExpertRanks)) {
+      part.attr("_set_expert_group")(group);
+    }
+  }
+}
 
 const void* id_of(const py::handle& module) {
   return module.ptr();
@@ -122,7 +161,8 @@ internal::GivenModel given_model(const py::object& module) {
       .buffers = with_gil(buffers_of_python),
       .classes = with_gil(classes_of_python),
       .evaluate = with_gil(evaluate_python),
-      .tensor_parallel = tensor_parallel_of(module)};
+      .tensor_parallel = tensor_parallel_of(module),
+      .experts = with_gil(experts_of_python)};
 }
 
 NamedTensors tensors_of_python(const py::object& module, bool with_frozen) {

@@ -11,6 +11,13 @@ namespace lockstep::python {
 /// be alive when its tensors are read.
 internal::GivenModel given_model(const py::object& module);
 
+/// Returns the largest number of processes that divide the experts of a layer; 1 without any. The
+/// caller has the GIL.
+int expert_ranks_of(const py::object& module);
+
+/// Gives layers of experts the group of processes that divide them. The caller has the GIL.
+void give_expert_group(const py::object& module, const Group& group);
+
 /// Returns the identity of a module in an Accelerator.
 const void* id_of(const py::handle& module);
 

@@ -15,5 +15,6 @@ PYBIND11_MODULE(_core, module) {
   bind_tracking(module);
   bind_accelerator(module);
   bind_engine(module);
+  bind_experts(module);
   bind_weights(module);
 }

@@ -126,7 +126,8 @@ class PythonState:
         accelerator = self._accelerator
         models = list(accelerator._models)
         # Those of a divided model are put together, so that a hook never saves a part of them.
-        divides, shards = accelerator._core.divides_models, accelerator._core.shards_parameters
+        core = accelerator._core
+        divides, shards = core.divides_models or core.divides_experts, core.shards_parameters
         weights: list[Any] = [
             None if shards else accelerator.get_state_dict(model) if divides else model.state_dict() for model in models
         ]

@@ -18,7 +18,7 @@ _HINT = (
     "Lockstep's Accelerator divides samples (dp) and layers (tp), not sequences; to train on long sequences use activation "
     "checkpointing, and tp with sequence_parallel"
 )
-_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")  # Of the mesh's dimensions.
+_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp", "ep")  # Of the mesh's dimensions.
 
 
 def _launched_sizes() -> dict[str, int]:
@@ -54,6 +54,8 @@ class ParallelismConfig:
 
     `tp_size` processes with consecutive numbers divide the layers of a model; `tp_handler`, a TorchTensorParallelConfig,
     says which; without it, the model's own `tp_plan` does, as transformers' models have it. They read the same batches.
+    `ep_size` processes with consecutive numbers, each with samples of its own, divide the experts of layers such as
+    lockstep.deepspeed.moe.layer.MoE; Accelerate lacks it.
     Another size than 1 of `cp_size` and `sp_size`, and their handlers, are a ConfigError.
     """
 
@@ -67,10 +69,11 @@ class ParallelismConfig:
     tp_handler: Any = None
     cp_handler: Any = None
     sp_handler: Any = None
+    ep_size: int = None  # type: ignore[assignment]
     device_mesh: meshes.DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
+        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "ep_size"):
             setattr(self, name, _size(name, getattr(self, name)))
         for name in ("cp", "sp"):
             if getattr(self, f"{name}_size") > 1 or getattr(self, f"{name}_handler") is not None:
@@ -155,7 +158,7 @@ class ParallelismConfig:
     @property
     def _mesh_text(self) -> str | None:
         """The mesh as the C++ library reads it; None if all processes compute full models."""
-        if self.non_data_parallel_size == 1:
+        if self.non_data_parallel_size * self.ep_size == 1:
             return None
         return ",".join(f"{name}={getattr(self, f'{name}_size')}" for name in _ORDER)
 

@@ -186,12 +186,14 @@ class CheckpointCalls(AcceleratorBase):
         )
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """Returns the model's full state dict, on every process. Collective under ZeRO stage 3 and with tp."""
+        """Returns the model's full state dict, on every process. Collective under ZeRO stage 3, with tp and with ep."""
         core, module = self._core_and_module(model)
         if not core.shards_parameters:
             state: dict[str, torch.Tensor] = module.state_dict()
             if core.divides_models:
                 state.update({name: full for name, full in core.full_tensors(module) if name in state})
+            elif core.divides_experts:
+                state.update(core.full_tensors(module))
             return state
         if core.divides_models:
             raise _core.ConfigError(

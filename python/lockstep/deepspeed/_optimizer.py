@@ -60,7 +60,7 @@ def grouped_file_optimizer(config: dict[str, Any], groups: list[dict[str, Any]])
         for option in known
         if config.get(f"optimizer.params.{option}") is not None
     }
-    unknown = {option for group in groups for option in group} - {"params", "name", *known}
+    unknown = {option for group in groups for option in group} - {"params", "name", "moe", *known}
     if unknown:
         raise _core.ConfigError(
             f"[initialize] a parameter group has the option '{min(unknown)}', which {rule} lacks; expected "

@@ -13,9 +13,7 @@ _TENSOR = "Lockstep has no tensor parallelism; shard the model with ZeRO stage 3
 _INFERENCE = (
     "Lockstep has no inference kernels; call model.generate(), or initialize() with stage 3 and without an optimizer"
 )
-_EXPERTS = (
-    "Lockstep has no parallel experts; write the experts as modules, which ZeRO shards, or remove them from the model"
-)
+_MAPPINGS = "Lockstep does not divide the layers around experts; use moe.layer.MoE"
 REASONS = {
     "PipelineModule": _PIPELINE,
     "PipelineEngine": _PIPELINE,
@@ -45,8 +43,8 @@ CLASSES = {name: _refusing(name, reason) for name, reason in REASONS.items()}
 
 
 @functools.cache
-def refuse_mixture_of_experts(name: str) -> type:
-    """Returns a class of that name whose constructor throws ConfigError, for modules of deepspeed.moe."""
+def refuse_mapping(name: str) -> type:
+    """Returns a class of that name whose constructor throws ConfigError, for deepspeed.moe.mappings."""
     if name.startswith("__"):
         raise AttributeError(f"there is no attribute {name!r}")
-    return _refusing(name, _EXPERTS)
+    return _refusing(name, _MAPPINGS)

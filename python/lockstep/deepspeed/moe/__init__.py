@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deepspeed.moe can be imported, so that programs for several kinds of models start. Its classes throw ConfigError."""
+"""deepspeed.moe: layers of experts, which ranks may divide."""
 
 from __future__ import annotations
 

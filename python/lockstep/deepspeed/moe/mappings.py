@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from .._unsupported import refuse_mixture_of_experts as __getattr__
+from .._unsupported import refuse_mapping as __getattr__
 
 __all__ = ["__getattr__"]

@@ -28,11 +28,11 @@ __all__ = [
 
 
 def initialize(ep_size: int = 1, mpu: Any = None) -> None:
-    """Does nothing for groups of one expert rank. Throws ConfigError for others: Lockstep has no such parallelism."""
-    if ep_size != 1 or mpu is not None:
+    """Does nothing: layers of experts have their ep_size. Throws ConfigError for an mpu."""
+    if mpu is not None:
         raise ConfigError(
-            "[groups] Lockstep has no expert or model parallelism; got an ep_size or mpu, expected neither; shard the "
-            "model with ZeRO stage 3"
+            "[groups] Lockstep has no model parallelism of DeepSpeed's kind; got an mpu, expected None; shard the model with "
+            "ZeRO stage 3"
         )
 
 
