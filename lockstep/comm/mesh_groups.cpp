@@ -30,6 +30,11 @@ std::vector<int> with_same_experts(const std::vector<int>& replicas, int rank, i
   return line;
 }
 
+/// Returns a group of the line that shares no operations with `all`.
+Group own_group_of(Group all, const std::vector<int>& line) {
+  return line.size() == 1 ? Group() : all.split(line.front());
+}
+
 }  // namespace
 
 MeshGroups connect_mesh(const Group& all, const MeshShape& shape) {
@@ -50,7 +55,7 @@ MeshGroups connect_mesh(const Group& all, const MeshShape& shape) {
       .all = all,
       .data = along({MeshDim::kDpReplicate, MeshDim::kDpShard}),
       .tensor = along({MeshDim::kTp}),
-      .sequence = along({MeshDim::kCp, MeshDim::kSp}),
+      .sequence = own_group_of(all, mesh_line(shape, all.rank(), {MeshDim::kCp, MeshDim::kSp})),
       .pipeline = along({MeshDim::kPp})};
   // Lines of the same ranks share a group.
   const std::vector<MeshDim> of_replicas = {
@@ -58,7 +63,7 @@ MeshGroups connect_mesh(const Group& all, const MeshShape& shape) {
   groups.replicas = shape.cp * shape.sp == 1 ? groups.data : along(of_replicas);
   groups.expert_replicas = groups.replicas;
   if (shape.ep > 1) {
-    groups.experts = groups.all.split(expert_line(shape, all.rank()).front());
+    groups.experts = own_group_of(all, expert_line(shape, all.rank()));
     const std::vector<int> replicas = mesh_line(shape, all.rank(), of_replicas);
     groups.expert_replicas = group_of(all, with_same_experts(replicas, all.rank(), shape.ep));
   }

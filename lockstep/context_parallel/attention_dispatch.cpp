@@ -9,6 +9,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_softmax.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -16,6 +17,7 @@
 #include "lockstep/base/callback.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/tensor/attention_interceptor.h"
+#include "lockstep/comm/tensor/mode_key.h"
 #include "lockstep/context_parallel/sharded_attention.h"
 
 namespace lockstep::context_parallel {
@@ -66,6 +68,49 @@ at::Tensor softmax(const at::Tensor& scores, int64_t dim, bool half_to_float) {
   return at::_softmax(scores, dim, half_to_float);
 }
 
+using Dtype = std::optional<at::ScalarType>;
+using Layout = std::optional<at::Layout>;
+using Device = std::optional<at::Device>;
+
+at::Tensor arange_with_step(
+    const at::Scalar& start,
+    const at::Scalar& end,
+    const at::Scalar& step,
+    Dtype dtype,
+    Layout layout,
+    Device device,
+    std::optional<bool> pin_memory) {
+  at::Tensor result;
+  run_callback([&] {
+    const auto sharded = current();
+    const c10::impl::ExcludeDispatchKeyGuard own_work(kAttentionKey);
+    result = at::arange(start, end, step, dtype, layout, device, pin_memory);
+    if (sharded) {
+      result = sharded->arange(result, start, end, step);
+    }
+  });
+  return result;
+}
+
+at::Tensor arange_from(
+    const at::Scalar& start,
+    const at::Scalar& end,
+    Dtype dtype,
+    Layout layout,
+    Device device,
+    std::optional<bool> pin_memory) {
+  return arange_with_step(start, end, 1, dtype, layout, device, pin_memory);
+}
+
+at::Tensor arange(
+    const at::Scalar& end,
+    Dtype dtype,
+    Layout layout,
+    Device device,
+    std::optional<bool> pin_memory) {
+  return arange_with_step(0, end, 1, dtype, layout, device, pin_memory);
+}
+
 void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   run_callback([&] {
     if (const auto sharded = current()) {
@@ -98,13 +143,14 @@ void install_attention_dispatch() {
   static const auto* const libraries = [] {
     try {
       auto* made = new std::vector<torch::Library>();
-      auto& fallthrough =
-          made->emplace_back(torch::Library::IMPL, "_", kAttentionKey, __FILE__, __LINE__);
-      fallthrough.fallback(torch::CppFunction::makeFallthrough());
+      comm::register_mode_fallthrough();
       auto& kernels =
           made->emplace_back(torch::Library::IMPL, "aten", kAttentionKey, __FILE__, __LINE__);
       kernels.impl("scaled_dot_product_attention", TORCH_FN(attention));
       kernels.impl("_softmax", TORCH_FN(softmax));
+      kernels.impl("arange", TORCH_FN(arange));
+      kernels.impl("arange.start", TORCH_FN(arange_from));
+      kernels.impl("arange.start_step", TORCH_FN(arange_with_step));
       for (const char* name : kOtherAttention) {
         kernels.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
       }

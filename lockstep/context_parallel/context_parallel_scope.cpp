@@ -114,6 +114,37 @@ void ShardedAttention::check_softmax(const at::Tensor& scores, int64_t dim) cons
   }
 }
 
+at::Tensor ShardedAttention::arange(
+    const at::Tensor& plain,
+    const at::Scalar& start,
+    const at::Scalar& end,
+    const at::Scalar& step) const {
+  const auto is = [](const at::Scalar& given, int64_t expected) {
+    return !given.isSymbolic() && !given.isComplex() &&
+           given.toDouble() == static_cast<double>(expected);
+  };
+  if (arange_ == ArangePositions::kUnchanged || !is(start, 0) || !is(step, 1) ||
+      !is(end, shard_.local_length())) {
+    return plain;
+  }
+  if (arange_ == ArangePositions::kRefused) {
+    throw ConfigError(
+        "context_parallel",
+        fmt::format(
+            "arange({0}) may be the positions of this rank's part, or the indices of another "
+            "dimension of a buffer that has {0} elements, too; use another batch size, or pass "
+            "positions() to the model and set arange_gives_positions to false",
+            shard_.local_length()));
+  }
+  return shard_.positions(plain.device()).to(plain.scalar_type());
+}
+
+void ShardedAttention::expect_calls() const {
+  if (calls_ == 0) {
+    throw ConfigError("context_parallel", no_attention_text());
+  }
+}
+
 void ShardedAttention::check_operation(const char* operation) const {
   throw ConfigError(
       "context_parallel",
@@ -127,8 +158,9 @@ void ShardedAttention::check_operation(const char* operation) const {
 }  // namespace context_parallel
 
 ContextParallelScope::ContextParallelScope(
-    const Group& group, const SequenceShard& shard, AttentionMethod method)
-    : attention_(std::make_shared<context_parallel::ShardedAttention>(group, shard, method)),
+    const Group& group, const SequenceShard& shard, AttentionMethod method, ArangePositions arange)
+    : attention_(
+          std::make_shared<context_parallel::ShardedAttention>(group, shard, method, arange)),
       scope_([&]() -> std::shared_ptr<comm::AttentionInterceptor> {
         shard.expect_group("context_parallel", group);
         context_parallel::install_attention_dispatch();

@@ -18,6 +18,13 @@ enum class AttentionMethod {
   kUlysses  ///< ulysses_attention(): at most as many ranks as heads.
 };
 
+/// Selects what arange(0, T/P), in steps of 1, returns within a scope.
+enum class ArangePositions {
+  kUnchanged,
+  kOfPart,  ///< This rank's positions in the sequence, in the dtype that arange would have.
+  kRefused  ///< It throws ConfigError: T/P is also the size of another dimension.
+};
+
 namespace context_parallel {
 class ShardedAttention;
 }
@@ -44,7 +51,11 @@ class [[nodiscard]] ContextParallelScope {
  public:
   /// Throws ConfigError if `shard` belongs to another group, and if other code in this process uses
   /// torch's dispatch key TESTING_ONLY_GenericMode.
-  ContextParallelScope(const Group& group, const SequenceShard& shard, AttentionMethod method);
+  ContextParallelScope(
+      const Group& group,
+      const SequenceShard& shard,
+      AttentionMethod method,
+      ArangePositions arange = ArangePositions::kUnchanged);
   /// Logs a warning if no attention was computed, unless finish() was called.
   ~ContextParallelScope();
   ContextParallelScope(const ContextParallelScope&) = delete;

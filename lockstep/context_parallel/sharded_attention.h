@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include <ATen/core/Scalar.h>
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
@@ -16,8 +17,12 @@ namespace lockstep::context_parallel {
 /// Computes the attentions of a ContextParallelScope. attention_dispatch.cpp calls it.
 class ShardedAttention final : public comm::AttentionInterceptor {
  public:
-  ShardedAttention(const Group& group, const SequenceShard& shard, AttentionMethod method)
-      : group_(group), shard_(shard), method_(method) {}
+  ShardedAttention(
+      const Group& group,
+      const SequenceShard& shard,
+      AttentionMethod method,
+      ArangePositions arange)
+      : group_(group), shard_(shard), method_(method), arange_(arange) {}
 
   at::Tensor attention(
       const at::Tensor& query,
@@ -27,15 +32,24 @@ class ShardedAttention final : public comm::AttentionInterceptor {
       const AttentionOptions& options);
   /// Throws ConfigError if a softmax of `scores` over `dim` is attention over this rank's part.
   void check_softmax(const at::Tensor& scores, int64_t dim) const;
+  /// Returns `plain`, the result of arange, or this rank's positions in its place.
+  at::Tensor arange(
+      const at::Tensor& plain,
+      const at::Scalar& start,
+      const at::Scalar& end,
+      const at::Scalar& step) const;
   /// Throws ConfigError because `operation` computes attention over this rank's part.
   void check_operation(const char* operation) const;
 
   int64_t calls() const { return calls_; }
+  /// Throws ConfigError if no attention was computed.
+  void expect_calls() const;
 
  private:
   const Group group_;
   const SequenceShard shard_;
   const AttentionMethod method_;
+  const ArangePositions arange_;
   std::atomic<int64_t> calls_{0};
 };
 

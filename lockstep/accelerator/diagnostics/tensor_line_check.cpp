@@ -12,6 +12,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/context_parallel/sequence_scope.h"
 #include "lockstep/offload/scratch_file.h"
 #include "lockstep/zero/sharding.h"
 
@@ -65,6 +66,9 @@ bool differs(const at::Tensor& of_ranks, int64_t begin, double elements) {
 }  // namespace
 
 void TensorLineCheck::loss_given(const GivenLoss& given) {
+  if (objects_.context.mesh.sequence.size() > 1) {
+    context_parallel::expect_divided_attention();
+  }
   loss_ = given.loss.detach();
 }
 

@@ -74,6 +74,12 @@ void check_mode(
                 mesh_text(objects.context.mesh.shape)));
       }
     }
+    if (objects.context.mesh.sequence.size() > 1) {
+      throw ConfigError(
+          "local_sgd",
+          "LocalSgd cannot be combined with cp and sp: each process would train on its part of the "
+          "sequence only; use a mesh without them");
+    }
     // finish() makes optimizers equal by name; better an error now than after the training.
     objects.optimizer_names("local_sgd");
   }

@@ -72,10 +72,10 @@ MeshShape configured_mesh(const RunContext& context, bool shards) {
 
 void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin* zero) {
   refuse(
-      shape.cp > 1 || shape.sp > 1,
+      shape.cp * shape.sp > 1 && shape.pp * shape.ep > 1,
       fmt::format(
-          "the mesh {} has a dimension that the Accelerator does not have yet; expected "
-          "dp_replicate, dp_shard, pp, tp and ep",
+          "the mesh {} has cp or sp together with pp or ep; expected one of the two kinds, with "
+          "dp_replicate, dp_shard and tp",
           mesh_text(shape)));
   if (shape.ep > 1) {
     expect_experts_fit(shape, options, zero);

@@ -14,12 +14,12 @@
 #include <torch/library.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/tensor/mode_key.h"
 
 namespace lockstep::data {
 namespace {
 
-/// A dispatch key for thread-local modes, for which libtorch has no kernels.
-constexpr c10::DispatchKey kRandomKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr c10::DispatchKey kRandomKey = comm::kModeKey;
 
 thread_local SampleRandomScope* g_random_scope = nullptr;
 
@@ -65,7 +65,7 @@ RandomLibraries* make_random_libraries() {
     return libraries->try_emplace(name, torch::Library::IMPL, name, kRandomKey, __FILE__, __LINE__)
         .first->second;
   };
-  library_of("_").fallback(torch::CppFunction::makeFallthrough());
+  comm::register_mode_fallthrough();
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
