@@ -126,6 +126,8 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
           "divides_models", [](Accelerator& self) { return self.mesh().tensor.size() > 1; })
       .def_property_readonly(
           "divides_experts", [](Accelerator& self) { return self.mesh().experts.size() > 1; })
+      .def_property_readonly(
+          "divides_sequences", [](Accelerator& self) { return self.mesh().sequence.size() > 1; })
       .def(
           "full_tensors",
           [](Accelerator& self, const py::object& module) {

@@ -60,5 +60,6 @@ void bind_engine(py::module_& module);
 void bind_experts(py::module_& module);
 void bind_tracking(py::module_& module);
 void bind_weights(py::module_& module);
+void bind_sequences(py::module_& module);
 
 }  // namespace lockstep::python

@@ -2,6 +2,9 @@
 #include "lockstep/base/log.h"
 #include "python/bindings/bindings.h"
 
+namespace lockstep::python {
+void bind_sequences(py::module_& module);
+}  // namespace lockstep::python
 PYBIND11_MODULE(_core, module) {
   using namespace lockstep::python;
   module.doc() = "The C++ library of lockstep. Use the package lockstep instead.";
@@ -17,4 +20,5 @@ PYBIND11_MODULE(_core, module) {
   bind_engine(module);
   bind_experts(module);
   bind_weights(module);
+  bind_sequences(module);
 }

@@ -14,10 +14,6 @@ from ._core import ConfigError
 __all__ = ["ParallelismConfig"]
 
 _WHERE = "ParallelismConfig"
-_HINT = (
-    "Lockstep's Accelerator divides samples (dp) and layers (tp), not sequences; to train on long sequences use activation "
-    "checkpointing, and tp with sequence_parallel"
-)
 _ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp", "ep")  # Of the mesh's dimensions.
 
 
@@ -56,7 +52,10 @@ class ParallelismConfig:
     says which; without it, the model's own `tp_plan` does, as transformers' models have it. They read the same batches.
     `ep_size` processes with consecutive numbers, each with samples of its own, divide the experts of layers such as
     lockstep.deepspeed.moe.layer.MoE; Accelerate lacks it.
-    Another size than 1 of `cp_size` and `sp_size`, and their handlers, are a ConfigError.
+
+    `cp_size` or `sp_size` processes divide each sequence within Accelerator.maybe_context_parallel(): `cp_size` by ring
+    attention, with any number of heads; `sp_size` by DeepSpeed's Ulysses. `cp_handler` is a TorchContextParallelConfig,
+    `sp_handler` a DeepSpeedSequenceParallelConfig.
     """
 
     dp_replicate_size: int = None  # type: ignore[assignment]  # Set by __post_init__.
@@ -75,16 +74,25 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "ep_size"):
             setattr(self, name, _size(name, getattr(self, name)))
-        for name in ("cp", "sp"):
-            if getattr(self, f"{name}_size") > 1 or getattr(self, f"{name}_handler") is not None:
-                raise ConfigError(
-                    f"[{_WHERE}] {name}_size is {getattr(self, f'{name}_size')} and {name}_handler is "
-                    f"{getattr(self, f'{name}_handler')}; expected 1 and None; {_HINT}"
-                )
+        if self.cp_size > 1 and self.sp_size > 1:
+            raise ConfigError(
+                f"[{_WHERE}] cp_size is {self.cp_size} and sp_size is {self.sp_size}, which both divide the sequence; "
+                "expected one of them: cp_size for ring attention, sp_size for Ulysses"
+            )
         for name, known in (("cp_backend", "torch"), ("sp_backend", "deepspeed")):
             if getattr(self, name) not in (None, known):
-                raise ConfigError(f"[{_WHERE}] {name} is {getattr(self, name)!r}; expected None; {_HINT}")
+                raise ConfigError(f"[{_WHERE}] {name} is {getattr(self, name)!r}; expected {known!r} or None")
             setattr(self, name, known)
+        from .utils.dataclasses import DeepSpeedSequenceParallelConfig, TorchContextParallelConfig  # It imports this.
+
+        for name, kind in (("cp", TorchContextParallelConfig), ("sp", DeepSpeedSequenceParallelConfig)):
+            handler = getattr(self, f"{name}_handler")
+            if handler is None and getattr(self, f"{name}_size") > 1:
+                setattr(self, f"{name}_handler", kind())
+            elif handler is not None and not isinstance(handler, kind):
+                raise ConfigError(
+                    f"[{_WHERE}] {name}_handler is a {type(handler).__name__}; expected a {kind.__name__}"
+                )
 
     # --- sizes
     @property
@@ -134,17 +142,17 @@ class ParallelismConfig:
     @property
     def non_dp_dim_names(self) -> list[str]:
         """The dimensions whose processes get the same batches."""
-        return ["tp"] if self.tp_enabled else []
+        return [name for name in ("tp", "cp", "sp") if getattr(self, f"{name}_size") > 1]
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
         """The dimensions over which a copy of the model is sharded."""
-        return ["dp_shard"] if self.dp_shard_enabled else []
+        return [name for name in ("dp_shard", "cp") if getattr(self, f"{name}_size") > 1]
 
     @property
     def dp_cp_dim_names(self) -> list[str]:
         """The dimensions over which losses are averaged."""
-        return self.dp_dim_names
+        return self.dp_dim_names + (["cp"] if self.cp_enabled else [])
 
     @property
     def fsdp_dim_names(self) -> list[str]:
@@ -164,7 +172,7 @@ class ParallelismConfig:
 
     def _get_mesh(self) -> tuple[tuple[Any, ...], ...]:
         """Returns the names and the sizes of the mesh's dimensions; an empty tuple without any."""
-        names = self.active_mesh_dims
+        names = sorted(self.active_mesh_dims, key=_ORDER.index)
         return (tuple(names), tuple(getattr(self, f"{name}_size") for name in names)) if names else ()
 
     def build_device_mesh(self, device_type: str) -> meshes.DeviceMesh | None:
@@ -210,7 +218,8 @@ class ParallelismConfig:
         if self.total_size != num_processes:
             raise ConfigError(
                 f"[{_WHERE}] dp_replicate_size {self.dp_replicate_size} times dp_shard_size {self.dp_shard_size} times "
-                f"tp_size {self.tp_size} is {self.total_size}; expected the number of processes, {num_processes}"
+                f"cp_size {self.cp_size} times sp_size {self.sp_size} times tp_size {self.tp_size} is {self.total_size}; "
+                f"expected the number of processes, {num_processes}"
             )
         if self.dp_shard_enabled and not shards:
             raise ConfigError(

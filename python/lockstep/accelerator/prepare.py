@@ -37,6 +37,7 @@ from ..utils.other import (
 from .base import AcceleratorBase
 from .engine import GivenTraining, make_engine
 from .forward import AutocastForward, move_inputs
+from .sequence import SequenceBlocks, check_forwards
 
 
 class PrepareCalls(AcceleratorBase):
@@ -64,6 +65,7 @@ class PrepareCalls(AcceleratorBase):
         self.dataloader_config = dataloader_config
         self.autocast_handler = autocast_handler
         self._sparse_weights: set[int] = set()
+        self._sequences = SequenceBlocks()
         self._deepspeed_plugin = state.deepspeed_plugin
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -165,6 +167,9 @@ class PrepareCalls(AcceleratorBase):
         new_models = [model for model in models if not any(model is known for known in self._models)]
         if self._core.divides_models:
             self._give_plans([own_module(model) for model in new_models])
+        if self._core.divides_sequences:
+            for model in new_models:
+                check_forwards(own_module(model), self._sequences)
         handles = self._core.prepare(
             [own_module(model) for model in models],
             [loader._core for loader in loaders],
@@ -270,11 +275,11 @@ class PrepareCalls(AcceleratorBase):
         config = self.dataloader_config
         on_device = self.device_placement if place is None else place
         dispatch = config.dispatch_batches
-        if self._core.divides_models and (dispatch or isinstance(loader.dataset, IterableDataset)):
+        if (self._core.divides_models or self._core.divides_sequences) and (dispatch or isinstance(loader.dataset, IterableDataset)):
             if dispatch is not False:
                 raise _core.ConfigError(
-                    "[prepare] the main process would read the batches of all, and ParallelismConfig has tp_size above 1, "
-                    "whose processes read the same batches; pass DataLoaderConfiguration(dispatch_batches=False)"
+                    "[prepare] the main process would read the batches of all, and ParallelismConfig has tp_size, cp_size or "
+                    "sp_size above 1, whose processes read the same batches; pass DataLoaderConfiguration(dispatch_batches=False)"
                 )
         return prepare_data_loader(
             loader,

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences that the processes of a cp or sp line divide."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import _core
+from .base import AcceleratorBase
+
+_WHERE = "maybe_context_parallel"
+
+
+class SequenceBlock:
+    """The running block of maybe_context_parallel."""
+
+    def __init__(self, scope: _core.SequenceScope) -> None:
+        self._scope = scope
+
+    def positions(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Returns the positions of this process's part in the sequence, int64 [T/P]."""
+        return self._scope.positions(torch.device(device))
+
+    def mean(self, sum: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
+        """Returns the mean over the items of the full sequences, from this process's `sum` over `count` items.
+
+        The loss to pass to backward(). Parts may have different numbers of items. Collective in the line, as its backward.
+        """
+        return self._scope.mean(sum, torch.as_tensor(count))
+
+    def gather(self, part: torch.Tensor, dim: int = 1) -> torch.Tensor:
+        """Returns all positions of a tensor with this process's along `dim`. Collective in the line."""
+        return self._scope.gather(part, dim)
+
+
+class SequenceBlocks:
+    """The running block of an Accelerator, if any. The hooks of its models have it."""
+
+    def __init__(self) -> None:
+        self.current: SequenceBlock | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SequenceBlocks:
+        return self  # Of a copied model's hook.
+
+
+class _CheckForward:
+    """Checks the arguments of a transformers model within a block. A forward pre-hook.
+
+    It passes the positions of the part, and a mask of ones: without one transformers takes positions that are not
+    consecutive for several texts in one row.
+    """
+
+    def __init__(self, blocks: SequenceBlocks) -> None:
+        self.blocks = blocks
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        block = self.blocks.current
+        if block is None:
+            return args, kwargs
+        tokens = kwargs.get("input_ids", kwargs.get("inputs_embeds", args[0] if args else None))
+        if len(args) > 1 or not isinstance(tokens, torch.Tensor):
+            raise _core.ConfigError(
+                f"[{_WHERE}] {type(module).__name__} is called with {len(args)} positional arguments; expected input_ids or "
+                "inputs_embeds first, and others by their names"
+            )
+        if kwargs.get("labels") is not None and kwargs.get("shift_labels") is None:
+            raise _core.ConfigError(
+                f"[{_WHERE}] {type(module).__name__} is called with labels, which it shifts within this process's part of "
+                "the sequence; shift them before: shift_labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:], "
+                "add shift_labels to the buffers, and pass shift_labels beside labels"
+            )
+        mask = kwargs.get("attention_mask")
+        if mask is not None and (mask.dim() != 2 or not bool((mask == 1).all())):
+            raise _core.ConfigError(
+                f"[{_WHERE}] the attention_mask hides positions; expected none, or ones; pad at the end of the texts, give "
+                "padded positions the label -100, and omit the mask: a causal model's other positions do not see them"
+            )
+        positions = block.positions(tokens.device)
+        given = kwargs.get("position_ids")
+        if tokens.shape[1] != positions.shape[0]:
+            raise _core.ConfigError(
+                f"[{_WHERE}] {type(module).__name__} is called with {tokens.shape[1]} positions, and this process has "
+                f"{positions.shape[0]}; pass the tokens in `buffers`"
+            )
+        if given is not None and not bool((given == positions).all()):
+            raise _core.ConfigError(
+                f"[{_WHERE}] position_ids are not those of this process's part; expected {positions.tolist()[:8]} and so "
+                "on in each row; omit them, or pass the positions of the full sequence in `buffers`, too"
+            )
+        ones = torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+        return args, {**kwargs, "attention_mask": ones, "position_ids": positions.expand(tokens.shape[0], -1)}
+
+
+def check_forwards(model: torch.nn.Module, blocks: SequenceBlocks) -> None:
+    """Lets a transformers model check its arguments within a block, once. Other models are unchanged.
+
+    Throws ConfigError for attention that cannot be divided.
+    """
+    config: Any = getattr(model, "config", None)
+    implementation = getattr(config, "_attn_implementation", None)
+    if implementation is None:
+        return
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if implementation != "sdpa":
+        raise _core.ConfigError(
+            f"[prepare] the attention of {type(model).__name__} is {implementation!r}, and cp_size or sp_size is above 1, "
+            "which divide torch's attention; load the model with attn_implementation='sdpa'"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ())
+    kinds |= {"sliding_attention"} if not kinds and getattr(config, "sliding_window", None) else set()
+    if kinds - {"full_attention"}:
+        raise _core.ConfigError(
+            f"[prepare] {type(model).__name__} has layers of {', '.join(sorted(kinds - {'full_attention'}))}, and cp_size "
+            "or sp_size is above 1, which divide full attention only; use a model whose layers all have it"
+        )
+    if not any(isinstance(hook, _CheckForward) for hook in model._forward_pre_hooks.values()):
+        model.register_forward_pre_hook(_CheckForward(blocks), with_kwargs=True)
+
+
+class SequenceCalls(AcceleratorBase):
+    """The calls of an Accelerator about sequences that processes divide."""
+
+    _sequences: SequenceBlocks
+
+    @contextmanager
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> Iterator[SequenceBlock]:
+        """Runs one micro-step, forward and backward, whose sequences the processes of a cp or sp line divide.
+
+        Each of `buffers`, such as tokens and shifted labels, has this process's part along its dimension in
+        `buffer_seq_dims` until the block ends; those in `no_restore_buffers` also afterwards. Attention is over the full
+        sequence, and torch.arange(T/P) returns this process's positions. Without cp_size and sp_size nothing changes. The
+        block's value computes the mean of parts with different numbers of labels. Throws ConfigError.
+        """
+        tensors, dims, kept = buffers or [], buffer_seq_dims or [], no_restore_buffers or set()
+        if len(tensors) != len(dims):
+            raise _core.ConfigError(
+                f"[{_WHERE}] there are {len(tensors)} buffers and {len(dims)} buffer_seq_dims; expected a dimension for each"
+            )
+        if any(all(tensor is not other for other in tensors) for tensor in kept):
+            raise _core.ConfigError(f"[{_WHERE}] no_restore_buffers has a tensor that buffers lacks; expected a subset")
+        config = self.state.parallelism_config
+        handler = config.sp_handler if config is not None and config.sp_enabled else None
+        if handler is not None and not handler.sp_seq_length_is_variable:
+            if any(tensor.shape[dim] != handler.sp_seq_length for tensor, dim in zip(tensors, dims)):
+                raise _core.ConfigError(
+                    f"[{_WHERE}] sp_seq_length is {handler.sp_seq_length}, and the buffers have "
+                    f"{[tensor.shape[dim] for tensor, dim in zip(tensors, dims)]} positions; expected the same, or "
+                    "sp_seq_length_is_variable"
+                )
+        given = [(tensor, dim, all(tensor is not other for other in kept)) for tensor, dim in zip(tensors, dims)]
+        scope = _core.SequenceScope(self._core, given)
+        outer, self._sequences.current = self._sequences.current, SequenceBlock(scope)
+        try:
+            yield self._sequences.current
+        finally:
+            self._sequences.current = outer
+            scope.end()
