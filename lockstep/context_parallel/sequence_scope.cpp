@@ -176,8 +176,7 @@ void expect_divided_attention() {
         kScope,
         "the mesh has cp or sp, but backward was called outside of a SequenceScope, so the "
         "processes of a line would all compute the same; open one around forward and backward: "
-        "SequenceScope scope(accelerator.mesh(), {{tokens, 1}, {labels, 1}}), in Python `with "
-        "accelerator.maybe_context_parallel(...)`");
+        "SequenceScope scope(accelerator.mesh(), {{tokens, 1}, {labels, 1}})");
   }
   current->expect_calls();
 }

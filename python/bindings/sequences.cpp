@@ -36,7 +36,7 @@ class PythonSequenceScope {
     if (scope_ == nullptr) {
       throw ConfigError(
           "maybe_context_parallel",
-          "the block has ended; use mean(), gather() and positions() within it");
+          "the block has ended; use mean, gather and positions within it");
     }
     return *scope_;
   }

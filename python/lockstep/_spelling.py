@@ -75,6 +75,33 @@ SPELLING: dict[str, str] = {
     "share() cannot be combined with update_shards()": "shared_parameters cannot be combined with ZeRO",
     # --- the mesh
     "and give layers that fuse several TensorRule::fused": "and give layers that fuse several a tuple of style and sizes",
+    "construct it with the group accelerator.mesh().experts, and launch with": (
+        "construct its layers with ep_size of that number, and launch with"
+    ),
+    ", or set AcceleratorOptions::mesh": ", or pass ParallelismConfig(ep_size=)",
+    "construct the mixture with the group accelerator.mesh().experts": "construct the layer with the job's ep_size",
+    "MoEOptions::average_expert_gradients is false; expected true": "the layer does not average its experts; expected it to",
+    "expected one of lockstep::optim or torch::optim": f"expected one {_RULES}",
+    "set MoEOptions::grouped_mm to false": "use experts of an own class",
+    "pass parts of SequenceShard::shard_sequence. If keys and values are not sharded, as in cross attention to an encoder's "
+    "full output, run this attention within a LocalAttentionScope, without is_causal": (
+        "pass the tensors of the full sequence in `buffers`; a model with cross attention needs cp_size and sp_size of 1"
+    ),
+    "the forward within a ContextParallelScope has called": "the forward within maybe_context_parallel has called",
+    "torch::scaled_dot_product_attention, ring_attention or ulysses_attention": "scaled_dot_product_attention",
+    "torch::scaled_dot_product_attention": "scaled_dot_product_attention",
+    "; if it is no attention, run it within a LocalAttentionScope": "; if it is no attention, compute it after the block",
+    ", or run it within a LocalAttentionScope if it is not over the sequence": (
+        ", or compute it after the block if it is not over the sequence"
+    ),
+    "or use AttentionMethod::kUlysses": "or use sp_size instead of cp_size",
+    "or AttentionMethod::kRing, which divides no heads": "or cp_size instead of sp_size, which divides no heads",
+    "or pass positions() to the model and set arange_gives_positions to false": "or another length of the sequence",
+    "divide it by shard().shard_sequence, which is differentiable": "pass tensors without one",
+    "outside of a SequenceScope, so": "outside of maybe_context_parallel, so",
+    "SequenceScope scope(accelerator.mesh(), {{tokens, 1}, {labels, 1}})": (
+        "with accelerator.maybe_context_parallel([tokens, labels], [1, 1])"
+    ),
     # --- gradients
     "requires_grad_(false)": "requires_grad_(False)",
     "error_if_nonfinite = false": "error_if_nonfinite=False",

@@ -153,7 +153,7 @@ REFUSED = [
     (lambda: dc.MegatronLMPlugin(num_micro_batches=4), "pass gradient_accumulation_steps to the Accelerator"),
     (lambda: dc.MegatronLMPlugin(eod_mask_loss=True), "concerns Megatron-LM's own models"),
     (lambda: dc.MegatronLMPlugin(sequence_parallelism=True), "needs tp_degree above 1"),
-    (lambda: dc.ParallelismConfig(cp_size=2), "not sequences"),
+    (lambda: dc.ParallelismConfig(cp_size=2, sp_size=2), "which both divide the sequence"),
     (lambda: dc.TERecipeKwargs(), "does not train in fp8"),
     (lambda: dc.BnbQuantizationConfig(load_in_8bit=True), "does not quantize"),
 ]

@@ -193,8 +193,8 @@ def test_wrong_configurations_are_errors() -> None:
         TorchTensorParallelPlugin(tp_size=2, torch_device_mesh=object())
     with pytest.raises(ConfigError, match="has no tp_plan"):
         TorchTensorParallelConfig()._options_for(torch.nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match="cp_size is 2"):
-        ParallelismConfig(cp_size=2)
+    with pytest.raises(ConfigError, match="expected a TorchContextParallelConfig"):
+        ParallelismConfig(cp_size=2, cp_handler=object())
 
 
 def test_a_models_own_plan_is_read() -> None:

@@ -131,7 +131,7 @@ std::vector<at::Tensor> Gradients::held(const std::vector<at::Tensor>& parameter
 /// Returns the norm of the gradients of all processes. `own`: that of this process's.
 at::Tensor Gradients::norm_over_ranks(
     const std::vector<at::Tensor>& parameters, const at::Tensor& own, double norm_type) const {
-  const at::Tensor of_stage = norm_over_replicas(parameters, own, norm_type);
+  at::Tensor of_stage = norm_over_replicas(parameters, own, norm_type);
   const pipeline::Stage* const stage = objects_.stage();
   if (stage == nullptr) {
     return of_stage;

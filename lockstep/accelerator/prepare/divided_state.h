@@ -14,8 +14,8 @@
 /// at a time; `keeps`: this process needs the result. Those that gather are collective in the tp
 /// line, in the ep line, whose experts they add, and in the pipeline, whose stages they join: each
 /// layer's tensors once, under their names in the full model. Other tensors are returned as they
-/// are, and without `keeps` left out. Those that return this process's own omit the tensors of other
-/// stages and the experts of other processes.
+/// are, and without `keeps` left out. Those that return this process's own omit the tensors of
+/// other stages and the experts of other processes.
 namespace lockstep::internal {
 
 NamedTensors full_model_tensors(
