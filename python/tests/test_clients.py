@@ -124,5 +124,11 @@ def test_peft_and_trl(processes: int) -> None:
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_transformers_models_divided_by_their_own_plan_train_as_in_one_process(processes: int) -> None:
-    alone = results_of("mesh_client", 1, real=False, CLIENT_TP="1")
-    compare(alone * processes, results_of("mesh_client", processes, real=False, CLIENT_TP="2"))
+    alone = results_of("mesh_client", 1, real=False, CLIENT_MESH="")
+    compare(alone * processes, results_of("mesh_client", processes, real=False, CLIENT_MESH="tp"))
+
+
+def test_transformers_models_train_on_divided_sequences_as_in_one_process() -> None:
+    alone = results_of("mesh_client", 1, real=False, CLIENT_MESH="")
+    for dimension in ("cp", "sp"):
+        compare(alone * 2, results_of("mesh_client", 2, real=False, CLIENT_MESH=dimension))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' models with their own tp_plan, unmodified, divided among the processes of CLIENT_TP.
+"""transformers' models, unmodified, on the mesh of CLIENT_MESH, such as "tp": two processes divide layers or sequences.
 
 Unlike the other clients it imports Lockstep: Accelerate cannot divide a full model, so one process is what it is compared
 with.
@@ -40,16 +40,24 @@ def train(name: str) -> Any:
     """Trains on a global batch of eight texts. Returns the losses and the sum of the saved weights' sizes."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name])
-    size = int(os.environ["CLIENT_TP"])
-    accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=size) if size > 1 else None)
+    dimension = os.environ["CLIENT_MESH"]
+    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension else None
+    accelerator = Accelerator(parallelism_config=config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     texts = torch.randint(64, (32, 16), generator=torch.Generator().manual_seed(3))
-    rows = 8 * size // accelerator.num_processes
+    rows = 8 * (2 if dimension else 1) // accelerator.num_processes
     model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(texts, batch_size=rows))
     losses = []
     for batch in loader:
-        loss = model(input_ids=batch, labels=batch).loss
-        accelerator.backward(loss)
+        labels = torch.nn.functional.pad(batch, (0, 1), value=-100)[:, 1:].contiguous()
+        with accelerator.maybe_context_parallel([batch, labels], [1, 1]) as block:
+            if dimension in ("cp", "sp"):
+                scores = model(input_ids=batch).logits.flatten(0, 1)
+                total = torch.nn.functional.cross_entropy(scores, labels.flatten(), reduction="sum")
+                loss = block.mean(total, (labels != -100).sum())
+            else:
+                loss = model(input_ids=batch, labels=batch).loss
+            accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
