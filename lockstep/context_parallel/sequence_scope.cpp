@@ -117,7 +117,7 @@ ArangePositions arange_of(
 
 SequenceScope::SequenceScope(
     const comm::MeshGroups& mesh,
-    std::vector<SequenceBuffer> buffers,
+    const std::vector<SequenceBuffer>& buffers,
     const SequenceScopeOptions& options)
     : group_(mesh.sequence),
       shard_(checked_length(buffers), mesh.sequence, layout_of(mesh, options)),

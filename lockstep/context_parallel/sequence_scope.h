@@ -52,7 +52,7 @@ class [[nodiscard]] SequenceScope {
   /// gradient, and for a length that cannot be divided; then no buffer has changed.
   SequenceScope(
       const comm::MeshGroups& mesh,
-      std::vector<SequenceBuffer> buffers,
+      const std::vector<SequenceBuffer>& buffers,
       const SequenceScopeOptions& options = {});
   /// Restores the buffers. Warns as ContextParallelScope does.
   ~SequenceScope();

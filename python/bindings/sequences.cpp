@@ -26,9 +26,7 @@ class PythonSequenceScope {
       all.push_back({tensor, dim < 0 ? dim + tensor.dim() : dim, restore});
     }
     scope_ = std::make_unique<SequenceScope>(
-        mesh,
-        std::move(all),
-        SequenceScopeOptions{.arange_gives_positions = arange_gives_positions});
+        mesh, all, SequenceScopeOptions{.arange_gives_positions = arange_gives_positions});
   }
   void end() { scope_.reset(); }
   /// Throws ConfigError after its end.
