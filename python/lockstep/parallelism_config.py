@@ -11,7 +11,7 @@ from torch.distributed import device_mesh as meshes
 
 from ._core import ConfigError
 
-__all__ = ["ParallelismConfig"]
+__all__ = ["DeepSpeedSequenceParallelConfig", "ParallelismConfig", "TorchContextParallelConfig"]
 
 _WHERE = "ParallelismConfig"
 _ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp", "ep")  # Of the mesh's dimensions.
@@ -38,6 +38,59 @@ def _size(name: str, given: int | None) -> int:
     if size < 1:
         raise ConfigError(f"[{_WHERE}] {name} is {size}; expected at least 1")
     return size
+
+
+@dataclass
+class TorchContextParallelConfig:
+    """Options of ParallelismConfig's `cp_size`, with the variables of Accelerate.
+
+    `cp_comm_strategy` is how torch sends keys, "allgather" or "alltoall"; its results do not depend on it. Lockstep has
+    ring attention, which sends them from process to process as torch's "alltoall" does, and takes either value.
+    """
+
+    cp_comm_strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.cp_comm_strategy is None:
+            self.cp_comm_strategy = os.environ.get("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "allgather")
+        if self.cp_comm_strategy not in ("allgather", "alltoall"):
+            raise ConfigError(
+                f"[TorchContextParallelConfig] cp_comm_strategy is {self.cp_comm_strategy!r}; expected 'allgather' or "
+                "'alltoall'"
+            )
+
+
+@dataclass
+class DeepSpeedSequenceParallelConfig:
+    """Options of ParallelismConfig's `sp_size`, with the variables of Accelerate.
+
+    `sp_seq_length` is the length of all sequences; another one is a ConfigError, unless `sp_seq_length_is_variable`, which
+    is the default. `sp_attn_implementation`: "sdpa", the one that Lockstep divides, or None.
+    """
+
+    sp_seq_length: int | None = None
+    sp_seq_length_is_variable: bool | None = None
+    sp_attn_implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        variable = "PARALLELISM_CONFIG_SP_"
+        if self.sp_seq_length_is_variable is None:
+            self.sp_seq_length_is_variable = os.environ.get(f"{variable}SEQ_LENGTH_IS_VARIABLE", "true").lower() == "true"
+        if self.sp_seq_length is None and not self.sp_seq_length_is_variable:
+            given = os.environ.get(f"{variable}SEQ_LENGTH", "None")
+            if not given.isdigit():
+                raise ConfigError(
+                    "[DeepSpeedSequenceParallelConfig] sp_seq_length_is_variable is False, and sp_seq_length is None; "
+                    "expected the length of the sequences"
+                )
+            self.sp_seq_length = int(given)
+        if self.sp_attn_implementation is None:
+            self.sp_attn_implementation = os.environ.get(f"{variable}ATTN_IMPLEMENTATION")
+        if self.sp_attn_implementation not in (None, "sdpa"):
+            raise ConfigError(
+                f"[DeepSpeedSequenceParallelConfig] sp_attn_implementation is {self.sp_attn_implementation!r}; expected "
+                "'sdpa', whose attention Lockstep divides"
+            )
 
 
 @dataclass
@@ -83,8 +136,6 @@ class ParallelismConfig:
             if getattr(self, name) not in (None, known):
                 raise ConfigError(f"[{_WHERE}] {name} is {getattr(self, name)!r}; expected {known!r} or None")
             setattr(self, name, known)
-        from .utils.dataclasses import DeepSpeedSequenceParallelConfig, TorchContextParallelConfig  # It imports this.
-
         for name, kind in (("cp", TorchContextParallelConfig), ("sp", DeepSpeedSequenceParallelConfig)):
             handler = getattr(self, f"{name}_handler")
             if handler is None and getattr(self, f"{name}_size") > 1:

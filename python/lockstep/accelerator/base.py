@@ -13,6 +13,7 @@ from ..state import AcceleratorState
 from ..utils._deepspeed_wrappers import DeepSpeedEngineWrapper
 from ..utils.dataclasses import ProjectConfiguration
 from .no_sync import NoSyncBlocks
+from .sequence_block import SequenceBlocks
 
 
 class AcceleratorBase:
@@ -34,4 +35,5 @@ class AcceleratorBase:
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
         self._custom_objects: list[Any] = []
+        self._sequences = SequenceBlocks()
         self._no_sync = NoSyncBlocks(core, state)

@@ -37,7 +37,7 @@ from ..utils.other import (
 from .base import AcceleratorBase
 from .engine import GivenTraining, make_engine
 from .forward import AutocastForward, move_inputs
-from .sequence import SequenceBlocks, check_forwards
+from .sequence import check_forwards
 
 
 class PrepareCalls(AcceleratorBase):
@@ -65,7 +65,6 @@ class PrepareCalls(AcceleratorBase):
         self.dataloader_config = dataloader_config
         self.autocast_handler = autocast_handler
         self._sparse_weights: set[int] = set()
-        self._sequences = SequenceBlocks()
         self._deepspeed_plugin = state.deepspeed_plugin
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:

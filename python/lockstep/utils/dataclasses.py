@@ -33,7 +33,7 @@ from .._enums import (
     RNGType,
     SageMakerDistributedType,
 )
-from ..parallelism_config import ParallelismConfig
+from ..parallelism_config import DeepSpeedSequenceParallelConfig, ParallelismConfig, TorchContextParallelConfig
 from ._deepspeed_plugin import DeepSpeedPlugin
 from ._fsdp_plugin import FullyShardedDataParallelPlugin
 from ._megatron_plugin import MegatronLMPlugin
@@ -496,59 +496,6 @@ class TorchTensorParallelPlugin:
         if self.torch_device_mesh is not None:
             raise ConfigError(
                 "[TorchTensorParallelPlugin] a torch_device_mesh is given, and Lockstep makes its own; expected None"
-            )
-
-
-@dataclass
-class TorchContextParallelConfig:
-    """Options of ParallelismConfig's `cp_size`, with the variables of Accelerate.
-
-    `cp_comm_strategy` is how torch sends keys, "allgather" or "alltoall"; its results do not depend on it. Lockstep has
-    ring attention, which sends them from process to process as torch's "alltoall" does, and takes either value.
-    """
-
-    cp_comm_strategy: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.cp_comm_strategy is None:
-            self.cp_comm_strategy = os.environ.get("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "allgather")
-        if self.cp_comm_strategy not in ("allgather", "alltoall"):
-            raise ConfigError(
-                f"[TorchContextParallelConfig] cp_comm_strategy is {self.cp_comm_strategy!r}; expected 'allgather' or "
-                "'alltoall'"
-            )
-
-
-@dataclass
-class DeepSpeedSequenceParallelConfig:
-    """Options of ParallelismConfig's `sp_size`, with the variables of Accelerate.
-
-    `sp_seq_length` is the length of all sequences; another one is a ConfigError, unless `sp_seq_length_is_variable`, which
-    is the default. `sp_attn_implementation`: "sdpa", the one that Lockstep divides, or None.
-    """
-
-    sp_seq_length: int | None = None
-    sp_seq_length_is_variable: bool | None = None
-    sp_attn_implementation: str | None = None
-
-    def __post_init__(self) -> None:
-        variable = "PARALLELISM_CONFIG_SP_"
-        if self.sp_seq_length_is_variable is None:
-            self.sp_seq_length_is_variable = os.environ.get(f"{variable}SEQ_LENGTH_IS_VARIABLE", "true").lower() == "true"
-        if self.sp_seq_length is None and not self.sp_seq_length_is_variable:
-            given = os.environ.get(f"{variable}SEQ_LENGTH", "None")
-            if not given.isdigit():
-                raise ConfigError(
-                    "[DeepSpeedSequenceParallelConfig] sp_seq_length_is_variable is False, and sp_seq_length is None; "
-                    "expected the length of the sequences"
-                )
-            self.sp_seq_length = int(given)
-        if self.sp_attn_implementation is None:
-            self.sp_attn_implementation = os.environ.get(f"{variable}ATTN_IMPLEMENTATION")
-        if self.sp_attn_implementation not in (None, "sdpa"):
-            raise ConfigError(
-                f"[DeepSpeedSequenceParallelConfig] sp_attn_implementation is {self.sp_attn_implementation!r}; expected "
-                "'sdpa', whose attention Lockstep divides"
             )
 
 
