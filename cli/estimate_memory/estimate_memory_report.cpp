@@ -281,8 +281,7 @@ Report estimate_report(const EstimateRequest& request) {
   if (!mesh_text(request.mesh).empty()) {
     report.text +=
         "The ranks of pp and tp hold equal parts of the model; the others of the mesh share each "
-        "part "
-        "in ZeRO.\n";
+        "part in ZeRO.\n";
   }
   report.text += std::string(kNotCounted) + "\n";
   return report;

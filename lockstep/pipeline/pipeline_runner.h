@@ -21,8 +21,8 @@ struct MicroBatches {
   std::vector<at::Tensor> targets;  ///< Read on the last rank only.
 };
 
-/// What a batch gives: the mean of the micro-batches' losses, and the gradients of this rank's
-/// trained parameters, each once; undefined for a parameter that the loss does not depend on.
+/// The mean of a batch's losses, and this rank's trained parameters, each once, with gradients. The
+/// gradient of a parameter that the loss does not depend on is undefined.
 struct BatchGradients {
   double loss = 0;
   std::vector<at::Tensor> parameters = {};

@@ -10,9 +10,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
-
 #include "lockstep/base/error.h"
 #include "lockstep/comm/byte_collectives.h"
 
@@ -130,35 +127,6 @@ NamedTensors without_experts(NamedTensors tensors, const DividedExperts* experts
 std::shared_ptr<GradientSync> joint_sync(
     std::shared_ptr<DataParallel> shared, std::shared_ptr<DataParallel> experts) {
   return std::make_shared<JointSync>(std::move(shared), std::move(experts));
-}
-
-NamedTensors of_whole_line(Group line, const NamedTensors& own, at::Device device, bool keeps) {
-  const c10::AutoGradMode no_grad(false);
-  nlohmann::json listed = nlohmann::json::array();
-  for (const NamedTensor& item : own) {
-    listed.push_back(
-        {item.name, static_cast<int>(item.tensor.scalar_type()), item.tensor.sizes().vec()});
-  }
-  NamedTensors all;
-  const std::vector<std::string> of_ranks = all_gather_bytes(line, listed.dump());
-  for (int rank = 0; rank < line.size(); ++rank) {
-    size_t index = 0;
-    for (const nlohmann::json& item : nlohmann::json::parse(of_ranks[static_cast<size_t>(rank)])) {
-      at::Tensor tensor = rank == line.rank()
-                              ? own[index].tensor.detach().to(device).contiguous()
-                              : at::empty(
-                                    item[2].get<std::vector<int64_t>>(),
-                                    at::TensorOptions()
-                                        .dtype(static_cast<at::ScalarType>(item[1].get<int>()))
-                                        .device(device));
-      line.broadcast(tensor, rank).wait();
-      if (keeps) {
-        all.push_back({item[0].get<std::string>(), std::move(tensor)});
-      }
-      ++index;
-    }
-  }
-  return all;
 }
 
 }  // namespace lockstep::internal

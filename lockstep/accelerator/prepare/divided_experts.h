@@ -39,8 +39,4 @@ NamedTensors without_experts(NamedTensors tensors, const DividedExperts* experts
 std::shared_ptr<GradientSync> joint_sync(
     std::shared_ptr<DataParallel> shared, std::shared_ptr<DataParallel> experts);
 
-/// Returns the tensors of all processes of a line, each of which only one has, on those that
-/// `keep` them. Collective; each is broadcast to the line.
-NamedTensors of_whole_line(Group line, const NamedTensors& own, at::Device device, bool keeps);
-
 }  // namespace lockstep::internal

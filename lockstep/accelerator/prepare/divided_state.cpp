@@ -76,6 +76,47 @@ at::Tensor in_part(
   return is_full ? division->own_part(parameter, full) : full;
 }
 
+/// Returns the tensors of all ranks of `line`, each name once, on the ranks that `keep` them. A
+/// copy under the same name, of a tied parameter, is equal. Collective: each is broadcast to the
+/// line.
+NamedTensors of_whole_line(Group line, const NamedTensors& own, at::Device device, bool keeps) {
+  const c10::AutoGradMode no_grad(false);
+  nlohmann::json listed = nlohmann::json::array();
+  for (const NamedTensor& item : own) {
+    listed.push_back(
+        {item.name,
+         static_cast<int>(item.tensor.scalar_type()),
+         item.tensor.sizes().vec(),
+         item.tensor.is_cpu()});
+  }
+  const auto received = [device](const nlohmann::json& item) {
+    return at::empty(
+        item[2].get<std::vector<int64_t>>(),
+        at::TensorOptions()
+            .dtype(static_cast<at::ScalarType>(item[1].get<int>()))
+            .device(item[3].get<bool>() ? at::Device(at::kCPU) : device));
+  };
+  NamedTensors all;
+  std::set<std::string> names;
+  const std::vector<std::string> of_ranks = all_gather_bytes(line, listed.dump());
+  for (int rank = 0; rank < line.size(); ++rank) {
+    size_t place = 0;
+    for (const nlohmann::json& item : nlohmann::json::parse(of_ranks[static_cast<size_t>(rank)])) {
+      const at::Tensor tensor =
+          rank == line.rank() ? own[place++].tensor.detach().contiguous() : received(item);
+      const auto name = item[0].get<std::string>();
+      if (!names.insert(name).second) {
+        continue;
+      }
+      line.broadcast(tensor, rank).wait();
+      if (keeps) {
+        all.push_back({name, tensor});
+      }
+    }
+  }
+  return all;
+}
+
 /// Appends those of `experts`, which processes divide, and the others of their line.
 void append_experts(
     const PreparedObjects& objects, const NamedTensors& experts, bool keeps, NamedTensors& all) {
@@ -177,43 +218,10 @@ class StageJoin {
     if (stage_ == nullptr || !any_keeps_) {
       return own;
     }
-    nlohmann::json listed = nlohmann::json::array();
-    for (const NamedTensor& item : own) {
-      listed.push_back(
-          {item.name,
-           static_cast<int>(item.tensor.scalar_type()),
-           item.tensor.sizes().vec(),
-           item.tensor.is_cpu()});
-    }
-    NamedTensors all;
-    std::set<std::string> names;
-    const std::vector<std::string> lists = all_gather_bytes(group_, listed.dump());
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      size_t place = 0;
-      for (const nlohmann::json& item : nlohmann::json::parse(lists[static_cast<size_t>(rank)])) {
-        const at::Tensor tensor = rank == group_.rank() ? own[place++].tensor : received(item);
-        const auto name = item[0].get<std::string>();
-        if (!names.insert(name).second) {
-          continue;  // A copy of a tied parameter, on every process.
-        }
-        group_.broadcast(tensor.detach().contiguous(), rank).wait();
-        if (keeps_) {
-          all.push_back({name, tensor});
-        }
-      }
-    }
-    return all;
+    return of_whole_line(group_, own, device_, keeps_);
   }
 
  private:
-  at::Tensor received(const nlohmann::json& item) const {
-    return at::empty(
-        item[2].get<std::vector<int64_t>>(),
-        at::TensorOptions()
-            .dtype(static_cast<at::ScalarType>(item[1].get<int>()))
-            .device(item[3].get<bool>() ? at::Device(at::kCPU) : device_));
-  }
-
   const pipeline::Stage* stage_;
   Group group_;
   at::Device device_;

@@ -55,8 +55,7 @@ void expect_trained_parameters(const RunContext& context, const GivenModel& mode
       any_rank(context.mesh.pipeline, trains) && any_rank(context.mesh.pipeline, !trains),
       fmt::format(
           "a stage of the pipeline has no trained parameter{}; expected one in each; cut the "
-          "layers "
-          "at other places, or use fewer stages",
+          "layers at other places, or use fewer stages",
           trains ? "" : fmt::format(" (that of process {})", context.rank())));
 }
 
