@@ -49,6 +49,9 @@ template <typename... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
 };
+// clang deduces an aggregate's arguments from version 17 on, and Debian 12 has 14.
+template <typename... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;
 
 Bounds bounds_of(const Layers& layers, const Cut& cut, size_t chunks, Group line) {
   const auto at = [&](const CutAt& places) { return cut_at(places.starts, layers.size(), chunks); };
