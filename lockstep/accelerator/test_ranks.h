@@ -13,9 +13,16 @@
 namespace lockstep {
 
 /// Runs `body` on `size` threads, each with an Accelerator of one world on one host. For tests.
+/// `change` changes the group of each.
 inline void accelerated_ranks(
-    int size, const AcceleratorOptions& options, const std::function<void(Accelerator&)>& body) {
+    int size,
+    const AcceleratorOptions& options,
+    const std::function<void(Accelerator&)>& body,
+    const std::function<Group(const Group&)>& change = nullptr) {
   ranks(size, [&](Group group) {
+    if (change) {
+      group = change(group);
+    }
     WorldSpec world;
     world.rank = world.local_rank = group.rank();
     world.size = world.local_size = group.size();

@@ -366,6 +366,11 @@ Group Group::with_observer(std::shared_ptr<comm::GroupObserver> observer) const 
   return other;
 }
 
+Group Group::with_mesh_dims(const std::string& dims) const {
+  auto observer = observer_ ? observer_->of_mesh_dims(dims) : nullptr;
+  return observer ? with_observer(std::move(observer)) : *this;
+}
+
 void Group::set_number(uint64_t number) {
   if (transport_) {
     transport_->set_number(number);

@@ -76,6 +76,9 @@ class Group {
   /// Returns a handle of the same group whose operations, and those of its later splits, `observer`
   /// observes. Groups of one have none.
   Group with_observer(std::shared_ptr<comm::GroupObserver> observer) const;
+  /// Returns a handle of the same group, which the observer sees as that of these dimensions of a
+  /// mesh.
+  Group with_mesh_dims(const std::string& dims) const;
 
   /// Reduces `tensor` in place over the ranks; the result is bit-identical on all of them. kAvg
   /// needs a floating point tensor. Result: `tensor`.

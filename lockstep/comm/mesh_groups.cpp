@@ -13,11 +13,12 @@ namespace {
 
 /// Returns the group of a line. All ranks of `all` call it for lines that together contain each
 /// rank once, and are of equal length.
-Group group_of(Group all, const std::vector<int>& line) {
+Group group_of(Group all, const std::vector<int>& line, const char* dims) {
   if (line.size() == 1) {
     return {};
   }
-  return static_cast<int>(line.size()) == all.size() ? all : all.split(line.front());
+  const bool has_all = static_cast<int>(line.size()) == all.size();
+  return (has_all ? all : all.split(line.front())).with_mesh_dims(dims);
 }
 
 /// Returns the ranks of `replicas`, the line of `rank`, that have the same experts.
@@ -31,8 +32,8 @@ std::vector<int> with_same_experts(const std::vector<int>& replicas, int rank, i
 }
 
 /// Returns a group of the line that shares no operations with `all`.
-Group own_group_of(Group all, const std::vector<int>& line) {
-  return line.size() == 1 ? Group() : all.split(line.front());
+Group own_group_of(Group all, const std::vector<int>& line, const char* dims) {
+  return line.size() == 1 ? Group() : all.split(line.front()).with_mesh_dims(dims);
 }
 
 }  // namespace
@@ -47,29 +48,35 @@ MeshGroups connect_mesh(const Group& all, const MeshShape& shape) {
             shape.ranks(),
             all.size()));
   }
-  const auto along = [&](const std::vector<MeshDim>& dims) {
-    return group_of(all, mesh_line(shape, all.rank(), dims));
+  // Data parallelism alone needs no names.
+  const bool is_named = shape.ep > 1 || shape.dp_replicate * shape.dp_shard < all.size();
+  const auto along = [&](const std::vector<MeshDim>& dims, const char* name) {
+    return group_of(all, mesh_line(shape, all.rank(), dims), is_named ? name : "");
   };
+  const char* sequence = shape.cp > 1 ? "cp" : "sp";
   MeshGroups groups{
       .shape = shape,
       .all = all,
-      .data = along({MeshDim::kDpReplicate, MeshDim::kDpShard}),
-      .tensor = along({MeshDim::kTp}),
-      .sequence = own_group_of(all, mesh_line(shape, all.rank(), {MeshDim::kCp, MeshDim::kSp})),
-      .pipeline = along({MeshDim::kPp})};
+      .data = along({MeshDim::kDpReplicate, MeshDim::kDpShard}, "dp"),
+      .tensor = along({MeshDim::kTp}, "tp"),
+      .sequence =
+          own_group_of(all, mesh_line(shape, all.rank(), {MeshDim::kCp, MeshDim::kSp}), sequence),
+      .pipeline = along({MeshDim::kPp}, "pp")};
   // Lines of the same ranks share a group.
   const std::vector<MeshDim> of_replicas = {
       MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp, MeshDim::kSp};
-  groups.replicas = shape.cp * shape.sp == 1 ? groups.data : along(of_replicas);
+  groups.replicas =
+      shape.cp * shape.sp == 1 ? groups.data : along(of_replicas, shape.cp > 1 ? "dp_cp" : "dp_sp");
   groups.expert_replicas = groups.replicas;
   if (shape.ep > 1) {
-    groups.experts = own_group_of(all, expert_line(shape, all.rank()));
+    groups.experts = own_group_of(all, expert_line(shape, all.rank()), "ep");
     const std::vector<int> replicas = mesh_line(shape, all.rank(), of_replicas);
-    groups.expert_replicas = group_of(all, with_same_experts(replicas, all.rank(), shape.ep));
+    groups.expert_replicas =
+        group_of(all, with_same_experts(replicas, all.rank(), shape.ep), "expert_dp");
   }
   groups.model = shape.pp == 1   ? groups.tensor
                  : shape.tp == 1 ? groups.pipeline
-                                 : along({MeshDim::kPp, MeshDim::kTp});
+                                 : along({MeshDim::kPp, MeshDim::kTp}, "pp_tp");
   return groups;
 }
 

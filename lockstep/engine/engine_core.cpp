@@ -21,7 +21,7 @@ namespace lockstep {
 namespace {
 
 std::string key_of(const CommsLogRow& row) {
-  return fmt::format("{} {} {}", row.operation, row.bytes, row.ranks);
+  return fmt::format("{} {} {} {}", row.operation, row.bytes, row.ranks, row.mesh_dims);
 }
 
 /// Returns the fastest rank's time of each row. Collective.

@@ -68,42 +68,53 @@ int64_t full_tensor_bytes(const Collective& collective, int ranks) {
 /// Measures one operation, until it is added to the log.
 class LoggedOperation final : public comm::OperationObserver {
  public:
-  LoggedOperation(std::shared_ptr<CommsLog> log, const Collective& collective, int ranks)
+  LoggedOperation(
+      std::shared_ptr<CommsLog> log,
+      const Collective& collective,
+      int ranks,
+      const std::string& mesh_dims)
       : log_(std::move(log)),
         op_(collective.op),
-        text_(
-            log_->options().with_shapes ? comm::fingerprint_of(collective, 0).describe()
-                                        : comm::name_of(collective.op)),
-        bytes_(full_tensor_bytes(collective, ranks)),
-        ranks_(ranks) {}
+        row_{
+            .operation = log_->options().with_shapes
+                             ? comm::fingerprint_of(collective, 0).describe()
+                             : comm::name_of(collective.op),
+            .bytes = full_tensor_bytes(collective, ranks),
+            .ranks = ranks,
+            .mesh_dims = mesh_dims,
+            .count = 1} {}
 
   void begin() override { began_ = Clock::now(); }
   void end(bool succeeded, std::optional<double> measured_ms) override {
     if (succeeded) {
       const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began_).count();
-      log_->add(text_, op_, bytes_, ranks_, measured_ms.value_or(ms));
+      row_.total_ms = measured_ms.value_or(ms);
+      log_->add(op_, row_);
     }
   }
 
  private:
   std::shared_ptr<CommsLog> log_;
   Op op_;
-  std::string text_;
-  int64_t bytes_;
-  int ranks_;
+  CommsLogRow row_;
   Clock::time_point began_ = Clock::now();
 };
 
 class LogObserver final : public comm::GroupObserver {
  public:
-  explicit LogObserver(std::shared_ptr<CommsLog> log) : log_(std::move(log)) {}
+  explicit LogObserver(std::shared_ptr<CommsLog> log, std::string mesh_dims = {})
+      : log_(std::move(log)), mesh_dims_(std::move(mesh_dims)) {}
   std::shared_ptr<comm::OperationObserver> observe(
       const Collective& collective, int ranks) override {
-    return std::make_shared<LoggedOperation>(log_, collective, ranks);
+    return std::make_shared<LoggedOperation>(log_, collective, ranks, mesh_dims_);
+  }
+  std::shared_ptr<comm::GroupObserver> of_mesh_dims(const std::string& dims) override {
+    return std::make_shared<LogObserver>(log_, dims);
   }
 
  private:
   std::shared_ptr<CommsLog> log_;
+  std::string mesh_dims_;
 };
 
 }  // namespace
@@ -116,27 +127,26 @@ double CommsLogRow::bus_gbps() const {
   return algorithm_gbps() * bus_share(operation, ranks);
 }
 
-void CommsLog::add(const std::string& operation, comm::Op op, int64_t bytes, int ranks, double ms) {
+void CommsLog::add(comm::Op op, const CommsLogRow& one) {
   if (!options_.operations.empty() && !options_.operations.contains(comm::name_of(op))) {
     return;
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    CommsLogRow& row = rows_[{operation, bytes, ranks}];
-    row.operation = operation;
-    row.bytes = bytes;
-    row.ranks = ranks;
-    ++row.count;
-    row.total_ms += ms;
+    const auto [row, is_first] =
+        rows_.try_emplace({one.operation, one.bytes, one.ranks, one.mesh_dims}, one);
+    if (!is_first) {
+      ++row->second.count;
+      row->second.total_ms += one.total_ms;
+    }
   }
   if (options_.verbose) {
-    const CommsLogRow one{operation, bytes, ranks, 1, ms};
     log_info(fmt::format(
         "comm op: {} | time (ms): {:.2f} | msg size: {} | algbw (Gbps): {:.2f} | busbw (Gbps): "
         "{:.2f}",
-        operation,
-        ms,
-        size_text(bytes),
+        one.operation,
+        one.total_ms,
+        size_text(one.bytes),
         one.algorithm_gbps(),
         one.bus_gbps()));
   }
@@ -157,10 +167,16 @@ Group logged(const Group& group, std::shared_ptr<CommsLog> log) {
 
 std::string render_comms(
     const std::vector<CommsLogRow>& rows, const std::vector<double>& fastest_ms) {
+  const bool has_dims = std::any_of(
+      rows.begin(), rows.end(), [](const CommsLogRow& row) { return !row.mesh_dims.empty(); });
+  const auto dims_column = [&](const std::string& dims) {
+    return has_dims ? fmt::format("{:>12}", dims) : "";
+  };
   std::string text = fmt::format(
-      "{:<18}{:>12}{:>7}{:>9}{:>19}{:>17}{:>14}{:>14}{}",
+      "{:<18}{:>12}{}{:>7}{:>9}{:>19}{:>17}{:>14}{:>14}{}",
       "Comm. Op",
       "Msg Size",
+      dims_column("Mesh"),
       "Ranks",
       "Count",
       "Total Latency(ms)",
@@ -176,9 +192,10 @@ std::string render_comms(
       last = row.operation;
     }
     text += fmt::format(
-        "\n{:<18}{:>12}{:>7}{:>9}{:>19.2f}{:>17.3f}{:>14.2f}{:>14.2f}{}",
+        "\n{:<18}{:>12}{}{:>7}{:>9}{:>19.2f}{:>17.3f}{:>14.2f}{:>14.2f}{}",
         "",
         size_text(row.bytes),
+        dims_column(row.mesh_dims),
         row.ranks,
         row.count,
         row.total_ms,

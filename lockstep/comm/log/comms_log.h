@@ -23,11 +23,14 @@ struct CommsLogOptions {
   bool with_shapes = false;
 };
 
-/// Sums up the operations of one name and size.
+/// Sums up the operations of one name, size and group.
 struct CommsLogRow {
   std::string operation;  ///< "all_reduce", or with shapes "all_reduce(sum) of float32[10, 20]".
   int64_t bytes = 0;      ///< Size of one operation; see CommsLog.
   int ranks = 0;          ///< Ranks of the group.
+  /// The dimensions of the mesh in which the ranks differ: "dp", "tp", "dp_cp". Empty for groups
+  /// that are not of a mesh, and for that of all ranks.
+  std::string mesh_dims = {};
   int64_t count = 0;
   double total_ms = 0;
 
@@ -53,22 +56,24 @@ class CommsLog {
   explicit CommsLog(CommsLogOptions options = {}) : options_(std::move(options)) {}
 
   const CommsLogOptions& options() const { return options_; }
-  void add(const std::string& operation, comm::Op op, int64_t bytes, int ranks, double ms);
+  /// Adds an operation, whose name, size and group `row` has, and whose time is row.total_ms.
+  void add(comm::Op op, const CommsLogRow& row);
   /// Returns the rows by operation, in order of size.
   std::vector<CommsLogRow> rows() const;
 
  private:
   const CommsLogOptions options_;
   mutable std::mutex mutex_;
-  std::map<std::tuple<std::string, int64_t, int>, CommsLogRow> rows_;
+  std::map<std::tuple<std::string, int64_t, int, std::string>, CommsLogRow> rows_;
 };
 
 /// Returns `group` with recording: its operations, and those of subgroups from split, are added to
 /// `log`. A group of one has no operations to record.
 Group logged(const Group& group, std::shared_ptr<CommsLog> log);
 
-/// Renders rows as a table with a header. `fastest_ms`: for each row the total of the fastest rank;
-/// the last column then shows how much longer this rank took, usually waiting for others.
+/// Renders rows as a table with a header; with a column of mesh dimensions if a row has some.
+/// `fastest_ms`: for each row the total of the fastest rank; the last column then shows how much
+/// longer this rank took, usually waiting for others.
 std::string render_comms(
     const std::vector<CommsLogRow>& rows, const std::vector<double>& fastest_ms = {});
 

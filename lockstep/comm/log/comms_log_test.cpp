@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -13,13 +14,17 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connect/test_connected_ranks.h"
+#include "lockstep/comm/mesh_groups.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/mesh/mesh_shape.h"
 
 namespace lockstep {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Pair;
 
 const CommsLogRow* row_of(const std::vector<CommsLogRow>& rows, const std::string& operation) {
   for (const CommsLogRow& row : rows) {
@@ -151,7 +156,9 @@ TEST(CommsLog, BandwidthsAreThoseOfNcclTests) {
 
 TEST(CommsLog, IsATableOfOperationsAndSizes) {
   const std::vector<CommsLogRow> rows = {
-      {"all_gather", 2048, 2, 3, 6}, {"all_reduce", 12, 2, 1, 1}, {"all_reduce", 5 << 20, 2, 2, 8}};
+      {"all_gather", 2048, 2, "", 3, 6},
+      {"all_reduce", 12, 2, "", 1, 1},
+      {"all_reduce", 5 << 20, 2, "", 2, 8}};
   const std::string table = render_comms(rows);
   EXPECT_THAT(table, HasSubstr("Msg Size"));
   EXPECT_THAT(table, Not(HasSubstr("Straggler")));
@@ -159,10 +166,36 @@ TEST(CommsLog, IsATableOfOperationsAndSizes) {
   EXPECT_THAT(table, HasSubstr("2.00 KB"));
   EXPECT_THAT(table, HasSubstr("12 B"));
   EXPECT_THAT(table, HasSubstr("5.00 MB"));
+  EXPECT_THAT(table, Not(HasSubstr("Mesh")));
   const std::string stragglers = render_comms(rows, {6, 1, 5});
   EXPECT_THAT(stragglers, HasSubstr("Straggler(ms)\n"));
   EXPECT_TRUE(stragglers.ends_with(" 3.00")) << stragglers;  // 8 ms, where another had 5.
   EXPECT_THAT(render_comms({}), HasSubstr("no operation"));
+  const std::string mesh = render_comms({{"all_reduce", 12, 2, "dp_cp", 1, 1}});
+  EXPECT_THAT(mesh, HasSubstr("Mesh  Ranks"));
+  EXPECT_THAT(mesh, HasSubstr("dp_cp      2"));
+}
+
+TEST(CommsLog, ThoseOfOneSizeAreApartByTheGroupsOfAMesh) {
+  ranks(4, [](const Group& plain) {
+    const auto log = std::make_shared<CommsLog>();
+    const Group all = logged(plain, log);
+    comm::MeshGroups mesh = comm::connect_mesh(all, resolve_mesh({.tp = 2}, 4, false));
+    for (Group group : {all, mesh.data, mesh.tensor, mesh.tensor, mesh.data.split(0)}) {
+      group.all_reduce(at::ones({10})).wait();
+    }
+    std::map<std::string, int64_t> counts;
+    for (const CommsLogRow& row : log->rows()) {
+      counts[row.mesh_dims] += row.count;
+    }
+    EXPECT_THAT(counts, ElementsAre(Pair("", 1), Pair("dp", 2), Pair("tp", 2)));
+  });
+  ranks(2, [](const Group& plain) {
+    const auto log = std::make_shared<CommsLog>();
+    comm::MeshGroups mesh = comm::connect_mesh(logged(plain, log), resolve_mesh({}, 2, false));
+    mesh.data.all_reduce(at::ones({10})).wait();
+    EXPECT_EQ(log->rows().front().mesh_dims, "");
+  });
 }
 
 }  // namespace

@@ -86,6 +86,11 @@ class GroupObserver {
   /// thread that starts it calls this, so threads that take turns need no lock. Exchanges within an
   /// operation are not observed.
   virtual std::shared_ptr<OperationObserver> observe(const Collective& collective, int ranks) = 0;
+  /// Returns the observer of a group of a mesh, whose ranks differ in `dims`, such as "tp" or
+  /// "dp_cp"; null: this one.
+  virtual std::shared_ptr<GroupObserver> of_mesh_dims(const std::string& /*dims*/) {
+    return nullptr;
+  }
 };
 
 /// Returns the operation that a rank starts in place of `op` if it refuses an argument.
