@@ -13,6 +13,7 @@
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/weights/load_model.h"
 #include "lockstep/checkpoint/weights/save_model.h"
+#include "lockstep/comm/log/comms_log.h"
 #include "lockstep/comm/tensor/packed_tensor.h"
 #include "lockstep/context_parallel/context_parallel_scope.h"
 #include "lockstep/context_parallel/ring_attention.h"
