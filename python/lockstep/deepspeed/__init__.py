@@ -17,7 +17,7 @@ from .. import _core
 from .._buffers import share_transient_buffers
 from .._own_module import own_module
 from ..state import PartialState
-from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, utils, zero
+from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, sequence, utils, zero
 from ._config import GivenConfig, given_config
 from ._optimizer import DeepSpeedOptimizer, grouped_file_optimizer
 from ._unsupported import CLASSES as _UNSUPPORTED
@@ -48,6 +48,7 @@ __all__ = [
     "ops",
     "pipe",
     "runtime",
+    "sequence",
     "utils",
     "zero",
 ]
