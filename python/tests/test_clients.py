@@ -130,5 +130,5 @@ def test_transformers_models_divided_by_their_own_plan_train_as_in_one_process(p
 
 def test_transformers_models_train_on_divided_sequences_as_in_one_process() -> None:
     alone = results_of("mesh_client", 1, real=False, CLIENT_MESH="")
-    for dimension in ("cp", "sp"):
+    for dimension in ("cp", "sp", "sp loader"):
         compare(alone * 2, results_of("mesh_client", 2, real=False, CLIENT_MESH=dimension))

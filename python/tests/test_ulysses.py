@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from launch import run_ranks
@@ -92,3 +94,132 @@ def test_what_the_attention_lacks_is_refused_by_name() -> None:
         attention(*[torch.ones(4, 2, 2, 4)] * 3, 2)
     with pytest.raises(ConfigError, match="3 heads, 2 of keys"):
         attention(torch.ones(4, 2, 3, 4), *[torch.ones(4, 2, 2, 4)] * 2, 1)
+
+
+# Accelerate's documented loop: the loader divides batches, and the program averages losses over the ranks of a sequence.
+LOOP = """
+import os
+import torch
+import torch.distributed.nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lockstep import Accelerator, ConfigError, ParallelismConfig
+from lockstep.deepspeed.utils import groups
+from lockstep.state import AcceleratorState
+from lockstep.utils import DeepSpeedSequenceParallelConfig
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(16, 8)
+        self.places = torch.nn.Embedding(64, 8)
+        self.qkv = torch.nn.Linear(8, 24)
+        self.head = torch.nn.Linear(8, 16)
+
+    def forward(self, input_ids, position_ids, attention_mask, **unused):
+        x = self.words(input_ids) + self.places(position_ids)
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(x + attended.transpose(1, 2).flatten(2))
+
+
+folder, world, halves = os.environ["FOLDER"], int(os.environ["WORLD_SIZE"]), int(os.environ["HALVES"])
+torch.manual_seed(0)
+texts = torch.randint(16, (16, 12))
+labels = torch.where(torch.rand(16, 12) < 0.4, -100, texts)
+lengths = torch.randint(8, 13, (16,))
+
+
+def collate(numbers, start=7, counts_padding=False):
+    rows = torch.tensor(numbers)
+    mask = (torch.arange(12) < lengths[rows, None]).long()
+    shown = labels[rows] if counts_padding else labels[rows].masked_fill(mask == 0, -100)
+    positions = torch.arange(start, start + 12).expand(len(rows), -1)
+    return {"input_ids": texts[rows], "position_ids": positions, "labels": shown, "attention_mask": mask, "name": "x"}
+
+
+def train(config, sequence=1, collate_fn=collate):
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(parallelism_config=config)
+    torch.manual_seed(1)
+    net = Net().double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
+    loader = DataLoader(range(16), batch_size=4 * sequence // world, collate_fn=collate_fn)
+    net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    if sequence > 1:
+        group = accelerator.torch_device_mesh["sp"].get_group()
+        assert groups._get_sequence_parallel_group().size() == groups._get_sequence_parallel_world_size() == 2
+        assert group.rank() == groups._get_sequence_parallel_rank() == accelerator.process_index % 2
+        assert groups.get_data_parallel_world_size() == world // 2
+        assert groups.get_data_parallel_rank() == accelerator.process_index // 2
+    for epoch in range(2):
+        for batch in loader:
+            scores = net(**batch)
+            shifted = batch["shift_labels"] if sequence > 1 else F.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
+            assert scores.shape[1] == 12 // sequence and batch["name"] == "x"
+            rows = zip(scores.chunk(halves), shifted.chunk(halves))  # Of the processes with other samples.
+            loss = sum(F.cross_entropy(x.flatten(0, 1), y.flatten()) for x, y in rows) / halves
+            if sequence > 1:
+                assert "labels" not in batch and bool(batch["attention_mask"].all())
+                losses = torch.distributed.nn.functional.all_gather(loss, group=group)
+                good = torch.distributed.nn.functional.all_gather((shifted != -100).sum(), group=group)
+                loss = sum(losses[r] * good[r] for r in range(2) if good[r] > 0) / max(sum(good), 1)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(net.parameters(), 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+    state = {name: value.clone() for name, value in accelerator.get_state_dict(net).items()}
+    return accelerator, loader, state
+"""
+
+ONE_LOOP = LOOP + """
+torch.save(train(None)[2], os.path.join(folder, "one.pt"))
+"""
+
+SEVERAL_LOOPS = LOOP + """
+expected = torch.load(os.path.join(folder, "one.pt"))
+handler = DeepSpeedSequenceParallelConfig(sp_seq_length=12, sp_seq_length_is_variable=False, sp_attn_implementation="sdpa")
+config = ParallelismConfig(sp_backend="deepspeed", sp_size=2, sp_handler=handler)
+accelerator, loader, got = train(config, 2)
+for name, value in expected.items():
+    assert (got[name] - value).abs().max() < 1e-12, (name, (got[name] - value).abs().max())
+
+
+def fails(message, body):
+    try:
+        body()
+    except ConfigError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(f"expected: {message}")
+
+
+def one_batch(body=lambda batch: None, **options):
+    torch.manual_seed(0)
+    for batch in accelerator.prepare(DataLoader(range(4), batch_size=4, collate_fn=lambda rows: collate(rows, **options))):
+        body(batch)
+
+
+def opens_block(batch):
+    with accelerator.maybe_context_parallel([batch["input_ids"]], [1]):
+        pass
+
+
+fails("hides positions that count", lambda: one_batch(counts_padding=True))
+fails("the loader has divided this batch", lambda: one_batch(opens_block))
+fails("loop over one loader within the other", lambda: list(zip(loader, loader)))
+config.sp_handler.sp_seq_length = 8
+fails("sp_seq_length is 8", one_batch)
+fails("divide batches already", lambda: accelerator.deepspeed_ulysses_dl_adapter(loader, None))
+# A batch with other keys is for maybe_context_parallel, which gets all of it.
+for (batch,) in accelerator.prepare(DataLoader(torch.utils.data.TensorDataset(texts), batch_size=4)):
+    assert batch.shape == (4, 12)
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_loop_that_accelerate_documents_trains_on_divided_batches_as_one_process(tmp_path: Any, ranks: int) -> None:
+    run_ranks(ONE_LOOP, 1, FOLDER=str(tmp_path), HALVES=str(ranks // 2))
+    run_ranks(SEVERAL_LOOPS, ranks, FOLDER=str(tmp_path), HALVES="1")

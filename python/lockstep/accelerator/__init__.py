@@ -43,11 +43,10 @@ from .checkpoints import CheckpointCalls
 from .logs import Trackers, native_names
 from .prepare import PrepareCalls
 from .processes import ProcessCalls
-from .sequence import SequenceCalls
 from .values import ValueCalls
 
 
-class Accelerator(PrepareCalls, SequenceCalls, ProcessCalls, BackwardCalls, ValueCalls, CheckpointCalls):
+class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, CheckpointCalls):
     """Runs a single-process training loop on many processes.
 
     The calls are Accelerate's; docs/python.md lists the differences. The work is done by the C++ library: sharding of

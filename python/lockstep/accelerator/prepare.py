@@ -34,13 +34,12 @@ from ..utils.other import (
     has_compiled_regions,
     is_compiled_module,
 )
-from .base import AcceleratorBase
 from .engine import GivenTraining, make_engine
 from .forward import AutocastForward, move_inputs
-from .sequence import check_forwards
+from .sequence import SequenceCalls, check_forwards
 
 
-class PrepareCalls(AcceleratorBase):
+class PrepareCalls(SequenceCalls):
     """The calls of an Accelerator that prepare objects.
 
     A program may change the attributes between two calls.
@@ -280,7 +279,7 @@ class PrepareCalls(AcceleratorBase):
                     "[prepare] the main process would read the batches of all, and ParallelismConfig has tp_size, cp_size or "
                     "sp_size above 1, whose processes read the same batches; pass DataLoaderConfiguration(dispatch_batches=False)"
                 )
-        return prepare_data_loader(
+        prepared: Any = prepare_data_loader(
             loader,
             self.state.device,
             self._core.data_group.size,
@@ -296,6 +295,10 @@ class PrepareCalls(AcceleratorBase):
             non_blocking=config.non_blocking,
             use_stateful_dataloader=config.use_stateful_dataloader,
         )
+        parallelism = self.state.parallelism_config
+        if parallelism is not None and parallelism.sp_enabled:
+            prepared._micro_step = weak_method(self._divided)
+        return prepared
 
     def _make_optimizer(self, optimizer: torch.optim.Optimizer) -> AcceleratedOptimizer:
         if isinstance(optimizer, AcceleratedOptimizer):

@@ -2,7 +2,7 @@
 """Sequences that the processes of a cp or sp line divide."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,13 @@ class _CheckForward:
                 f"[{_WHERE}] {type(module).__name__} is called with {tokens.shape[1]} positions, and this process has "
                 f"{positions.shape[0]}; pass the tokens in `buffers`"
             )
+        if block.given_positions is not None:
+            positions = block.given_positions.to(tokens.device)
+            if given is None or given.shape != positions.shape:
+                raise _core.ConfigError(
+                    f"[{_WHERE}] {type(module).__name__} is called without the position_ids of the batch that the loader "
+                    "has divided; pass them: model(**batch)"
+                )
         if given is not None and not bool((given == positions).all()):
             raise _core.ConfigError(
                 f"[{_WHERE}] position_ids are not those of this process's part; expected {positions.tolist()[:8]} and so "
@@ -89,6 +96,45 @@ def check_forwards(model: torch.nn.Module, blocks: SequenceBlocks) -> None:
         model.register_forward_pre_hook(_CheckForward(blocks), with_kwargs=True)
 
 
+def _divisible(batch: Any) -> bool:
+    """Returns whether a loader divides a batch: it has the keys that DeepSpeed's UlyssesSPDataLoaderAdapter expects."""
+    return isinstance(batch, Mapping) and all(
+        isinstance(batch.get(name), torch.Tensor) for name in ("input_ids", "position_ids", "labels")
+    )
+
+
+def _with_shifted_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a batch whose tensors [B, T] may be divided, with shift_labels in place of labels.
+
+    Throws ConfigError for tensors of other shapes, for several texts in a row, and for padding that counts.
+    """
+    labels = batch["labels"]
+    shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    ready = {name: value for name, value in batch.items() if name != "labels"} | {"shift_labels": shifted}
+    shape = batch["input_ids"].shape[:2]
+    for name, value in ready.items():
+        if isinstance(value, torch.Tensor) and value.shape[:2] != shape:
+            raise _core.ConfigError(
+                f"[DataLoader] {name} of the batch has the shape {tuple(value.shape)}, and input_ids {tuple(shape)}; expected "
+                "the same first two dimensions, since sp_size is above 1 and the loader divides all tensors"
+            )
+    if not bool((batch["position_ids"].diff(dim=1) == 1).all()):
+        raise _core.ConfigError(
+            "[DataLoader] position_ids of the batch are not consecutive, as of several texts in one row, which would see each "
+            "other; expected one text in each row"
+        )
+    mask = ready.get("attention_mask")
+    if mask is not None:
+        padded = mask == 0
+        if mask.dim() != 2 or bool((mask.diff(dim=1) > 0).any()) or bool((padded & (shifted != -100)).any()):
+            raise _core.ConfigError(
+                "[DataLoader] attention_mask of the batch hides positions that count; expected zeros at the end of the texts "
+                "only, with the label -100: a causal model's other positions do not see those"
+            )
+        ready["attention_mask"] = torch.ones_like(mask)
+    return ready
+
+
 class SequenceCalls(AcceleratorBase):
     """The calls of an Accelerator about sequences that processes divide."""
 
@@ -107,26 +153,81 @@ class SequenceCalls(AcceleratorBase):
         block's value computes the mean of parts with different numbers of labels. Throws ConfigError.
         """
         tensors, dims, kept = buffers or [], buffer_seq_dims or [], no_restore_buffers or set()
+        current = self._sequences.current
+        if current is not None and current.given_positions is not None:
+            if tensors:
+                raise _core.ConfigError(
+                    f"[{_WHERE}] the loader has divided this batch, since it has input_ids, position_ids and labels; omit the "
+                    "buffers and use its shift_labels, or load batches without position_ids"
+                )
+            yield current
+            return
         if len(tensors) != len(dims):
             raise _core.ConfigError(
                 f"[{_WHERE}] there are {len(tensors)} buffers and {len(dims)} buffer_seq_dims; expected a dimension for each"
             )
         if any(all(tensor is not other for other in tensors) for tensor in kept):
             raise _core.ConfigError(f"[{_WHERE}] no_restore_buffers has a tensor that buffers lacks; expected a subset")
+        self._expect_length([tensor.shape[dim] for tensor, dim in zip(tensors, dims)])
+        given = [(tensor, dim, all(tensor is not other for other in kept)) for tensor, dim in zip(tensors, dims)]
+        with self._within(SequenceBlock(_core.SequenceScope(self._core, given))) as block:
+            yield block
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
+        """Returns `dl`, unless sp_size is above 1: then throws ConfigError, since prepare() makes loaders divide batches.
+
+        transformers' Trainer calls it, and takes such loaders for sp_size times as long as they are.
+        """
+        del model
+        if self.state.parallelism_config is None or not self.state.parallelism_config.sp_enabled:
+            return dl
+        raise _core.ConfigError(
+            "[deepspeed_ulysses_dl_adapter] sp_size is above 1; the loaders that prepare() returns divide batches "
+            "already, and transformers' Trainer would count their batches sp_size times; write the loop, or use cp_size=1 "
+            "and sp_size=1"
+        )
+
+    @contextmanager
+    def _divided(self, batch: Any) -> Iterator[Any]:
+        """Runs the body of a loop on this process's part of a batch, if the loader divides it.
+
+        As Accelerate's loaders with sp_size do: all tensors are cut along their second dimension, and shift_labels replace
+        labels. Throws ConfigError.
+        """
+        if not _divisible(batch):
+            yield batch
+            return
+        ready = _with_shifted_labels(batch)
+        self._expect_length([ready["input_ids"].shape[1]])
+        # Other tensors of the same values: those of the batch may be the dataset's.
+        ready = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in ready.items()}
+        tensors = [(value, 1, False) for value in ready.values() if isinstance(value, torch.Tensor)]
+        scope = _core.SequenceScope(self._core, tensors)
+        with self._within(SequenceBlock(scope, ready["position_ids"])):
+            yield ready
+
+    def _expect_length(self, lengths: list[int]) -> None:
         config = self.state.parallelism_config
         handler = config.sp_handler if config is not None and config.sp_enabled else None
-        if handler is not None and not handler.sp_seq_length_is_variable:
-            if any(tensor.shape[dim] != handler.sp_seq_length for tensor, dim in zip(tensors, dims)):
-                raise _core.ConfigError(
-                    f"[{_WHERE}] sp_seq_length is {handler.sp_seq_length}, and the buffers have "
-                    f"{[tensor.shape[dim] for tensor, dim in zip(tensors, dims)]} positions; expected the same, or "
-                    "sp_seq_length_is_variable"
-                )
-        given = [(tensor, dim, all(tensor is not other for other in kept)) for tensor, dim in zip(tensors, dims)]
-        scope = _core.SequenceScope(self._core, given)
-        outer, self._sequences.current = self._sequences.current, SequenceBlock(scope)
+        if handler is None or handler.sp_seq_length_is_variable:
+            return
+        if any(length != handler.sp_seq_length for length in lengths):
+            raise _core.ConfigError(
+                f"[{_WHERE}] sp_seq_length is {handler.sp_seq_length}, and the sequences have {lengths} positions; expected "
+                "the same, or sp_seq_length_is_variable"
+            )
+
+    @contextmanager
+    def _within(self, block: SequenceBlock) -> Iterator[SequenceBlock]:
+        outer, self._sequences.current = self._sequences.current, block
         try:
-            yield self._sequences.current
+            yield block
         finally:
+            interleaved = self._sequences.current is not block
             self._sequences.current = outer
-            scope.end()
+            block.end()
+            if interleaved:
+                raise _core.ConfigError(
+                    "[DataLoader] a loop over another loader, whose batch is divided too, has begun since this batch and not "
+                    "ended; loop over one loader within the other, without zip"
+                )

@@ -10,10 +10,17 @@ from .. import _core
 
 
 class SequenceBlock:
-    """The running block of maybe_context_parallel."""
+    """The running block of maybe_context_parallel, or the turn of a loop whose loader has divided the batch.
 
-    def __init__(self, scope: _core.SequenceScope) -> None:
+    `given_positions` are those of such a batch's part [B, T/P].
+    """
+
+    def __init__(self, scope: _core.SequenceScope, given_positions: torch.Tensor | None = None) -> None:
         self._scope = scope
+        self.given_positions = given_positions
+
+    def end(self) -> None:
+        self._scope.end()
 
     def positions(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Returns the positions of this process's part in the sequence, int64 [T/P]."""

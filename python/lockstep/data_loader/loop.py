@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -66,6 +67,7 @@ class PreparedLoader(DataLoader):
     _program_seed: int | None = None  # The program's seed when `_seed` was set.
     _number = 0  # Counts the loaders in the order of prepare(): they draw different numbers.
     _hides_remainder = False  # Whether the program drops the last samples itself.
+    _micro_step: Any = staticmethod(nullcontext)  # Runs the loop's body on what it makes of a batch.
     _skip = 0  # The batches that the next pass skips.
     _skip_always = 0  # The batches that every other pass skips.
     _passes = 0  # Counts the passes that have begun.
@@ -170,7 +172,8 @@ class PreparedLoader(DataLoader):
         try:
             for batch in begun_batches:
                 self.gradient_state._use_dataloader(self)
-                yield self._place(batch)
+                with self._micro_step(self._place(batch)) as placed:
+                    yield placed
                 if self._passes != number:
                     raise _core.ConfigError(
                         "[DataLoader] a second loop over this loader began, which has ended the first; the two would "

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers' models, unmodified, on the mesh of CLIENT_MESH, such as "tp": two processes divide layers or sequences.
 
+With "sp loader" the loop is the one that Accelerate documents for sp_size, whose loader divides batches.
+
 Unlike the other clients it imports Lockstep: Accelerate cannot divide a full model, so one process is what it is compared
 with.
 """
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.nn
 import transformers
 from client_data import run_cases
 
@@ -36,19 +39,49 @@ MODELS: dict[str, Any] = {
 }
 
 
+def collate(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    texts = torch.stack(rows)
+    return {"input_ids": texts, "position_ids": torch.arange(texts.shape[1]).expand_as(texts), "labels": texts}
+
+
+def mean_of_parts(accelerator: Accelerator, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    outputs = model(**batch)
+    shift_labels = batch["shift_labels"]
+    vocab_size = model.config.vocab_size
+    loss = model.loss_function(logits=outputs.logits, labels=None, shift_labels=shift_labels, vocab_size=vocab_size)
+    group = accelerator.torch_device_mesh["sp"].get_group()
+    losses = torch.distributed.nn.functional.all_gather(loss, group=group)
+    good_tokens = torch.distributed.nn.functional.all_gather((shift_labels != -100).view(-1).sum(), group=group)
+    total = sum(losses[rank] * good_tokens[rank] for rank in range(2))
+    return total / max(sum(good_tokens), 1)
+
+
+def update(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def train(name: str) -> Any:
     """Trains on a global batch of eight texts. Returns the losses and the sum of the saved weights' sizes."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name])
-    dimension = os.environ["CLIENT_MESH"]
+    dimension, _, loader_divides = os.environ["CLIENT_MESH"].partition(" ")
     config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension else None
     accelerator = Accelerator(parallelism_config=config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     texts = torch.randint(64, (32, 16), generator=torch.Generator().manual_seed(3))
     rows = 8 * (2 if dimension else 1) // accelerator.num_processes
-    model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(texts, batch_size=rows))
+    loader = torch.utils.data.DataLoader(texts, batch_size=rows, collate_fn=collate if loader_divides else None)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     losses = []
     for batch in loader:
+        if loader_divides:
+            loss = mean_of_parts(accelerator, model, batch)
+            accelerator.backward(loss)
+            update(accelerator, model, optimizer)
+            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+            continue
         labels = torch.nn.functional.pad(batch, (0, 1), value=-100)[:, 1:].contiguous()
         with accelerator.maybe_context_parallel([batch, labels], [1, 1]) as block:
             if dimension in ("cp", "sp"):
@@ -58,9 +91,7 @@ def train(name: str) -> Any:
             else:
                 loss = model(input_ids=batch, labels=batch).loss
             accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(accelerator, model, optimizer)
         losses.append(accelerator.reduce(loss.detach(), "mean").item())
     with torch.no_grad():
         words = model.generate(texts[:2, :4], max_new_tokens=4, do_sample=False, pad_token_id=0)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deepspeed.utils.groups: sizes and ranks of parallel groups. Lockstep has one group: all ranks share the data."""
+"""deepspeed.utils.groups: sizes, ranks and groups of the mesh of an Accelerator's ParallelismConfig.
+
+Without one all ranks have samples of their own.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
+
+import torch.distributed as dist
 
 from ..._core import ConfigError
-from ...state import PartialState
+from ...state import AcceleratorState, PartialState
 from .. import comm
 
 __all__ = [
@@ -36,10 +41,21 @@ def initialize(ep_size: int = 1, mpu: Any = None) -> None:
         )
 
 
-# --- all ranks
+# --- ranks with samples of their own
 def get_data_parallel_group() -> comm.ProcessGroup:
-    """Returns the group of all ranks. Throws ConfigError before the ranks are connected."""
-    return comm.get_world_group()
+    """Returns the ranks with other samples and the same part of the model. Collective in the first call.
+
+    Throws ConfigError before the ranks are connected.
+    """
+    world = comm.get_world_group()
+    config = _config()
+    if config is None or config.non_data_parallel_size == 1:
+        return world
+    if config.data_parallel_size == 1:
+        config._alone = getattr(config, "_alone", None) or dist.new_subgroups(1)[0]
+        return config._alone
+    names = config.dp_dim_names
+    return _mesh(config)[names[0] if len(names) == 1 else "dp"].get_group()
 
 
 def get_data_parallel_world_size() -> int:
@@ -50,33 +66,82 @@ def get_data_parallel_rank() -> int:
     return get_data_parallel_group().rank()
 
 
-# --- this rank alone
-def get_model_parallel_world_size() -> int:
-    return 1
+# --- ranks that divide layers
+def get_tensor_model_parallel_world_size() -> int:
+    return _size("tp")
 
 
-def get_model_parallel_rank() -> int:
-    return 0
+def get_tensor_model_parallel_rank() -> int:
+    return _rank("tp")
 
 
-def get_model_parallel_group() -> NoReturn:
-    """Throws ConfigError: Lockstep has no model, tensor or sequence parallelism."""
-    raise ConfigError(
-        "[groups] Lockstep has no model, tensor or sequence parallelism; use get_data_parallel_group(), all ranks"
-    )
+def get_tensor_model_parallel_group() -> Any:
+    """Returns the ranks that divide layers. Collective in the first call. Throws ConfigError without such."""
+    return _group("tp")
 
 
 def get_tensor_model_parallel_src_rank() -> int:
-    return PartialState().process_index
+    """Returns the first rank of this rank's group."""
+    return PartialState().process_index - _rank("tp")
 
 
-get_tensor_model_parallel_world_size = get_sequence_parallel_world_size = get_model_parallel_world_size
-get_tensor_model_parallel_rank = get_sequence_parallel_rank = get_model_parallel_rank
-get_tensor_model_parallel_group = get_sequence_parallel_group = get_model_parallel_group
+get_model_parallel_world_size = get_tensor_model_parallel_world_size
+get_model_parallel_rank = get_tensor_model_parallel_rank
+get_model_parallel_group = get_tensor_model_parallel_group
+
+
+# --- ranks that divide sequences
+def get_sequence_parallel_world_size() -> int:
+    return _size("sp")
+
+
+def get_sequence_parallel_rank() -> int:
+    return _rank("sp")
+
+
+def get_sequence_parallel_group() -> Any:
+    """Returns the ranks that divide a sequence. Collective in the first call. Throws ConfigError without such."""
+    return _group("sp")
+
+
+def _config() -> Any:
+    """Returns the ParallelismConfig of the program's Accelerator; None without one."""
+    return AcceleratorState._shared_state.get("parallelism_config")
+
+
+def _mesh(config: Any) -> Any:
+    comm.get_world_group()  # An error before the ranks are connected.
+    return config.get_device_mesh(PartialState().device.type)
+
+
+def _size(name: str) -> int:
+    config = _config()
+    return 1 if config is None else getattr(config, f"{name}_size")
+
+
+def _rank(name: str) -> int:
+    size = _size(name)
+    if size == 1:
+        return 0
+    inner = _size("tp") if name != "tp" else 1  # Ranks of a tp line have consecutive numbers.
+    return PartialState().process_index // inner % size
+
+
+def _group(name: str) -> Any:
+    if _size(name) == 1:
+        raise ConfigError(
+            f"[groups] {name}_size is 1, so no ranks divide {_DIVIDED[name]}; pass ParallelismConfig({name}_size=...) to an "
+            "Accelerator, or use get_data_parallel_group()"
+        )
+    return _mesh(_config())[name].get_group()
+
+
+_DIVIDED = {"tp": "layers", "sp": "sequences"}
 # DeepSpeed's own names, which programs use as well.
 _get_data_parallel_group = get_data_parallel_group
 _get_data_parallel_world_size = get_data_parallel_world_size
 _get_data_parallel_rank = get_data_parallel_rank
-_get_model_parallel_world_size = _get_sequence_parallel_world_size = get_model_parallel_world_size
-_get_sequence_parallel_rank = get_model_parallel_rank
-_get_sequence_parallel_group = get_model_parallel_group
+_get_model_parallel_world_size = get_model_parallel_world_size
+_get_sequence_parallel_world_size = get_sequence_parallel_world_size
+_get_sequence_parallel_rank = get_sequence_parallel_rank
+_get_sequence_parallel_group = get_sequence_parallel_group
