@@ -167,6 +167,23 @@ fails(lambda: accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1 
 
 accelerator, net = divided(dynamo_backend="eager")
 fails(lambda: accelerator.prepare(net), "does not see the operations")
+
+# Models that torch or transformers has divided.
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from lockstep import deepspeed
+
+accelerator, net = divided()
+net = parallelize_module(net, init_device_mesh("cpu", (2,)), {"up": ColwiseParallel()})
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+fails(lambda: accelerator.prepare(net, optimizer), "up.weight is a DTensor, (Shard(dim=0),) on a mesh of 2 processes")
+fails(lambda: accelerator.prepare(optimizer), "a parameter of SGD is a DTensor")
+fails(lambda: accelerator.prepare_optimizer(optimizer), "a parameter of SGD is a DTensor")
+fails(lambda: accelerator.prepare_model(net), "up.weight is a DTensor")
+fails(lambda: deepspeed.initialize(model=net, config={"train_batch_size": 2}), "up.weight is a DTensor")
+loaded = Net()
+loaded._tp_plan, loaded.tp_size = {}, 2
+fails(lambda: accelerator.prepare(loaded), "transformers has divided it at loading")
 """
 
 

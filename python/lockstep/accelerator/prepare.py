@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from .. import _core
 from .._buffers import share_transient_buffers
 from .._own_module import own_module
+from .._torch_parallel import expect_undivided
 from .._weak import weak_method
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import PreparedLoader, share_seed
@@ -76,6 +77,7 @@ class PrepareCalls(SequenceCalls):
             raise _core.ConfigError(
                 f"[prepare] device_placement has {len(places)} values; expected one for each of {len(args)} objects"
             )
+        expect_undivided(args, "prepare")
         if self._trains_with_engine(args):
             return self._prepare_engine(args, places)
         self._sparse_weights |= sparse_weights(obj for obj in args if isinstance(obj, torch.nn.Module))
@@ -231,6 +233,8 @@ class PrepareCalls(SequenceCalls):
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> torch.nn.Module:
         """Prepares a model. With `evaluation_mode` it is only moved, and computes in mixed precision."""
+        if not evaluation_mode:
+            expect_undivided([model], "prepare_model")
         self._place_model(model, device_placement is not False)
         if evaluation_mode:
             if self.state.mixed_precision != "no":
@@ -260,6 +264,7 @@ class PrepareCalls(SequenceCalls):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
+        expect_undivided([optimizer], "prepare_optimizer")
         prepared = self._make_optimizer(optimizer)
         self._register([], [], [prepared])
         return prepared

@@ -16,6 +16,7 @@ import torch
 from .. import _core
 from .._buffers import share_transient_buffers
 from .._own_module import own_module
+from .._torch_parallel import expect_undivided
 from ..state import PartialState
 from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, sequence, utils, zero
 from ._config import GivenConfig, given_config
@@ -89,6 +90,7 @@ def initialize(
         raise _core.ConfigError("[initialize] the model is missing; pass model=")
     if not isinstance(model, torch.nn.Module):
         raise _core.ConfigError(f"[initialize] model is a {type(model).__name__}; expected a torch.nn.Module")
+    expect_undivided([model, optimizer], "initialize")
     given = given_config(config, args, config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required, verbose=False)
     if lr_scheduler is not None:
