@@ -6,6 +6,7 @@
 //   build/release/bin/lockstep launch -n 2 build/release/bin/gpt
 //   build/release/bin/lockstep launch -n 2 --mesh tp=2 build/release/bin/gpt
 //   build/release/bin/lockstep launch -n 4 --mesh tp=2 build/release/bin/gpt --zero 3
+//   build/release/bin/lockstep launch -n 2 --mesh cp=2 build/release/bin/gpt
 //   build/release/bin/lockstep launch -n 4 --mesh pp=2 build/release/bin/gpt
 //
 // The text is made up: word t+1 is 3 times word t plus 1 (modulo the number of words), but for one
@@ -100,7 +101,11 @@ void train_model(
           {.batch_size = batch_size, .shuffle = true, .seed = options.seed}));
   while (optimizer.steps() < options.steps) {
     for (auto& batch : loader) {
-      const torch::Tensor loss = loss_of(batch.data, batch.target);
+      // With cp or sp a process has a part of each text within this scope.
+      const lockstep::SequenceScope scope(accelerator.mesh(), {{batch.data}, {batch.target}});
+      const int64_t count = batch.target.numel();
+      const torch::Tensor loss =
+          scope.mean(loss_of(batch.data, batch.target) * count, torch::tensor(count));
       accelerator.backward(loss);
       accelerator.clip_grad_norm_(model->parameters(), 1);
       optimizer.step();
@@ -175,6 +180,7 @@ int main(int argc, char** argv) {
       "  gpt\n"
       "  lockstep launch -n 2 --mesh tp=2 gpt\n"
       "  lockstep launch -n 4 --mesh tp=2 gpt --zero 3 --sequence-parallel\n"
+      "  lockstep launch -n 2 --mesh cp=2 gpt\n"
       "  lockstep launch -n 2 --mesh pp=2 gpt");
   app.add_option("--steps", options.steps, "Updates")
       ->check(examples::positive_integer())

@@ -174,7 +174,7 @@ TEST_F(Examples, CharLmIsTheSameForEverySplitOfItsBatches) {
 
 TEST(GptExample, HasTheSameLossesOnEveryMesh) {
   const std::vector<std::string> program = {
-      kBin + "/gpt", "--steps", "20", "--layers", "2", "--head-size", "16", "--context", "32"};
+      kBin + "/gpt", "--steps", "20", "--layers", "2", "--head-size", "16", "--context", "48"};
   const Outcome alone = run_command(program, {kOneThread});
   ASSERT_EQ(alone.code, 0) << alone.err;
   ASSERT_THAT(alone.out, HasSubstr("step  20: loss "));
@@ -191,6 +191,9 @@ TEST(GptExample, HasTheSameLossesOnEveryMesh) {
   EXPECT_EQ(on_mesh("2", "tp=2"), alone.out);
   EXPECT_EQ(on_mesh("2", "tp=2", {"--sequence-parallel"}), alone.out);
   EXPECT_EQ(on_mesh("4", "tp=2", {"--zero", "3"}), alone.out);
+  EXPECT_EQ(on_mesh("2", "cp=2"), alone.out);
+  EXPECT_EQ(on_mesh("4", "sp=2,tp=2"), alone.out);
+  EXPECT_EQ(on_mesh("2", "pp=2"), alone.out);
 }
 
 TEST_F(Examples, EveryStageOfZeroIsBitExactWithDataParallel) {
