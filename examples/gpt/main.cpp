@@ -211,6 +211,9 @@ int main(int argc, char** argv) {
   app.add_option("--head-size", options.model.head_size, "Size of a head")
       ->check(examples::positive_integer())
       ->capture_default_str();
+  app.add_option("--dropout", options.model.dropout, "Part of the values that a block drops")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
   app.add_option("--context", options.model.context, "Words of a text")
       ->check(examples::positive_integer())
       ->capture_default_str();
