@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a mixture of experts, of which each rank has a part. The curve is that of one process.
-#include <lockstep/expert_parallel/moe.h>
 #include <lockstep/lockstep.h>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -30,35 +28,30 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 int run() {
-  lockstep::Accelerator accelerator;
-  lockstep::Group world = accelerator.group();
-  // Neighbours have all experts together. Ranks with the same experts average those.
-  const int ep = world.size() % 4 == 0 ? 4 : world.size() % 2 == 0 ? 2 : 1;
-  lockstep::Group same_experts = world.split(world.rank() % ep);
-  torch::manual_seed(1);  // Equal weights and data on all ranks.
-  Net net(world.split(world.rank() / ep));
-  std::set<std::string> of_experts;
-  for (const auto& parameter : experts::expert_parameters(*net)) {
-    of_experts.insert(parameter.name);
-  }
-
-  const auto share = 64 / world.size();
-  const auto inputs = torch::randn({64, 8}).slice(0, world.rank() * share).slice(0, 0, share);
+  lockstep::Accelerator accelerator;  // Of the mesh that `lockstep launch --mesh ep=2` gives.
+  torch::manual_seed(1);              // Equal weights and data on all ranks.
+  Net net(accelerator.mesh().experts);
+  const auto inputs = torch::randn({64, 8});
   const auto targets = inputs.abs().sum(1, true);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net,
+      lockstep::optim::SGD(net->parameters(), {.lr = 0.02}),
+      lockstep::data::Loader(
+          lockstep::data::TensorDataset(inputs, targets),
+          {.batch_size = 64 / accelerator.num_processes()}));
   for (int step = 0; step <= 200; ++step) {
-    auto loss = (net(inputs) - targets).square().mean();
-    if (step % 100 == 0) {
-      const auto mean = accelerator.reduce(loss.detach(), lockstep::ReduceOp::kAvg);
-      accelerator.print("step " + std::to_string(step) + ": " + std::to_string(mean.item<float>()));
-    }
-    net->zero_grad();
-    (loss + 0.01 * experts::load_balancing_loss({net->moe->routing()}, world)).backward();
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : net->named_parameters()) {
-      auto& group = of_experts.contains(parameter.key()) ? same_experts : world;
-      const auto gradient =
-          group.all_reduce(parameter.value().grad(), lockstep::ReduceOp::kAvg).wait();
-      parameter.value().sub_(gradient, 0.02);
+    for (const auto& batch : loader) {
+      const auto loss = (model->forward(batch.data) - batch.target).square().mean();
+      if (step % 100 == 0) {
+        const float mean =
+            accelerator.reduce(loss.detach(), lockstep::ReduceOp::kAvg).item<float>();
+        accelerator.print("step " + std::to_string(step) + ": " + std::to_string(mean));
+      }
+      const auto balance =
+          experts::load_balancing_loss({net->moe->routing()}, accelerator.mesh().replicas);
+      accelerator.backward(loss + 0.01 * balance);
+      optimizer.step();
+      optimizer.zero_grad();
     }
   }
   return 0;

@@ -92,7 +92,8 @@ def evaluation():
 
 
 def experts():
-    curves = [output("experts", ranks=ranks) for ranks in (1, 2, 4)]
+    meshes = {1: "dp_replicate=1", 2: "ep=2", 4: "ep=2"}
+    curves = [output("experts", ranks=ranks, options=("--mesh", mesh)) for ranks, mesh in meshes.items()]
     points = [[float(loss) for loss in re.findall(r"step \d+: (\S+)", curve)] for curve in curves]
     assert len(points[0]) == 3 and points[0][2] < 0.05 * points[0][0], curves
     for other in points[1:]:
