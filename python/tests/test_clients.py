@@ -128,6 +128,11 @@ def test_transformers_models_divided_by_their_own_plan_train_as_in_one_process(p
     compare(alone * processes, results_of("mesh_client", processes, real=False, CLIENT_MESH="tp"))
 
 
+def test_deepspeeds_tutorial_for_long_sequences_trains_as_one_process() -> None:
+    alone = results_of("ulysses_client", 1, real=False)
+    compare(alone * 2, results_of("ulysses_client", 2, real=False))
+
+
 def test_transformers_models_train_on_divided_sequences_as_in_one_process() -> None:
     alone = results_of("mesh_client", 1, real=False, CLIENT_MESH="")
     for dimension in ("cp", "sp", "sp loader"):

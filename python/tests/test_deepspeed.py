@@ -48,7 +48,7 @@ def test_a_configuration_is_a_dict_a_file_text_or_base64(tmp_path, monkeypatch):
         ({"config": None}, "configuration is missing"),
         ({"config": 7}, "expected a dict"),
         ({"model": None}, "model is missing"),
-        ({"mpu": object()}, "model parallelism"),
+        ({"mpu": object()}, "got an mpu"),
         ({"optimizer": "Adam"}, "expected a torch.optim.Optimizer"),
         ({"model_parameters": [3]}, "expected parameters"),
         ({"model_parameters": [nn.Parameter(torch.ones(1)), {"params": []}]}, "only one kind"),

@@ -10,6 +10,7 @@ import torch
 from launch import run_ranks
 
 from lockstep import ConfigError
+from lockstep.deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter
 from lockstep.deepspeed.sequence.layer import DistributedAttention
 from lockstep.state import PartialState
 
@@ -94,6 +95,41 @@ def test_what_the_attention_lacks_is_refused_by_name() -> None:
         attention(*[torch.ones(4, 2, 2, 4)] * 3, 2)
     with pytest.raises(ConfigError, match="3 heads, 2 of keys"):
         attention(torch.ones(4, 2, 3, 4), *[torch.ones(4, 2, 2, 4)] * 2, 1)
+
+
+def test_the_tutorials_classes_refuse_what_they_cannot_divide() -> None:
+    class Group:
+        def size(self) -> int:
+            return 1
+
+        rank = size
+
+    texts = {name: torch.arange(6).view(1, 6) for name in ("input_ids", "position_ids", "labels")}
+
+    def adapter(*batches: Any, rank: int = 1) -> UlyssesSPDataLoaderAdapter:
+        return UlyssesSPDataLoaderAdapter(batches, rank, Group(), 1, "cpu")
+
+    with pytest.raises(ConfigError, match="sp_rank is 0 of 1"):
+        adapter(rank=0)
+    with pytest.raises(ConfigError, match=r"with \['input_ids'\]; expected a dict"):
+        next(adapter({"input_ids": texts["input_ids"]}))
+    with pytest.raises(ConfigError, match="position_ids of the batch are not consecutive"):
+        next(adapter({**texts, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])}))
+    register = UlyssesSPAttentionHF.register_with_transformers
+    assert register("a model", "sdpa", 1, 1) is None
+    with pytest.raises(ConfigError, match="core_attn_implementation is 'flash_attention_2'"):
+        register("a model", "flash_attention_2", 2, 1)
+    with pytest.raises(ConfigError, match="seq_length None"):
+        register("a model", "sdpa", 2, 1, seq_length_is_variable=False)
+    attention = UlyssesSPAttentionHF(lambda *values: values, Group(), seq_length=4)
+    heads = [torch.ones(1, 2, 6, 4)] * 3
+    with pytest.raises(ConfigError, match="got an attention_mask"):
+        attention(torch.nn.Identity(), *heads, torch.ones(1))
+    with pytest.raises(ConfigError, match="expected seq_length, 4"):
+        attention(torch.nn.Identity(), *heads, None)
+    attention.seq_length = None
+    with pytest.raises(ConfigError, match="got no position_ids"):
+        attention(torch.nn.Identity(), *heads, None)
 
 
 # Accelerate's documented loop: the loader divides batches, and the program averages losses over the ranks of a sequence.

@@ -81,10 +81,10 @@ def initialize(
     optimizer, replace those of the file. `model_parameters` are the parameters, or parameter groups, of the file's
     optimizer; by default all that require gradients. Throws ConfigError for an invalid configuration.
     """
-    if mpu is not None or mesh_param is not None:
+    if mpu not in (None, runtime.sequence_parallel.parallel_state_sp) or mesh_param is not None:
         raise _core.ConfigError(
-            "[initialize] mpu and mesh_param are not supported: Lockstep has no model parallelism; shard the model "
-            "with ZeRO stage 3"
+            "[initialize] got an mpu or a mesh_param: an engine averages over all ranks; expected none, or the mpu of "
+            "UlyssesSPAttentionHF.register_with_transformers(); for other meshes use an Accelerator with a ParallelismConfig"
         )
     if model is None:
         raise _core.ConfigError("[initialize] the model is missing; pass model=")

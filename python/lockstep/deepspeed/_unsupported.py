@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from .._core import ConfigError
 
 _PIPELINE = "Lockstep has no pipeline stages; shard the model with ZeRO stage 3"
-_TENSOR = "Lockstep has no tensor parallelism; shard the model with ZeRO stage 3"
+_TENSOR = "an engine does not divide layers; use an Accelerator with ParallelismConfig(tp_size=...)"
 _INFERENCE = (
     "Lockstep has no inference kernels; call model.generate(), or initialize() with stage 3 and without an optimizer"
 )

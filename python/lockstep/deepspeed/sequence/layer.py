@@ -91,24 +91,24 @@ class DistributedAttention(torch.nn.Module):
         groups = self.num_kv_heads or key.shape[2]
         parts = [tensor.shape[seq] for tensor in (query, key, value)]
         inputs = [
-            _Exchange.apply(tensor, group, 2, _heads(tensor.shape[2], groups, ranks), seq, [part] * ranks)
+            exchange(tensor, group, 2, heads_of_ranks(tensor.shape[2], groups, ranks), seq, [part] * ranks)
             for tensor, part in zip((query, key, value), parts)
         ]
         if rotary_pos_emb is not None:
             cos, sin = (angles.permute(1, 0, 2, 3) for angles in rotary_pos_emb)
             inputs[:2] = [apply_rotary_pos_emb(tensor, cos, sin) for tensor in inputs[:2]]
         context = self.local_attn(*inputs, *args, **kwargs)
-        heads = _heads(query.shape[2], groups, ranks)
+        heads = heads_of_ranks(query.shape[2], groups, ranks)
         if context.shape[seq] != parts[0] * ranks or context.shape[2] % heads[rank] != 0:
             raise _core.ConfigError(
                 f"[{_WHERE}] the local attention returned {tuple(context.shape)} for a query {tuple(inputs[0].shape)}; "
                 "expected the same, or heads and sizes as one dimension"
             )
         features = [context.shape[2] // heads[rank] * number for number in heads]
-        return _Exchange.apply(context, group, seq, [parts[0]] * ranks, 2, features)
+        return exchange(context, group, seq, [parts[0]] * ranks, 2, features)
 
 
-def _heads(number: int, groups: int, ranks: int) -> list[int]:
+def heads_of_ranks(number: int, groups: int, ranks: int) -> list[int]:
     """Returns how many of `number` heads each rank gets. Heads of a group of a key and its queries stay together."""
     if number % groups != 0 or groups < ranks:
         raise _core.ConfigError(
@@ -118,9 +118,17 @@ def _heads(number: int, groups: int, ranks: int) -> list[int]:
     return [number // groups * (groups // ranks + (rank < groups % ranks)) for rank in range(ranks)]
 
 
-class _Exchange(torch.autograd.Function):
-    """Sends parts of one dimension to the ranks, and joins what they send along another one. Collective."""
+def exchange(
+    input: torch.Tensor, group: dist.ProcessGroup, split: int, sizes: list[int], join: int, received: list[int]
+) -> torch.Tensor:
+    """Sends parts of dimension `split` to the ranks, and joins what they send along dimension `join`.
 
+    `sizes` are those of the parts for each rank, `received` those from each rank. Differentiable. Collective.
+    """
+    return _Exchange.apply(input, group, split, sizes, join, received)
+
+
+class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, input: torch.Tensor, group: Any, split: int, sizes: list[int], join: int, received: list[int]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """deepspeed.utils.groups: sizes, ranks and groups of the mesh of an Accelerator's ParallelismConfig.
 
-Without one all ranks have samples of their own.
+Without one all ranks have samples of their own; parallel_state_sp has the ranks that divide an engine's sequences.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def initialize(ep_size: int = 1, mpu: Any = None) -> None:
     """Does nothing: layers of experts have their ep_size. Throws ConfigError for an mpu."""
     if mpu is not None:
         raise ConfigError(
-            "[groups] Lockstep has no model parallelism of DeepSpeed's kind; got an mpu, expected None; shard the model with "
-            "ZeRO stage 3"
+            "[groups] got an mpu, expected None: groups are those of a ParallelismConfig, or of parallel_state_sp; pass the "
+            "mpu to initialize()"
         )
 
 
