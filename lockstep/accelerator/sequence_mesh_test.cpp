@@ -322,6 +322,33 @@ TEST(SequenceMesh, BuffersAreCutAndRestored) {
   });
 }
 
+TEST(SequenceMesh, TheFirstRowsOfATableOfPositionsAreAnError) {
+  accelerated_ranks(2, {.mesh = MeshShape{.cp = 2}}, [](Accelerator& accelerator) {
+    const at::Tensor tokens = at::zeros({3, 8});
+    const at::Tensor parameter = at::ones({1, 16, 5}).requires_grad_();
+    const at::Tensor buffer = at::ones({8, 5});
+    const auto error = [](const auto& read) { return error_of<ConfigError>(read); };
+    {
+      const SequenceScope scope(accelerator.mesh(), {{tokens}});
+      EXPECT_THAT(
+          error([&] { parameter.slice(1, 0, 4); }),
+          HasSubstr("the first 4 of 16 elements of a parameter or buffer of shape [1, 16, 5]"));
+      EXPECT_THAT(error([&] { parameter.narrow(-2, 0, 4); }), HasSubstr("index it by arange(4)"));
+      EXPECT_THAT(error([&] { buffer.slice(0, 0, 4); }), HasSubstr("the first 4 of 8"));
+      // Neither is of positions.
+      EXPECT_EQ(error([&] { parameter.slice(1, 0, 5); }), "no error");
+      EXPECT_EQ(error([&] { parameter.slice(1, 4, 8); }), "no error");
+      EXPECT_EQ(error([&] { (parameter * 2).slice(1, 0, 4); }), "no error");
+      EXPECT_EQ(error([&] { at::ones({7, 2}).slice(0, 0, 4); }), "no error");
+      const at::Tensor own = parameter.index_select(1, at::arange(4));
+      EXPECT_EQ(own.size(1), 4);
+    }
+    const SequenceScope plain(
+        accelerator.mesh(), {{tokens}}, SequenceScopeOptions{.arange_gives_positions = false});
+    EXPECT_EQ(error([&] { parameter.slice(1, 0, 4); }), "no error");
+  });
+}
+
 TEST(SequenceMesh, WrongBuffersAreErrors) {
   accelerated_ranks(2, {.mesh = MeshShape{.cp = 2}}, [](Accelerator& accelerator) {
     const auto error = [&](std::vector<SequenceBuffer> buffers) {

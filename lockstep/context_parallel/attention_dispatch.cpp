@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/_softmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/slice.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -111,6 +113,25 @@ at::Tensor arange(
   return arange_with_step(0, end, 1, dtype, layout, device, pin_memory);
 }
 
+at::Tensor slice(
+    const at::Tensor& self,
+    int64_t dim,
+    std::optional<c10::SymInt> start,
+    std::optional<c10::SymInt> end,
+    c10::SymInt step) {
+  const auto is = [](const c10::SymInt& given, int64_t expected) {
+    return given.maybe_as_int() == expected;
+  };
+  run_callback([&] {
+    const auto sharded = end && is(start.value_or(0), 0) && is(step, 1) ? current() : nullptr;
+    if (sharded && end->maybe_as_int()) {
+      sharded->check_slice(self, dim, *end->maybe_as_int());
+    }
+  });
+  const c10::impl::ExcludeDispatchKeyGuard own_work(kAttentionKey);
+  return at::slice_symint(self, dim, std::move(start), std::move(end), std::move(step));
+}
+
 void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   run_callback([&] {
     if (const auto sharded = current()) {
@@ -151,6 +172,7 @@ void install_attention_dispatch() {
       kernels.impl("arange", TORCH_FN(arange));
       kernels.impl("arange.start", TORCH_FN(arange_from));
       kernels.impl("arange.start_step", TORCH_FN(arange_with_step));
+      kernels.impl("slice.Tensor", TORCH_FN(slice));
       for (const char* name : kOtherAttention) {
         kernels.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
       }

@@ -5,8 +5,10 @@
 #include <string>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/transformer.h>
@@ -137,6 +139,25 @@ at::Tensor ShardedAttention::arange(
             shard_.local_length()));
   }
   return shard_.positions(plain.device()).to(plain.scalar_type());
+}
+
+void ShardedAttention::check_slice(const at::Tensor& table, int64_t dim, int64_t count) const {
+  // Within autograd, what has no history is a parameter, a buffer, or was computed from frozen
+  // ones.
+  if (arange_ == ArangePositions::kUnchanged || count != shard_.local_length() ||
+      !at::GradMode::is_enabled() || !table.is_leaf() || dim < -table.dim() || dim >= table.dim() ||
+      table.size(dim) < shard_.length()) {
+    return;
+  }
+  throw ConfigError(
+      "context_parallel",
+      fmt::format(
+          "the first {0} of {1} elements of a parameter or buffer of shape [{2}] may be for the "
+          "first {0} positions, but this rank has others; index it by arange({0}), which returns "
+          "them, or pass positions() to the model and set arange_gives_positions to false",
+          count,
+          table.size(dim),
+          fmt::join(table.sizes(), ", ")));
 }
 
 void ShardedAttention::expect_calls() const {

@@ -5,9 +5,11 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/tensor/attention_interceptor.h"
 #include "lockstep/context_parallel/group_function.h"
 
 namespace lockstep {
@@ -88,6 +90,8 @@ at::Tensor SequenceShard::positions(at::Device device) const {
 
 at::Tensor SequenceShard::shard_sequence(const at::Tensor& full, int64_t dim) const {
   expect_size("shard_sequence", full, dim, length_);
+  // A scope would take the first part for a table of positions.
+  const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kAttentionKey);
   const int64_t local = local_length();
   if (layout_ == SequenceLayout::kContiguous || ranks_ == 1) {
     return full.narrow(dim, rank_ * local, local);

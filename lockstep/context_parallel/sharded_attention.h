@@ -38,6 +38,9 @@ class ShardedAttention final : public comm::AttentionInterceptor {
       const at::Scalar& start,
       const at::Scalar& end,
       const at::Scalar& step) const;
+  /// Throws ConfigError if the first `count` elements of `table` along `dim` may be a parameter's,
+  /// or a buffer's, for the first positions of the sequence, which this rank's are not.
+  void check_slice(const at::Tensor& table, int64_t dim, int64_t count) const;
   /// Throws ConfigError because `operation` computes attention over this rank's part.
   void check_operation(const char* operation) const;
 
