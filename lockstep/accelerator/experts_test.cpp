@@ -353,10 +353,6 @@ TEST(ExpertMesh, WhatExpertsExcludeIsAnError) {
     options.mesh = mesh;
     return error_of<ConfigError>([&] { accelerated_ranks(size, options, [](Accelerator&) {}); });
   };
-  AcceleratorOptions with_zero;
-  with_zero.zero = ZeroPlugin{.stage = 1};
-  EXPECT_THAT(error_with(2, with_zero, {.ep = 2}), HasSubstr("has ep together with ZeRO"));
-  EXPECT_THAT(error_with(4, {}, {.tp = 2, .ep = 2}), HasSubstr("has ep together with tp"));
   AcceleratorOptions compressed;
   compressed.data_parallel.comm_hook.type = CommHookType::kPowerSgd;
   EXPECT_THAT(

@@ -142,6 +142,17 @@ void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAttentionKey), stack);
 }
 
+/// Runs an operation whose kernels call arange for indices that are no positions.
+void with_plain_arange(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard own_work(kAttentionKey);
+  op.redispatchBoxed(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAttentionKey), stack);
+}
+
+constexpr const char* kWithIndices[] = {
+    "argsort", "argsort.stable", "msort", "one_hot", "sort", "sort.stable"};
+
 /// Operations that compute attention, and are not scaled_dot_product_attention.
 constexpr const char* kOtherAttention[] = {
     "_efficient_attention_forward",
@@ -173,6 +184,9 @@ void install_attention_dispatch() {
       kernels.impl("arange.start", TORCH_FN(arange_from));
       kernels.impl("arange.start_step", TORCH_FN(arange_with_step));
       kernels.impl("slice.Tensor", TORCH_FN(slice));
+      for (const char* name : kWithIndices) {
+        kernels.impl(name, torch::CppFunction::makeFromBoxedFunction<&with_plain_arange>());
+      }
       for (const char* name : kOtherAttention) {
         kernels.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
       }

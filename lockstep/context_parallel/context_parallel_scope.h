@@ -66,6 +66,8 @@ class [[nodiscard]] ContextParallelScope {
   /// Throws ConfigError if attention_calls() is 0: the model's attention is not torch's, so that
   /// each rank has seen its part of the sequence alone. Call it after the forward.
   void finish();
+  /// The end of the scope logs no warning: this rank may compute layers without attention.
+  void permit_no_attention() { is_finished_ = true; }
 
  private:
   std::shared_ptr<context_parallel::ShardedAttention> attention_;

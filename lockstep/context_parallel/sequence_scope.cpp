@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/comm/tensor/attention_interceptor.h"
 #include "lockstep/context_parallel/group_function.h"
 #include "lockstep/context_parallel/sharded_attention.h"
@@ -89,6 +90,23 @@ int64_t checked_length(const std::vector<SequenceBuffer>& buffers) {
   return buffers[0].tensor.size(buffers[0].dim);
 }
 
+at::Tensor mean_over(Group line, const at::Tensor& sum, const at::Tensor& count) {
+  if (sum.numel() != 1 || count.numel() != 1) {
+    throw ConfigError(
+        kScope,
+        fmt::format(
+            "sum has {} elements and count {}; expected one each: the sum of the losses of this "
+            "process's part, and their number",
+            sum.numel(),
+            count.numel()));
+  }
+  if (line.size() == 1) {
+    return sum / count;
+  }
+  const at::Tensor all = line.all_reduce(count.detach().to(at::kDouble).clone()).wait();
+  return SumOverRanks::apply(sum, line) / all.to(sum.device());
+}
+
 SequenceLayout layout_of(const comm::MeshGroups& mesh, const SequenceScopeOptions& options) {
   return options.layout.value_or(
       mesh.shape.sp > 1 ? SequenceLayout::kContiguous : SequenceLayout::kZigzag);
@@ -129,6 +147,9 @@ SequenceScope::SequenceScope(
   if (group_.size() == 1) {
     return;
   }
+  if (mesh.pipeline.size() > 1) {
+    scope_.permit_no_attention();  // Other stages may have all of it.
+  }
   for (const SequenceBuffer& buffer : buffers) {
     const at::Tensor original = buffer.tensor.detach();
     buffer.tensor.set_data(shard_.shard_sequence(original, buffer.dim).contiguous());
@@ -145,21 +166,12 @@ SequenceScope::~SequenceScope() {
 }
 
 at::Tensor SequenceScope::mean(const at::Tensor& sum, const at::Tensor& count) const {
-  if (sum.numel() != 1 || count.numel() != 1) {
-    throw ConfigError(
-        kScope,
-        fmt::format(
-            "sum has {} elements and count {}; expected one each: the sum of the losses of this "
-            "process's part, and their number",
-            sum.numel(),
-            count.numel()));
-  }
-  if (group_.size() == 1) {
-    return sum / count;
-  }
-  Group group = group_;
-  const at::Tensor all = group.all_reduce(count.detach().to(at::kDouble).clone()).wait();
-  return SumOverRanks::apply(sum, group_) / all.to(sum.device());
+  return mean_over(group_, sum, count);
+}
+
+at::Tensor mean_over_sequence(
+    const comm::MeshGroups& mesh, const at::Tensor& sum, const at::Tensor& count) {
+  return mean_over(mesh.sequence, sum, count);
 }
 
 at::Tensor SequenceScope::gather(const at::Tensor& part, int64_t dim) const {
@@ -168,9 +180,10 @@ at::Tensor SequenceScope::gather(const at::Tensor& part, int64_t dim) const {
 
 namespace context_parallel {
 
-void expect_divided_attention() {
+void expect_divided_attention(const Group& stages) {
   const auto current =
       std::dynamic_pointer_cast<ShardedAttention>(comm::AttentionInterceptor::current());
+  const bool is_called = any_rank(stages, current != nullptr && current->calls() > 0);
   if (current == nullptr) {
     throw ConfigError(
         kScope,
@@ -178,7 +191,9 @@ void expect_divided_attention() {
         "processes of a line would all compute the same; open one around forward and backward: "
         "SequenceScope scope(accelerator.mesh(), {{tokens, 1}, {labels, 1}})");
   }
-  current->expect_calls();
+  if (!is_called) {
+    current->expect_calls();
+  }
 }
 
 }  // namespace context_parallel

@@ -89,11 +89,17 @@ class [[nodiscard]] SequenceScope {
   ContextParallelScope scope_;
 };
 
+/// Does the same as SequenceScope::mean, for a loss function that is given no scope, such as that
+/// of a pipeline.
+at::Tensor mean_over_sequence(
+    const comm::MeshGroups& mesh, const at::Tensor& sum, const at::Tensor& count);
+
 namespace context_parallel {
 
 /// Throws ConfigError unless this thread is within a SequenceScope or ContextParallelScope whose
-/// attention was called: for a loss on a mesh with cp or sp.
-void expect_divided_attention();
+/// attention was called: for a loss on a mesh with cp or sp. `stages`: the ranks of a pipeline, of
+/// which one that calls attention suffices. Collective in `stages`.
+void expect_divided_attention(const Group& stages);
 
 }  // namespace context_parallel
 }  // namespace lockstep

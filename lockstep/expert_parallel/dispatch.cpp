@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
@@ -20,6 +19,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/expert_parallel/indices.h"
 
 namespace lockstep::expert_parallel {
 
@@ -198,7 +198,7 @@ ExpertDispatch::ExpertDispatch(const Group& group, const Routing& routing)
   if (local > 1) {
     to_experts_ = index_tensor(order_by_expert(mine), routing.experts.device());
     to_ranks_ = at::empty_like(to_experts_);
-    to_ranks_.scatter_(0, to_experts_, at::arange(to_experts_.size(0), to_experts_.options()));
+    to_ranks_.scatter_(0, to_experts_, indices(to_experts_.size(0), to_experts_.options()));
   }
   plan_ = std::move(plan);
 }

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -23,6 +22,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/expert_parallel/indices.h"
 
 namespace lockstep::expert_parallel {
 namespace {
@@ -58,18 +58,18 @@ at::Tensor choose(const at::Tensor& logits, const at::Tensor& probs, const Route
 
 /// Returns the choices (index t * k + j) in the order in which experts accept them.
 at::Tensor order_of_choices(const at::Tensor& chosen_probs, DropPolicy policy) {
-  const auto indices = chosen_probs.options().dtype(at::kLong);
+  const auto options = chosen_probs.options().dtype(at::kLong);
   const int64_t tokens = chosen_probs.size(0);
   const int64_t k = chosen_probs.size(1);
   switch (policy) {
     case DropPolicy::kProbs:
       return at::argsort(chosen_probs.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/true);
     case DropPolicy::kPosition:
-      return at::arange(tokens * k, indices);
+      return indices(tokens * k, options);
     case DropPolicy::kChoice:
-      return at::arange(tokens * k, indices).view({tokens, k}).t().flatten();
+      return indices(tokens * k, options).view({tokens, k}).t().flatten();
     case DropPolicy::kRandom:
-      return at::randperm(tokens * k, indices);
+      return at::randperm(tokens * k, options);
   }
   LOCKSTEP_ASSERT(false, "the drop policy is none of DropPolicy's");
 }
@@ -88,7 +88,7 @@ at::Tensor accepted(
   const at::Tensor expert = in_order.index_select(0, by_expert);
   const at::Tensor first = exp_counts.cumsum(0) - exp_counts;
   const at::Tensor place =
-      at::arange(expert.size(0), expert.options()) - first.index_select(0, expert);
+      indices(expert.size(0), expert.options()) - first.index_select(0, expert);
   at::Tensor kept = at::zeros({expert.size(0)}, expert.options().dtype(at::kBool));
   kept.scatter_(0, order.index_select(0, by_expert), place.lt(capacity));
   return kept.view(experts.sizes());

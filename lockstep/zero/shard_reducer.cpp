@@ -51,7 +51,6 @@ ShardReducer::ShardReducer(
     bool model_communicates)
     : model_(model),
       speculative_(speculative),
-      group_(std::move(group)),
       buffers_(std::move(buffers)),
       model_communicates_(model_communicates),
       holds_in_fp32_(low_precision_policy.fp32_masters && low_precision_policy.fp32_gradients),
@@ -61,6 +60,14 @@ ShardReducer::ShardReducer(
       had_gradient_(model.parameters().size(), false),
       placeholders_(model.parameters()),
       is_split_(model.parameters().size(), false) {
+  common_.push_back({.group = std::move(group)});
+  common_.push_back({.group = model.subgroup(), .is_subgroup = true});
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    common_[model.is_in_subgroup(i) ? 1 : 0].parameters.push_back(i);
+  }
+  if (common_[1].parameters.empty()) {
+    common_.pop_back();
+  }
   reduction_.set_layout(model.parameters().size(), model.members());
 }
 
@@ -102,7 +109,7 @@ void ShardReducer::drop(size_t parameter) {
     slice.mutable_grad().reset();
   }
   had_gradient_[parameter] = is_split_[parameter] = false;
-  ++drops_;
+  ++common_[model_.is_in_subgroup(parameter) ? 1 : 0].drops;
 }
 
 bool ShardReducer::on_gradient(size_t parameter, bool averages) {
@@ -185,44 +192,64 @@ void ShardReducer::start_bucket(size_t index) {
 
 /// The message has 1 for each parameter with a gradient on any rank, else 0. Its first element is
 /// greater if any rank adds to gradients that a step has used. DigestFlags follow.
-Pending ShardReducer::start_presence() {
-  const auto count = static_cast<int64_t>(present_.size());
+void ShardReducer::start_presence(Common& common) {
+  const auto count = static_cast<int64_t>(common.parameters.size());
   at::Tensor flags = at::empty({count + DigestFlags::kCount}, at::kByte);
   DigestFlags::write(
       flags.narrow(0, count, DigestFlags::kCount),
-      digest(),
-      facts_.has_report && facts_.has_report());
+      digest(common),
+      !common.is_subgroup && facts_.has_report && facts_.has_report());
   auto* values = flags.mutable_data_ptr<uint8_t>();
-  std::copy(present_.begin(), present_.end(), values);
+  std::transform(
+      common.parameters.begin(), common.parameters.end(), values, [this](size_t parameter) {
+        return present_[parameter] ? uint8_t{1} : uint8_t{0};
+      });
   if (adds_to_stale_ && count > 0) {
     values[0] = kAddsToStale;
   }
-  return group_.all_reduce(flags, ReduceOp::kMax);
+  common.presence = common.group.all_reduce(flags, ReduceOp::kMax);
 }
 
 void ShardReducer::finish_buckets() {
   if (ParamCoordinator* coordinator = model_.coordinator()) {
     coordinator->wait_for_all(reduction_.reductions());
   }
-  Pending presence = start_presence();  // Right after the last bucket: one wait for both.
+  for (Common& common : common_) {
+    start_presence(common);  // Right after the last bucket: one wait for both.
+  }
   for (const auto& bucket : model_.buckets()) {
     bucket->gradients().advance(/*wait=*/true);
   }
-  const at::Tensor present = presence.wait();
-  const auto* on_any_rank = present.const_data_ptr<uint8_t>();
-  const DigestFlags::Result compared = DigestFlags::read(
-      present.narrow(0, static_cast<int64_t>(present_.size()), DigestFlags::kCount));
-  if (compared.differ) {
-    refuse_different_facts(group_, facts(), "backward");
+  std::vector<bool> on_any_rank(present_.size());
+  std::vector<Common*> differing;
+  bool any_report = false;
+  bool any_adds_to_stale = false;
+  for (Common& common : common_) {
+    const at::Tensor present = common.presence->wait();
+    common.presence.reset();
+    const auto* values = present.const_data_ptr<uint8_t>();
+    for (size_t i = 0; i < common.parameters.size(); ++i) {
+      on_any_rank[common.parameters[i]] = values[i] != 0;
+      any_adds_to_stale = any_adds_to_stale || values[i] == kAddsToStale;
+    }
+    const DigestFlags::Result compared = DigestFlags::read(
+        present.narrow(0, static_cast<int64_t>(common.parameters.size()), DigestFlags::kCount));
+    any_report = any_report || compared.any_report;
+    if (compared.differ) {
+      differing.push_back(&common);
+    }
   }
-  if (!present_.empty() && on_any_rank[0] == kAddsToStale) {
+  for (Common* common : differing) {
+    refuse_different_facts(common->group, facts(*common), "backward");
+  }
+  if (any_adds_to_stale) {
     refuse_stale();
   }
   for (size_t bucket = 0; bucket < model_.buckets().size(); ++bucket) {
     std::vector<bool> by_entry;
     for (const size_t parameter : model_.members()[bucket]) {
-      by_entry.push_back(on_any_rank[parameter] != 0);
-      had_gradient_[parameter] = had_gradient_[parameter] || on_any_rank[parameter] != 0;
+      by_entry.push_back(on_any_rank[parameter]);
+      had_gradient_[parameter] = had_gradient_[parameter] || on_any_rank[parameter];
     }
     model_.buckets()[bucket]->gradients().finish(by_entry);
   }
@@ -231,29 +258,33 @@ void ShardReducer::finish_buckets() {
       placeholders_.put(parameter);
     }
   }
-  flat::broadcast_coalesced(group_, buffers_);
+  flat::broadcast_coalesced(common_[0].group, buffers_);
   stale_check_.clear();
-  if (compared.any_report && facts_.exchange_reports) {
+  if (any_report && facts_.exchange_reports) {
     facts_.exchange_reports();
   }
 }
 
-uint64_t ShardReducer::digest() const {
-  uint64_t digest = mix(facts_.digest ? facts_.digest() : 0, static_cast<uint64_t>(drops_));
-  for (const NamedTensor& item : model_.parameters()) {
-    digest = mix(digest, item.tensor.requires_grad() ? 1 : 0);
+uint64_t ShardReducer::digest(const Common& common) const {
+  const bool lists = !common.is_subgroup && facts_.digest;
+  uint64_t digest = mix(lists ? facts_.digest() : 0, static_cast<uint64_t>(common.drops));
+  for (const size_t parameter : common.parameters) {
+    digest = mix(digest, model_.parameters()[parameter].tensor.requires_grad() ? 1 : 0);
   }
   return digest;
 }
 
-std::vector<RankFact> ShardReducer::facts() const {
-  std::vector<RankFact> all = facts_.list ? facts_.list() : std::vector<RankFact>();
+std::vector<RankFact> ShardReducer::facts(const Common& common) const {
+  std::vector<RankFact> all;
+  if (!common.is_subgroup && facts_.list) {
+    all = facts_.list();
+  }
   all.push_back(
       {"the number of gradients that the program has dropped",
-       fmt::format("{}", drops_),
+       fmt::format("{}", common.drops),
        "call zero_grad() at the same place on every rank"});
-  for (const NamedTensor& item : model_.parameters()) {
-    all.push_back(trained_or_frozen(item));
+  for (const size_t parameter : common.parameters) {
+    all.push_back(trained_or_frozen(model_.parameters()[parameter]));
   }
   return all;
 }

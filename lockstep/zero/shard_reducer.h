@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -86,17 +87,27 @@ class ShardReducer final : private GradientBuckets {
   void hold(size_t parameter);
   /// Continues the reductions before bucket `index`, and ends all but the last ones.
   void advance_before(size_t index);
-  uint64_t digest() const;
-  std::vector<RankFact> facts() const;
-  /// Starts the all-reduce of the flags of parameters with a gradient. Collective.
-  Pending start_presence();
+  /// The parameters that the ranks of a group have in common, by index, and in a backward the
+  /// flags of those with a gradient.
+  struct Common {
+    Group group;
+    std::vector<size_t> parameters = {};
+    bool is_subgroup = false;
+    int64_t drops = 0;  ///< Calls of `drop`.
+    std::optional<Pending> presence = std::nullopt;
+  };
+
+  uint64_t digest(const Common& common) const;
+  std::vector<RankFact> facts(const Common& common) const;
+  /// Starts the all-reduce of the flags. Collective.
+  void start_presence(Common& common);
   void refuse_stale();
   void apply_drop(size_t parameter);
   void drop(size_t parameter);
 
   ShardedModel& model_;
   SpeculativeTrigger& speculative_;
-  Group group_;
+  std::vector<Common> common_;  ///< All ranks', then the subgroup's if there is one.
   std::vector<at::Tensor> buffers_;
   bool model_communicates_;
   bool holds_in_fp32_;  ///< fp16 and bf16 gradients are held in fp32.
@@ -109,7 +120,6 @@ class ShardReducer final : private GradientBuckets {
   GradientPlaceholders placeholders_;
   /// [parameter] `grad` has a part of the gradient that is not averaged; the shard has the rest.
   std::vector<bool> is_split_;
-  int64_t drops_ = 0;  ///< Calls of `drop`.
   RankFacts facts_;
   bool adds_to_stale_ = false;  ///< The running backward, on this rank.
 };

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
@@ -136,6 +137,24 @@ void connect(const BucketComm& comm, at::Device device) {
   }
 }
 
+/// Returns the bounds of a subgroup's ranks as those of all ranks, of which the others own nothing.
+/// Collective in the subgroup.
+std::vector<flat::ShardBounds> in_group(
+    std::vector<flat::ShardBounds> bounds, Group subgroup, const Group& group) {
+  const at::Tensor ranks = subgroup.all_gather(at::full({1}, group.rank(), at::kInt)).wait();
+  for (flat::ShardBounds& each : bounds) {
+    std::vector<int64_t> all = {0};
+    for (int rank = 0, member = 0; rank < group.size(); ++rank) {
+      const bool is_member =
+          member < subgroup.size() && ranks.const_data_ptr<int>()[member] == rank;
+      member += is_member ? 1 : 0;
+      all.push_back(each.bounds[static_cast<size_t>(member)]);
+    }
+    each.bounds = std::move(all);
+  }
+  return bounds;
+}
+
 }  // namespace
 
 std::set<const at::TensorImpl*> persistent_parameters(
@@ -157,35 +176,49 @@ ShardedModel::ShardedModel(
     const std::vector<std::vector<at::Tensor>>& groups,
     Group group,
     const ShardingOptions& options)
-    : group_(std::move(group)), untrained_(frozen_among(parameters)) {
+    : group_(std::move(group)),
+      subgroup_(options.subgroup.group),
+      untrained_(frozen_among(parameters)) {
   check_options(options);
+  for (const at::Tensor& parameter : options.subgroup.parameters) {
+    in_subgroup_.insert(parameter.unsafeGetTensorImpl());
+  }
   const bool sharded = options.placement == ParamPlacement::kSharded;
-  const ParameterSet persistent = persistent_parameters(
+  ParameterSet persistent = persistent_parameters(
       parameters,
       sharded ? options.param_persistence_threshold : kUnlimited,
       sharded ? options.model_persistence_threshold : kUnlimited);
+  persistent.insert(in_subgroup_.begin(), in_subgroup_.end());
   NamedTensors frozen;
   if (sharded) {
     frozen = untrained_;
     std::erase_if(frozen, [&](const NamedTensor& item) {
-      return item.tensor.layout() != at::kStrided ||
-             persistent.contains(item.tensor.unsafeGetTensorImpl());
+      return item.tensor.layout() != at::kStrided || has(persistent, item);
     });
   }
   refuse_common_memory(
       concatenated(trainable(parameters), frozen), concatenated(parameters, buffers));
-  broadcast_initial_values(group_, parameters, buffers);
+  NamedTensors common = parameters;
+  NamedTensors of_subgroup = parameters;
+  std::erase_if(common, [&](const NamedTensor& item) { return has(in_subgroup_, item); });
+  std::erase_if(of_subgroup, [&](const NamedTensor& item) { return !has(in_subgroup_, item); });
+  broadcast_initial_values(group_, common, buffers);
+  broadcast_initial_values(subgroup_, of_subgroup, {});
   prepare(parameters, persistent, options);
   for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
     shards_.emplace_back();
     NamedTensors replicated_items;
     NamedTensors sharded_items;
+    NamedTensors subgroup_items;
     for (const NamedTensor& item : items) {
-      const bool is_persistent = persistent.contains(item.tensor.unsafeGetTensorImpl());
-      (is_persistent ? replicated_items : sharded_items).push_back(item);
+      (has(in_subgroup_, item) ? subgroup_items
+       : has(persistent, item) ? replicated_items
+                               : sharded_items)
+          .push_back(item);
     }
     add_trained(sharded_items, options, ParamPlacement::kSharded);
     add_trained(replicated_items, options, ParamPlacement::kReplicated);
+    add_trained(subgroup_items, options, ParamPlacement::kReplicated);
   }
   add_frozen(frozen, options);
 }
@@ -194,9 +227,7 @@ void ShardedModel::prepare(
     const NamedTensors& parameters,
     const ParameterSet& persistent,
     const ShardingOptions& options) {
-  const auto is_persistent = [&](const NamedTensor& item) {
-    return persistent.contains(item.tensor.unsafeGetTensorImpl());
-  };
+  const auto is_persistent = [&](const NamedTensor& item) { return has(persistent, item); };
   Group reduce_group = group_;
   if (options.placement == ParamPlacement::kSharded) {
     NamedTensors sharded = parameters;
@@ -206,6 +237,7 @@ void ShardedModel::prepare(
         options.offload,
         options.low_precision_policy,
         sharded,
+        group_.size(),
         /*keep_rounded_on_device=*/false);
     // Gradients have a separate group: parameters are gathered in the order of operations.
     reduce_group = group_.split(0);
@@ -215,14 +247,28 @@ void ShardedModel::prepare(
   if (options.offload.device != OffloadDevice::kNone) {
     std::erase_if(masters, std::not_fn(is_persistent));  // The others are in `shard_places_`.
   }
-  if (!masters.empty()) {
-    reserve(
-        master_places_,
-        options.offload_masters,
-        options.low_precision_policy,
-        masters,
-        /*keep_rounded_on_device=*/true);
-  }
+  NamedTensors of_subgroup;
+  std::erase_if(masters, [&](const NamedTensor& item) {
+    const bool is_in_subgroup = has(in_subgroup_, item);
+    if (is_in_subgroup) {
+      of_subgroup.push_back(item);
+    }
+    return is_in_subgroup;
+  });
+  const auto reserve_masters =
+      [&](std::optional<ShardPlaces>& places, const NamedTensors& items, int ranks) {
+        if (!items.empty()) {
+          reserve(
+              places,
+              options.offload_masters,
+              options.low_precision_policy,
+              items,
+              ranks,
+              /*keep_rounded_on_device=*/true);
+        }
+      };
+  reserve_masters(master_places_, masters, group_.size());
+  reserve_masters(subgroup_places_, of_subgroup, subgroup_.size());
   comm_ = {
       .parameter_group = group_,
       .gradient_group = reduce_group,
@@ -232,6 +278,8 @@ void ShardedModel::prepare(
       .plus_plus = PlusPlusGroups(group_, options.plus_plus)};
   if (coordinator_ && !parameters.empty()) {
     connect(comm_, parameters[0].tensor.device());
+    connect(
+        {.parameter_group = subgroup_, .gradient_group = subgroup_}, parameters[0].tensor.device());
   }
 }
 
@@ -240,10 +288,11 @@ void ShardedModel::reserve(
     const OffloadParam& options,
     const LowPrecisionPolicy& low_precision_policy,
     const NamedTensors& parameters,
+    int ranks,
     bool keep_rounded_on_device) {
   const auto create = [&] {
     places.emplace(options, keep_rounded_on_device);
-    places->reserve(parameters, group_.size(), low_precision_policy);
+    places->reserve(parameters, ranks, low_precision_policy);
   };
   if (options.device == OffloadDevice::kNvme) {
     fail_together(group_, "offload", "parameters cannot be stored in files", create);
@@ -252,17 +301,24 @@ void ShardedModel::reserve(
   }
 }
 
+BucketComm ShardedModel::comm_of(const NamedTensors& items, ParamPlacement placement) const {
+  if (placement == ParamPlacement::kSharded) {
+    return comm_;
+  }
+  const bool is_in_subgroup = !items.empty() && has(in_subgroup_, items[0]);
+  return {
+      .parameter_group = is_in_subgroup ? subgroup_ : comm_.parameter_group,
+      .gradient_group = is_in_subgroup ? subgroup_ : comm_.gradient_group,
+      .comm_dtype_for_gradients_only = comm_.comm_dtype_for_gradients_only};
+}
+
 void ShardedModel::add_trained(
     const NamedTensors& items, const ShardingOptions& options, ParamPlacement placement) {
   const std::vector<at::Tensor> tensors = tensors_of(items);
   const bool sharded = placement == ParamPlacement::kSharded;
-  BucketComm comm = comm_;
-  if (!sharded) {
-    comm = {
-        .parameter_group = comm_.parameter_group,
-        .gradient_group = comm_.gradient_group,
-        .comm_dtype_for_gradients_only = comm_.comm_dtype_for_gradients_only};
-  }
+  const BucketComm comm = comm_of(items, placement);
+  std::optional<ShardPlaces>& masters =
+      !items.empty() && has(in_subgroup_, items[0]) ? subgroup_places_ : master_places_;
   for (const flat::BucketPlan& plan :
        plan_unit_buckets(tensors, options, options.first_cap_bytes)) {
     std::vector<size_t>& members = members_.emplace_back();
@@ -278,7 +334,7 @@ void ShardedModel::add_trained(
         tensors,
         comm,
         placement,
-        pointer_to(sharded && !masters_apart ? shard_places_ : master_places_),
+        pointer_to(sharded && !masters_apart ? shard_places_ : masters),
         options.low_precision_policy));
     if (sharded) {
       coordinator_->add(*buckets_.back(), last_name(items, plan));
@@ -289,8 +345,12 @@ void ShardedModel::add_trained(
 }
 
 void ShardedModel::add_shard(ShardedBucket& bucket) {
-  Shard& shard = shards_.back().emplace_back(
-      Shard{bucket.shard(), {}, bucket.shard_file(), bucket.shard_bounds()});
+  const bool is_in_subgroup = in_subgroup_.contains(bucket.parameters()[0].unsafeGetTensorImpl());
+  Shard& shard = shards_.back().emplace_back(Shard{
+      bucket.shard(),
+      {},
+      bucket.shard_file(),
+      is_in_subgroup ? in_group(bucket.shard_bounds(), subgroup_, group_) : bucket.shard_bounds()});
   for (const ShardSlice& shard_slice : bucket.shard_slices()) {
     shard.shard_slices.push_back(shard_slice.values);
   }
@@ -336,6 +396,7 @@ void ShardedModel::check_not_moved() const {
 void ShardedModel::check_alive() const {
   comm_.parameter_group.check_alive();
   comm_.gradient_group.check_alive();
+  subgroup_.check_alive();
   comm_.plus_plus.check_alive();
 }
 

@@ -56,6 +56,12 @@ class ShardedModel {
   const std::vector<std::vector<size_t>>& members() const { return members_; }
   /// The shards of each optimizer group.
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
+  /// Returns whether only the ranks of the subgroup have a parameter, by its index.
+  bool is_in_subgroup(size_t parameter) const {
+    return in_subgroup_.contains(parameters_[parameter].tensor.unsafeGetTensorImpl());
+  }
+  /// The ranks that have the parameters of ShardingOptions::subgroup.
+  const Group& subgroup() const { return subgroup_; }
   /// Returns the group of a bucket's shard, and its index there.
   std::pair<size_t, size_t> shard_of(size_t bucket) const { return shard_of_[bucket]; }
   const ShardSlices& slices() const { return slices_; }
@@ -82,29 +88,39 @@ class ShardedModel {
       const NamedTensors& parameters,
       const ParameterSet& persistent,
       const ShardingOptions& options);
-  /// Creates `places` with space for this rank's part of `parameters`. If it fails on one rank, all
-  /// ranks throw. Collective if `options` name a disk.
+  /// Creates `places` with space for this rank's part of `parameters`, which `ranks` share. If it
+  /// fails on one rank, all ranks throw. Collective if `options` name a disk.
   void reserve(
       std::optional<ShardPlaces>& places,
       const OffloadParam& options,
       const LowPrecisionPolicy& low_precision_policy,
       const NamedTensors& parameters,
+      int ranks,
       bool keep_rounded_on_device);
+  /// Returns how `items` are sent, which are all in the subgroup or none.
+  BucketComm comm_of(const NamedTensors& items, ParamPlacement placement) const;
   /// Creates buckets of `items`, which belong to the last group of `shards_`.
   void add_trained(
       const NamedTensors& items, const ShardingOptions& options, ParamPlacement placement);
   void add_frozen(const NamedTensors& frozen, const ShardingOptions& options);
   void add_shard(ShardedBucket& bucket);
 
+  bool has(const ParameterSet& set, const NamedTensor& item) const {
+    return set.contains(item.tensor.unsafeGetTensorImpl());
+  }
+
   Group group_;
+  Group subgroup_;
+  ParameterSet in_subgroup_;
   NamedTensors untrained_;  ///< Frozen at construction.
   NamedTensors parameters_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
   std::vector<std::unique_ptr<ShardedUnit>> managed_;
-  std::optional<ShardPlaces> shard_places_;   ///< If sharded.
-  std::optional<ShardPlaces> master_places_;  ///< If masters are stored there.
-  BucketComm comm_;                           ///< Of sharded, trained parameters.
+  std::optional<ShardPlaces> shard_places_;     ///< If sharded.
+  std::optional<ShardPlaces> master_places_;    ///< If masters are stored there.
+  std::optional<ShardPlaces> subgroup_places_;  ///< The same of the subgroup.
+  BucketComm comm_;                             ///< Of sharded, trained parameters.
   std::unique_ptr<ParamCoordinator> coordinator_;
   std::vector<std::vector<size_t>> members_;
   std::vector<std::vector<Shard>> shards_;

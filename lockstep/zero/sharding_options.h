@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/comm/group.h"
 #include "lockstep/flat/bucket_plan.h"
 #include "lockstep/zero/bucket/sharded_bucket.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
@@ -14,6 +15,12 @@
 #include "lockstep/zero_options/offload.h"
 
 namespace lockstep::zero {
+
+/// Parameters that only some of the ranks have in common, such as experts.
+struct SubgroupParameters {
+  std::vector<at::Tensor> parameters = {};
+  Group group = {};  ///< The ranks that have them, among them this one.
+};
 
 struct ShardingOptions {
   /// Largest bucket in bytes. Smaller: less memory for gradients in transfer, more messages.
@@ -48,6 +55,9 @@ struct ShardingOptions {
   /// separate buckets. Not together with ZeRO++ quantization.
   flat::CommDtypes comm_dtypes = {};
   bool comm_dtypes_for_gradients_only = false;  ///< Parameters are sent in their dtype.
+  /// Parameters with separate buckets. Their gradients are averaged, and their updates shared, by
+  /// the ranks of their group. Stage 3 does not shard their values.
+  SubgroupParameters subgroup = {};
 };
 
 /// Throws ConfigError for options that are out of range or contradictory.

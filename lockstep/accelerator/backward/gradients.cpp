@@ -156,29 +156,41 @@ at::Tensor Gradients::norm_over_ranks(
 /// Returns the norm over the processes with the same layers.
 at::Tensor Gradients::norm_over_replicas(
     const std::vector<at::Tensor>& parameters, const at::Tensor& own, double norm_type) const {
+  const zero::Sharding* const sharding = objects_.sharding.get();
   const auto over_shards = [&](const at::Tensor& norm) {
-    return objects_.sharding ? objects_.sharding->norm_over_ranks(norm, norm_type) : norm;
+    return sharding ? objects_.sharding->norm_over_ranks(norm, norm_type) : norm;
   };
-  at::Tensor all = over_shards(own);
-  // A mesh has one of tp and ep.
-  const comm::MeshGroups& mesh = objects_.context.mesh;
-  Group group = mesh.tensor.size() > 1 ? mesh.tensor : mesh.experts;
-  if (group.size() == 1) {
+  const at::Tensor all = over_shards(own);
+  // The shards of all processes together have each expert once.
+  Group parts = objects_.context.mesh.tensor;
+  Group experts = sharding ? Group() : objects_.context.mesh.experts;
+  if (parts.size() * experts.size() == 1) {
     return all;
   }
   if (std::isinf(norm_type)) {
-    return group.all_reduce(all.clone(), ReduceOp::kMax).wait();
+    const at::Tensor of_line = parts.all_reduce(all.clone(), ReduceOp::kMax).wait();
+    return experts.all_reduce(of_line, ReduceOp::kMax).wait();
   }
   // The parts of divided parameters add up, and so do experts; every process has the whole ones.
-  std::vector<at::Tensor> whole;
-  std::copy_if(
-      parameters.begin(), parameters.end(), std::back_inserter(whole), [&](const auto& parameter) {
-        return objects_.division_of(parameter) == nullptr && !objects_.is_expert(parameter);
-      });
-  const at::Tensor common =
-      at::pow(over_shards(optim::grad_norm(held(whole), norm_type)).to(all.options()), norm_type);
-  const at::Tensor parts = at::clamp_min(at::sub(at::pow(all, norm_type), common), 0);
-  return at::pow(at::add(group.all_reduce(parts).wait(), common), 1 / norm_type);
+  const auto power = [&](const auto& is_counted) {
+    std::vector<at::Tensor> counted;
+    std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(counted), is_counted);
+    return at::pow(
+        over_shards(optim::grad_norm(held(counted), norm_type)).to(all.options()), norm_type);
+  };
+  const auto is_part = [&](const at::Tensor& each) {
+    return objects_.division_of(each) != nullptr;
+  };
+  const auto is_expert = [&](const at::Tensor& each) {
+    return experts.size() > 1 && objects_.is_expert(each);
+  };
+  at::Tensor sum =
+      power([&](const at::Tensor& each) { return !is_part(each) && !is_expert(each); });
+  sum = at::add(sum, parts.all_reduce(power(is_part)).wait());
+  if (experts.size() > 1) {
+    sum = at::add(sum, experts.all_reduce(power(is_expert)).wait());
+  }
+  return at::pow(sum, 1 / norm_type);
 }
 
 void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double clip_value) {

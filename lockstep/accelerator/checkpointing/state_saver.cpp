@@ -376,10 +376,6 @@ void StateSaver::save_model(
   replicas_.compare_now("save_model");
   const watch::Saving saving;
   const SavingGroups groups = project_.groups().with_saving_timeout();
-  if (objects_.shards_parameters()) {
-    objects_.refuse_divided(
-        "save_model", "parts of parameters that ZeRO shards are not put together yet");
-  }
   const NamedTensors full = full_model_tensors(objects_, tensors, groups.is_writer());
   std::exception_ptr failure;
   unshard_while(objects_, groups, [&] {

@@ -84,7 +84,7 @@ void ReplicaCheck::objects_prepared() {
     if (model.sync) {
       model.sync->set_facts(facts_while_alive());
     }
-    if (model.experts) {
+    if (model.experts && model.experts->parallel) {
       model.experts->parallel->set_facts(expert_facts_while_alive());
     }
   }

@@ -67,7 +67,7 @@ bool differs(const at::Tensor& of_ranks, int64_t begin, double elements) {
 
 void TensorLineCheck::loss_given(const GivenLoss& given) {
   if (objects_.context.mesh.sequence.size() > 1) {
-    context_parallel::expect_divided_attention();
+    context_parallel::expect_divided_attention(objects_.context.mesh.pipeline);
   }
   loss_ = given.loss.detach();
 }

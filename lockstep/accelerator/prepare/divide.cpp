@@ -123,6 +123,26 @@ TensorParallelOptions for_stage(
   return options;
 }
 
+/// Throws ConfigError, on all processes, if the plan divides an expert.
+void refuse_divided_experts(
+    const RunContext& context,
+    const tensor_parallel::TensorParallel& divided,
+    const DividedExperts* experts) {
+  std::string name;
+  for (const NamedTensor& item : experts != nullptr ? experts->own : NamedTensors()) {
+    name = name.empty() && divided.divides(item.tensor) ? item.name : name;
+  }
+  if (any_rank(context.group, !name.empty())) {
+    throw ConfigError(
+        "prepare",
+        fmt::format(
+            "the plan of tensor parallelism divides the expert parameter {}; expected rules for "
+            "other layers: the mesh divides experts by ep, and each process of a tp line has the "
+            "same ones",
+            name.empty() ? "of another process" : name));
+  }
+}
+
 at::Tensor result_of(const TensorParallelOptions& options, const GivenModel& model) {
   if (!options.example) {
     return {};
@@ -181,7 +201,10 @@ void compare(const RunContext& context, const at::Tensor& before, const at::Tens
 }  // namespace
 
 std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
-    const RunContext& context, const GivenModel& model, bool is_first) {
+    const RunContext& context,
+    const GivenModel& model,
+    bool is_first,
+    const DividedExperts* experts) {
   if (context.mesh.tensor.size() == 1) {
     return nullptr;
   }
@@ -199,11 +222,10 @@ std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
   refuse_example_of_stage(model, options);
   const NamedTensors parameters = model.parameters();
   // Those of one stage of a pipeline, which all have in full yet.
-  for (Group group : {context.mesh.tensor, context.mesh.replicas}) {
-    broadcast_initial_values(group, parameters, model.buffers());
-  }
-  // Layers that all compute must drop the same elements.
   Group line = context.mesh.tensor;
+  broadcast_initial_values(line, parameters, model.buffers());
+  broadcast_values(context, parameters, model.buffers(), experts);
+  // Layers that all compute must drop the same elements.
   std::vector<data::RngType> generators = {data::RngType::kTorch};
   if (context.device.is_cuda()) {
     generators.push_back(data::RngType::kCuda);
@@ -214,11 +236,12 @@ std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
     return std::make_shared<tensor_parallel::TensorParallel>(
         parameters, model.classes(), options, context.mesh.tensor);
   });
+  refuse_divided_experts(context, *divided, experts);
   compare(context, before, result_of(options, model));
   return divided;
 }
 
-void expect_elementwise(torch::optim::Optimizer& optimizer) {
+void expect_elementwise(torch::optim::Optimizer& optimizer, const char* because) {
   const auto* flat = dynamic_cast<const optim::FlatOptimizer*>(&optimizer);
   // Those of torch::optim whose state is known are elementwise.
   if (flat == nullptr ? is_known_optimizer(optimizer) : flat->traits().elementwise) {
@@ -227,10 +250,11 @@ void expect_elementwise(torch::optim::Optimizer& optimizer) {
   throw ConfigError(
       "prepare",
       fmt::format(
-          "the optimizer {} may need all elements of a parameter to update one, and tensor "
-          "parallelism gives each process a part of them; expected an elementwise one, such as "
-          "AdamW",
-          flat == nullptr ? "of an own class" : flat->traits().name));
+          "the optimizer {} may need all elements of a parameter to update one, and {}; expected "
+          "an "
+          "elementwise one, such as AdamW",
+          flat == nullptr ? "of an own class" : flat->traits().name,
+          because));
 }
 
 }  // namespace lockstep::internal

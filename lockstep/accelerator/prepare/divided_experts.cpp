@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/fail_together.h"
+#include "lockstep/comm/tensor/sharded_param.h"
+#include "lockstep/sync/agreement.h"
 
 namespace lockstep::internal {
 namespace {
@@ -78,11 +82,28 @@ void expect_mesh_of_layers(const RunContext& context, const expert_parallel::Mod
   }
 }
 
+/// Adds the names of the experts of other stages, of all processes there.
+void add_other_stages(Group pipeline, DividedExperts& experts) {
+  std::set<std::string> all = experts.others;
+  for (const NamedTensor& item : experts.own) {
+    all.insert(item.name);
+  }
+  for (const std::string& text : all_gather_bytes(pipeline, nlohmann::json(all).dump())) {
+    experts.others.merge(nlohmann::json::parse(text).get<std::set<std::string>>());
+  }
+  for (const NamedTensor& item : experts.own) {
+    experts.others.erase(item.name);
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<DividedExperts> divide_experts(
     const RunContext& context, const expert_parallel::ModelExperts& given) {
-  expect_mesh_of_layers(context, given);
+  Group stages = context.mesh.pipeline;
+  fail_together(stages, "prepare", "a model does not fit the mesh", [&] {
+    expect_mesh_of_layers(context, given);
+  });
   Group line = context.mesh.experts;
   if (line.size() == 1) {
     return nullptr;
@@ -90,6 +111,14 @@ std::shared_ptr<DividedExperts> divide_experts(
   auto experts = std::make_shared<DividedExperts>(DividedExperts{.own = given.parameters});
   nlohmann::json names = nlohmann::json::array();
   for (const NamedTensor& item : experts->own) {
+    if (comm::is_sharded_param(item.tensor)) {
+      throw ConfigError(
+          "prepare",
+          fmt::format(
+              "expert parameter {} was made within zero_init, which gives every process the "
+              "experts of the first one; expected a mixture that is constructed outside of it",
+              item.name));
+    }
     names.push_back(item.name);
     experts->ids.insert(item.tensor.unsafeGetTensorImpl());
   }
@@ -114,7 +143,21 @@ std::shared_ptr<DividedExperts> divide_experts(
       }
     }
   }
-  return owners.empty() ? nullptr : experts;
+  add_other_stages(stages, *experts);
+  return experts->own.empty() && experts->others.empty() ? nullptr : experts;
+}
+
+void broadcast_values(
+    const RunContext& context,
+    const NamedTensors& parameters,
+    const NamedTensors& buffers,
+    const DividedExperts* experts) {
+  Group all = context.mesh.replicas;
+  broadcast_initial_values(all, without_experts(parameters, experts), buffers);
+  if (experts != nullptr) {
+    Group with_same_experts = context.mesh.expert_replicas;
+    broadcast_initial_values(with_same_experts, experts->own, {});
+  }
 }
 
 NamedTensors without_experts(NamedTensors tensors, const DividedExperts* experts) {

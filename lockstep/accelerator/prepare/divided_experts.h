@@ -15,10 +15,12 @@ namespace lockstep::internal {
 /// The experts of one model on a mesh with ep: each process has a part of them, by names that no
 /// other process of its line has.
 struct DividedExperts {
-  NamedTensors own = {};              ///< Parameters of this process's experts.
-  std::set<const void*> ids = {};     ///< Their addresses.
-  std::set<std::string> others = {};  ///< Names of those of the other processes of the line.
-  /// Averages the gradients of `own` over the processes that have the same experts.
+  NamedTensors own = {};           ///< Parameters of this process's experts.
+  std::set<const void*> ids = {};  ///< Their addresses.
+  /// Names of those of the other processes of the line, and of the other stages of a pipeline.
+  std::set<std::string> others = {};
+  /// Averages the gradients of `own` over the processes that have the same experts; null under
+  /// ZeRO, whose sharding does it.
   std::shared_ptr<DataParallel> parallel = nullptr;
 
   bool has(const at::Tensor& parameter) const {
@@ -28,9 +30,17 @@ struct DividedExperts {
 
 /// Returns the experts that the processes of the mesh divide, without `parallel`; null without any.
 /// Throws ConfigError on all processes for layers that were made for another group than
-/// MeshGroups::experts. Collective in that group if the mesh has ep.
+/// MeshGroups::experts. Collective in that group and in the pipeline if the mesh has ep.
 std::shared_ptr<DividedExperts> divide_experts(
     const RunContext& context, const expert_parallel::ModelExperts& given);
+
+/// Gives the processes that have the same tensors equal values of them, those of the first one.
+/// `experts` may be null. Collective.
+void broadcast_values(
+    const RunContext& context,
+    const NamedTensors& parameters,
+    const NamedTensors& buffers,
+    const DividedExperts* experts);
 
 /// Returns `tensors` without those of experts. `experts` may be null.
 NamedTensors without_experts(NamedTensors tensors, const DividedExperts* experts);

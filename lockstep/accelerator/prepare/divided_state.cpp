@@ -158,7 +158,7 @@ at::Tensor unsharded(
         .narrow(0, piece.begin, piece.values.numel())
         .copy_(offload::in_memory(piece.values).flatten());
   }
-  Group group = objects.context.mesh.replicas;
+  Group group = objects.replicas_of(parameter);
   return group.all_reduce(all).wait();  // All others have zeros there: exact.
 }
 
@@ -190,8 +190,11 @@ std::map<std::string, StateKind> kinds_of_all(
 
 /// Returns a number that the processes which have it agree on.
 at::Tensor agreed_scalar(
-    const PreparedObjects& objects, const at::Tensor& own, at::ScalarType dtype) {
-  Group group = objects.context.mesh.replicas;
+    const PreparedObjects& objects,
+    const at::Tensor& parameter,
+    const at::Tensor& own,
+    at::ScalarType dtype) {
+  Group group = objects.replicas_of(parameter);
   const at::Tensor all = at::full(
       {1},
       own.defined() ? own.item<double>() : -std::numeric_limits<double>::infinity(),
@@ -231,22 +234,30 @@ class StageJoin {
 
 }  // namespace
 
-std::vector<std::string> names_of_all_stages(
+std::vector<std::string> names_of_all_parts(
     const PreparedObjects& objects, const std::vector<std::string>& own) {
-  if (objects.stage() == nullptr) {
-    return own;
+  std::vector<std::string> all = own;
+  const comm::MeshGroups& mesh = objects.context.mesh;
+  for (Group group : {mesh.experts, mesh.pipeline}) {
+    if (group.size() == 1) {
+      continue;
+    }
+    std::set<std::string> names;
+    for (const std::string& theirs : all_gather_bytes(group, nlohmann::json(all).dump())) {
+      names.merge(nlohmann::json::parse(theirs).get<std::set<std::string>>());
+    }
+    all.assign(names.begin(), names.end());
   }
-  Group group = objects.context.mesh.pipeline;
-  std::set<std::string> names;
-  for (const std::string& theirs : all_gather_bytes(group, nlohmann::json(own).dump())) {
-    names.merge(nlohmann::json::parse(theirs).get<std::set<std::string>>());
-  }
-  return {names.begin(), names.end()};
+  return all;
 }
 
 NamedTensors full_model_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps) {
   const c10::AutoGradMode no_grad(false);
+  if (objects.shards_parameters() && objects.is_divided()) {
+    objects.sharding->write_back();
+    return full_sharded_model_tensors(objects, own, keeps, /*with_masters=*/false);
+  }
   StageJoin stages(objects, keeps);
   const NamedTensors named_own =
       objects.stage() != nullptr ? objects.stage()->with_full_names(own) : own;
@@ -262,7 +273,7 @@ NamedTensors full_model_tensors(
       all.push_back({item.name, full});
     }
   }
-  append_experts(objects, experts, keeps, all);
+  append_experts(objects, experts, stages.keeps(), all);
   return stages.joined(std::move(all));
 }
 
@@ -302,7 +313,7 @@ NamedTensors full_optimizer_tensors(
       all.push_back({item.name, full});
     }
   }
-  append_experts(objects, experts, keeps, all);
+  append_experts(objects, experts, stages.keeps(), all);
   return stages.joined(std::move(all));
 }
 
@@ -323,12 +334,12 @@ NamedTensors own_optimizer_tensors(const PreparedObjects& objects, NamedTensors 
 }
 
 NamedTensors full_sharded_model_tensors(
-    const PreparedObjects& objects, const NamedTensors& own, bool keeps) {
+    const PreparedObjects& objects, const NamedTensors& own, bool keeps, bool with_masters) {
   const c10::AutoGradMode no_grad(false);
   const zero::ShardSlices& slices = objects.sharding->slices();
-  Group group = objects.context.mesh.replicas;
   StageJoin stages(objects, keeps);
   NamedTensors all;
+  NamedTensors experts;
   for (const NamedTensor& item : own) {
     at::Tensor part = item.tensor.detach();
     const std::vector<at::Tensor> held = slices.of({item.tensor});
@@ -337,16 +348,24 @@ NamedTensors full_sharded_model_tensors(
       const std::vector<zero::ShardSlice> saved = slices.saved(item.tensor);
       const Piece piece =
           saved.empty() ? Piece{} : Piece{saved.front().values, saved.front().begin};
-      const bool has_master = any_rank(
-          group, piece.values.defined() && piece.values.scalar_type() != part.scalar_type());
+      const bool has_master =
+          with_masters &&
+          any_rank(
+              objects.replicas_of(item.tensor),
+              piece.values.defined() && piece.values.scalar_type() != part.scalar_type());
       part = unsharded(
           objects, item.tensor, piece, has_master ? at::kFloat : item.tensor.scalar_type());
+    }
+    if (objects.is_expert(item.tensor)) {
+      experts.push_back({item.name, part});
+      continue;
     }
     const at::Tensor full = in_full(objects, item.tensor, part);
     if (stages.keeps()) {
       all.push_back({item.name, full});
     }
   }
+  append_experts(objects, experts, stages.keeps(), all);
   return stages.joined(std::move(all));
 }
 
@@ -358,22 +377,30 @@ NamedTensors full_sharded_optimizer_tensors(
   const ByName parameters = parameters_of(objects);
   StageJoin stages(objects, keeps);
   NamedTensors all;
+  NamedTensors experts;
   for (const auto& [name, kind] : kinds_of_all(objects, own)) {
     const at::Tensor values = named(held, name);
+    if (!parameters.contains(parameter_name_of(name)) &&
+        is_of_other_process(objects, parameter_name_of(name))) {
+      continue;
+    }
     const at::Tensor& parameter = parameters.at(parameter_name_of(name));
     at::Tensor full;
     if (kind.is_scalar) {
-      full = agreed_scalar(objects, values, kind.dtype);
+      full = agreed_scalar(objects, parameter, values, kind.dtype);
     } else {
       const Piece piece = values.defined()
                               ? Piece{values, slices.find(slices.of({parameter}).at(0))->begin}
                               : Piece{};
       full = in_full(objects, parameter, unsharded(objects, parameter, piece, kind.dtype));
     }
-    if (stages.keeps()) {
+    if (objects.is_expert(parameter)) {
+      experts.push_back({name, full});
+    } else if (stages.keeps()) {
       all.push_back({name, full});
     }
   }
+  append_experts(objects, experts, stages.keeps(), all);
   return stages.joined(std::move(all));
 }
 

@@ -18,6 +18,7 @@
 /// other stages and the experts of other processes.
 namespace lockstep::internal {
 
+/// In the parameters' dtypes, also under ZeRO stage 3.
 NamedTensors full_model_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps);
 /// `saved`: full tensors by the names of `current`.
@@ -29,15 +30,17 @@ NamedTensors full_optimizer_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps);
 NamedTensors own_optimizer_tensors(const PreparedObjects& objects, NamedTensors saved);
 
-/// Do the same under ZeRO, from the shards, fp32 masters where there are some. Collective also
-/// among the processes that shard a model; costs an all_reduce of each tensor's part there.
+/// Do the same under ZeRO, from the shards; `with_masters`: in fp32 where there are some.
+/// Collective also among the processes that shard a model; costs an all_reduce of each tensor's
+/// part there.
 NamedTensors full_sharded_model_tensors(
-    const PreparedObjects& objects, const NamedTensors& own, bool keeps);
+    const PreparedObjects& objects, const NamedTensors& own, bool keeps, bool with_masters = true);
 NamedTensors full_sharded_optimizer_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps);
 
-/// Returns the names that the stages of a pipeline have, each once. Collective in the pipeline.
-std::vector<std::string> names_of_all_stages(
+/// Returns the names that the stages of a pipeline and the processes of an ep line have, each once.
+/// Collective in both.
+std::vector<std::string> names_of_all_parts(
     const PreparedObjects& objects, const std::vector<std::string>& own);
 
 /// Returns the number of bytes of the full tensors. Local.

@@ -76,6 +76,13 @@ void prepare_stage(
     return stage->with_full_names(own());
   };
   model.buffers = [stage, own = std::move(model.buffers)] { return stage->with_full_names(own()); };
+  if (model.experts) {
+    model.experts = [stage, own = std::move(model.experts)] {
+      expert_parallel::ModelExperts experts = own();
+      experts.parameters = stage->with_full_names(std::move(experts.parameters));
+      return experts;
+    };
+  }
   stage->make_copies_equal();
   stage->set_loss_scale([weak = std::weak_ptr<TrainingStep>(step)] {
     const auto alive = weak.lock();

@@ -107,10 +107,14 @@ bool PreparedObjects::is_expert(const at::Tensor& parameter) const {
   });
 }
 
+bool PreparedObjects::is_divided() const {
+  return stage() != nullptr || std::ranges::any_of(models, [](const PreparedModel& model) {
+           return model.divided != nullptr || model.experts != nullptr;
+         });
+}
+
 void PreparedObjects::refuse_divided(const char* where, const char* because) const {
-  if (stage() != nullptr || std::ranges::any_of(models, [](const PreparedModel& model) {
-        return model.divided != nullptr || model.experts != nullptr;
-      })) {
+  if (is_divided()) {
     throw ConfigError(
         where,
         fmt::format(

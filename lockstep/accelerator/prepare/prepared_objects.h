@@ -86,6 +86,12 @@ struct PreparedObjects {
   const pipeline::Stage* stage() const;
   /// Returns whether `parameter` is an expert's that not all processes have.
   bool is_expert(const at::Tensor& parameter) const;
+  /// Returns the processes that have the same values of `parameter`, and average its gradient.
+  const Group& replicas_of(const at::Tensor& parameter) const {
+    return is_expert(parameter) ? context.mesh.expert_replicas : context.mesh.replicas;
+  }
+  /// Returns whether this process has a part of a model only, by tp, ep or pp.
+  bool is_divided() const;
   /// Throws ConfigError, in the name of `where`, if a model is divided. `because`: the reason.
   void refuse_divided(const char* where, const char* because) const;
 

@@ -102,10 +102,10 @@ void Preparer::add_model(GivenModel model) {
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
   }
-  std::shared_ptr<tensor_parallel::TensorParallel> divided =
-      divide_model(context, model, objects_.models.empty());
   const std::shared_ptr<DividedExperts> experts =
       divide_experts(context, model.experts ? model.experts() : expert_parallel::ModelExperts());
+  std::shared_ptr<tensor_parallel::TensorParallel> divided =
+      divide_model(context, model, objects_.models.empty(), experts.get());
   // Buckets of different models must not wait for each other: each further model has its own group.
   const auto group_of_model = [index](Group shared) {
     return index == 0 ? shared : shared.split(0);
@@ -118,7 +118,7 @@ void Preparer::add_model(GivenModel model) {
       options.data_parallel,
       reduced);
   std::shared_ptr<GradientSync> sync = objects_.uses_zero() ? nullptr : parallel;
-  if (experts) {
+  if (experts && !objects_.uses_zero()) {
     experts->parallel = std::make_shared<DataParallel>(
         experts->own,
         NamedTensors(),
@@ -170,12 +170,15 @@ Optimizer Preparer::add_optimizer(GivenOptimizer given) {
     return &prepared.inner() == given.optimizer.get();
   });
   if (known == optimizers.end()) {
+    const bool has_experts = std::ranges::any_of(
+        objects_.models, [](const PreparedModel& model) { return model.experts != nullptr; });
     if (objects_.context.mesh.tensor.size() > 1) {
-      expect_elementwise(*given.optimizer);
+      expect_elementwise(*given.optimizer, "tensor parallelism gives each process a part of them");
+    } else if (has_experts && objects_.uses_zero()) {
+      expect_elementwise(
+          *given.optimizer, "ZeRO shards experts over other processes than the other parameters");
     }
     if (given.own_state) {
-      const bool has_experts = std::ranges::any_of(
-          objects_.models, [](const PreparedModel& model) { return model.experts != nullptr; });
       if (has_experts) {
         throw ConfigError(
             "prepare",

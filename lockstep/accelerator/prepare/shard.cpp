@@ -113,6 +113,14 @@ bool trains_any(const NamedTensors& parameters) {
   });
 }
 
+/// Returns the experts, with the processes that have the same ones.
+zero::SubgroupParameters subgroup_of(const RunContext& context, const PreparedModel& model) {
+  if (!model.experts) {
+    return {};
+  }
+  return {.parameters = tensors_of(model.experts->own), .group = context.mesh.expert_replicas};
+}
+
 zero::ShardingOptions sharding_options(const RunContext& context, const PreparedModel& model) {
   const ZeroPlugin& plugin = *context.options.zero;
   const NamedTensors parameters = model.parameters();
@@ -139,7 +147,8 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
       .low_precision_policy = low_precision_policy(plugin),
       .comm_dtypes = wire ? all_in_comm_dtype(parameters, *wire)
                           : comm_dtypes(modules, parameters, model.classes()),
-      .comm_dtypes_for_gradients_only = wire.has_value()};
+      .comm_dtypes_for_gradients_only = wire.has_value(),
+      .subgroup = subgroup_of(context, model)};
 }
 
 /// Takes over the shards of models that zero_init built.

@@ -41,19 +41,7 @@ void replicate_shards(const MeshShape& shape, ZeroPlugin& zero) {
 }
 
 /// Throws ConfigError for what does not work with experts that ranks divide.
-void expect_experts_fit(
-    const MeshShape& shape, const AcceleratorOptions& options, const ZeroPlugin* zero) {
-  refuse(
-      shape.tp * shape.pp > 1,
-      fmt::format(
-          "the mesh {} has ep together with tp or pp; expected one of them, with dp_replicate",
-          mesh_text(shape)));
-  refuse(
-      zero != nullptr,
-      fmt::format(
-          "the mesh {} has ep together with ZeRO, which shards experts by itself; expected one of "
-          "them: leave ep out, or ZeRO",
-          mesh_text(shape)));
+void expect_experts_fit(const MeshShape& shape, const AcceleratorOptions& options) {
   const CommHookType hook = options.data_parallel.comm_hook.type;
   refuse(
       hook == CommHookType::kPowerSgd || hook == CommHookType::kBatchedPowerSgd,
@@ -71,14 +59,8 @@ MeshShape configured_mesh(const RunContext& context, bool shards) {
 }
 
 void apply_mesh(const MeshShape& shape, AcceleratorOptions& options, ZeroPlugin* zero) {
-  refuse(
-      shape.cp * shape.sp > 1 && shape.pp * shape.ep > 1,
-      fmt::format(
-          "the mesh {} has cp or sp together with pp or ep; expected one of the two kinds, with "
-          "dp_replicate, dp_shard and tp",
-          mesh_text(shape)));
   if (shape.ep > 1) {
-    expect_experts_fit(shape, options, zero);
+    expect_experts_fit(shape, options);
   }
   refuse(
       zero == nullptr && options.mesh->dp_shard > 1,

@@ -67,14 +67,15 @@ void ModelsPart::collect(StateToSave& state) const {
     const PreparedModel& model = objects_.models[i];
     NamedTensors tensors = without_ties(model.parameters(), model.buffers());
     if (state.options.exclude_frozen_parameters) {
-      left_out[i] = names_of_all_stages(objects_, remove_frozen(model.parameters(), tensors));
+      left_out[i] = names_of_all_parts(objects_, remove_frozen(model.parameters(), tensors));
     }
     const bool is_sharded =
         objects_.shards_parameters() || (objects_.sharding && objects_.sharding->has_masters());
     if (is_sharded) {
       objects_.sharding->write_back();
     }
-    if (is_sharded && objects_.context.mesh.model.size() > 1) {
+    const comm::MeshGroups& mesh = objects_.context.mesh;
+    if (is_sharded && (mesh.model.size() > 1 || mesh.experts.size() > 1)) {
       NamedTensors full = full_sharded_model_tensors(objects_, tensors, disk.is_writer);
       if (disk.is_writer) {
         state.contents.add_tensors(files::model(i), std::move(full), {{"format", "pt"}});
