@@ -143,7 +143,7 @@ from torch.utils.data import DataLoader
 from lockstep import Accelerator, ConfigError, ParallelismConfig
 from lockstep.deepspeed.utils import groups
 from lockstep.state import AcceleratorState
-from lockstep.utils import DeepSpeedSequenceParallelConfig
+from lockstep.utils import DeepSpeedPlugin, DummyOptim, DeepSpeedSequenceParallelConfig
 
 
 class Net(torch.nn.Module):
@@ -176,13 +176,15 @@ def collate(numbers, start=7, counts_padding=False):
     return {"input_ids": texts[rows], "position_ids": positions, "labels": shown, "attention_mask": mask, "name": "x"}
 
 
-def train(config, sequence=1, collate_fn=collate):
+def train(config, sequence=1, **options):
     AcceleratorState._reset_state()
-    accelerator = Accelerator(parallelism_config=config)
+    accelerator = Accelerator(parallelism_config=config, **options)
     torch.manual_seed(1)
     net = Net().double()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
-    loader = DataLoader(range(16), batch_size=4 * sequence // world, collate_fn=collate_fn)
+    if accelerator.deepspeed_plugin is not None and accelerator.deepspeed_plugin.uses_ds_config:
+        optimizer = DummyOptim(net.parameters())
+    loader = DataLoader(range(16), batch_size=4 * sequence // world, collate_fn=collate)
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     if sequence > 1:
         group = accelerator.torch_device_mesh["sp"].get_group()
@@ -217,10 +219,13 @@ torch.save(train(None)[2], os.path.join(folder, "one.pt"))
 SEVERAL_LOOPS = LOOP + """
 expected = torch.load(os.path.join(folder, "one.pt"))
 handler = DeepSpeedSequenceParallelConfig(sp_seq_length=12, sp_seq_length_is_variable=False, sp_attn_implementation="sdpa")
-config = ParallelismConfig(sp_backend="deepspeed", sp_size=2, sp_handler=handler)
-accelerator, loader, got = train(config, 2)
-for name, value in expected.items():
-    assert (got[name] - value).abs().max() < 1e-12, (name, (got[name] - value).abs().max())
+file = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}, "gradient_clipping": 0.3,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.3, "momentum": 0.9}}}
+for plugin in (DeepSpeedPlugin(hf_ds_config=file), DeepSpeedPlugin(zero_stage=2), None):
+    config = ParallelismConfig(sp_backend="deepspeed", sp_size=2, sp_handler=handler)
+    accelerator, loader, got = train(config, 2, deepspeed_plugin=plugin)
+    for name, value in expected.items():
+        assert (got[name] - value).abs().max() < 1e-12, (plugin, name, (got[name] - value).abs().max())
 
 
 def fails(message, body):
@@ -249,6 +254,20 @@ fails("loop over one loader within the other", lambda: list(zip(loader, loader))
 config.sp_handler.sp_seq_length = 8
 fails("sp_seq_length is 8", one_batch)
 fails("divide batches already", lambda: accelerator.deepspeed_ulysses_dl_adapter(loader, None))
+AcceleratorState._reset_state()
+divided = Accelerator(parallelism_config=ParallelismConfig(sp_size=2), deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=file))
+net = Net().double()
+net, optimizer, batches = divided.prepare(net, DummyOptim(net.parameters()), DataLoader(texts, batch_size=4 // (world // 2)))
+fails("outside of a block", lambda: divided.backward(net(texts[:1], torch.arange(12)[None], None).sum()))
+for batch in batches:
+    with divided.maybe_context_parallel([batch], [1]):
+        fails("has divided no attention", lambda: divided.backward(net.module.words(batch).sum()))
+    break
+AcceleratorState._reset_state()
+layers = Accelerator(parallelism_config=ParallelismConfig(tp_size=2), deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=file))
+fails("does not divide layers", lambda: layers.prepare(Net(), DummyOptim([])))
+AcceleratorState._reset_state()
+accelerator = Accelerator(parallelism_config=config)
 # A batch with other keys is for maybe_context_parallel, which gets all of it.
 for (batch,) in accelerator.prepare(DataLoader(torch.utils.data.TensorDataset(texts), batch_size=4)):
     assert batch.shape == (4, 12)

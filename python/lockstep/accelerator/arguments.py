@@ -181,8 +181,11 @@ def make_core(
         "save_when_preempted": False,
         **given,
     }
-    if state.parallelism_config is not None:  # Also sizes of 1: else the launcher's would apply.
-        options["mesh"] = state.parallelism_config._mesh_text or "tp=1"
+    config, plugin = state.parallelism_config, state.deepspeed_plugin
+    if config is not None:  # Also sizes of 1: else the launcher's would apply.
+        if plugin is not None and plugin.has_engine:  # It shards, and the C++ Accelerator does not.
+            config = replace(config, dp_replicate_size=config.data_parallel_size, dp_shard_size=1)
+        options["mesh"] = config._mesh_text or "tp=1"
     if project.project_dir is not None:
         options["project_dir"] = str(project.project_dir)
     scaler, data_parallel = handlers[GradScalerKwargs], handlers[DistributedDataParallelKwargs]
@@ -193,7 +196,6 @@ def make_core(
     if state.fsdp_plugin is not None:
         is_hybrid = state.parallelism_config is not None and state.parallelism_config.is_hybrid
         options["fsdp_plugin"] = state.fsdp_plugin._core_options(is_hybrid)
-    plugin = state.deepspeed_plugin
     if plugin is not None and not plugin.has_engine:
         options["deepspeed_plugin"] = plugin._core_options()
     return _core.Accelerator(options, state.world, state.group)

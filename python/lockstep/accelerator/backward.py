@@ -51,6 +51,19 @@ class BackwardCalls(AcceleratorBase):
         with self._no_sync.trigger_sync(model):
             yield
 
+    def _expect_divided_attention(self) -> None:
+        """Throws ConfigError unless a block of divided sequences runs, and has divided attention. For an engine."""
+        if not self._core.divides_sequences:
+            return
+        block = self._sequences.current
+        if block is None or block.attention_calls == 0:
+            raise _core.ConfigError(
+                "[backward] cp_size or sp_size is above 1, and "
+                + ("backward was called outside of a block" if block is None else "the forward has divided no attention")
+                + "; open maybe_context_parallel() around forward and backward, or load batches with input_ids, "
+                "position_ids and labels; compute attention by torch's scaled_dot_product_attention"
+            )
+
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Computes gradients and averages them over the processes.
 
@@ -58,6 +71,7 @@ class BackwardCalls(AcceleratorBase):
         tokens or samples, and the gradient that of the mean over all counted ones.
         """
         if self._engine is not None:
+            self._expect_divided_attention()
             self._engine.backward(loss, GradientState().sync_gradients, **kwargs)
             return
         retain_graph = bool(kwargs.pop("retain_graph", None))

@@ -110,6 +110,16 @@ class PrepareCalls(SequenceCalls):
     def _prepare_engine(self, objects: tuple[Any, ...], places: list[bool]) -> Any:
         """Returns the objects with DeepSpeed's engine in place of the model. Collective."""
         self._expect_own_plugin()
+        config = self.state.parallelism_config
+        if config is not None and config.tp_enabled:
+            raise _core.ConfigError(
+                f"[prepare] tp_size is {config.tp_size}, and the engine of a ds_config does not divide layers; pass "
+                "DeepSpeedPlugin(zero_stage=...) without hf_ds_config, or zero={...}"
+            )
+        if self._core.divides_sequences:
+            for obj in objects:
+                if isinstance(obj, torch.nn.Module):
+                    check_forwards(own_module(obj), self._sequences)
         if self.project_configuration.checkpointing_steps != 0:
             raise _core.ConfigError(
                 f"[prepare] checkpointing_steps is {self.project_configuration.checkpointing_steps}, and an engine of a "

@@ -181,15 +181,8 @@ class SequenceCalls(AcceleratorBase):
 
     @contextmanager
     def _within(self, block: SequenceBlock) -> Iterator[SequenceBlock]:
-        outer, self._sequences.current = self._sequences.current, block
+        self._sequences.begin(block)
         try:
             yield block
         finally:
-            interleaved = self._sequences.current is not block
-            self._sequences.current = outer
-            block.end()
-            if interleaved:
-                raise _core.ConfigError(
-                    "[DataLoader] a loop over another loader, whose batch is divided too, has begun since this batch and not "
-                    "ended; loop over one loader within the other, without zip"
-                )
+            self._sequences.end(block)

@@ -19,6 +19,11 @@ class SequenceBlock:
         self._scope = scope
         self.given_positions = given_positions
 
+    @property
+    def attention_calls(self) -> int:
+        """The number of attentions that were computed over the full sequence."""
+        return self._scope.attention_calls
+
     def end(self) -> None:
         self._scope.end()
 
@@ -39,10 +44,30 @@ class SequenceBlock:
 
 
 class SequenceBlocks:
-    """The running block of an Accelerator, if any. The hooks of its models have it."""
+    """The running blocks of an Accelerator, the innermost last. The hooks of its models have them."""
 
     def __init__(self) -> None:
-        self.current: SequenceBlock | None = None
+        self._running: list[SequenceBlock] = []
+
+    @property
+    def current(self) -> SequenceBlock | None:
+        return self._running[-1] if self._running else None
+
+    def begin(self, block: SequenceBlock) -> None:
+        self._running.append(block)
+
+    def end(self, block: SequenceBlock) -> None:
+        """Ends a block. Throws ConfigError if others have begun within it and not ended, and ends them, too."""
+        if block not in self._running:
+            return  # It was ended so.
+        inner = self._running[-1] is not block
+        while block in self._running:
+            self._running.pop().end()
+        if inner:
+            raise _core.ConfigError(
+                "[DataLoader] a loop over another loader, whose batch is divided too, has begun since this batch and not "
+                "ended; loop over one loader within the other, without zip"
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SequenceBlocks:
         return self  # Of a copied model's hook.
