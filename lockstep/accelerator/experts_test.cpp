@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <string>
 
@@ -17,6 +16,7 @@
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/prepare/divided_state.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/test_weights.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/weights/load_model.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
@@ -85,22 +85,6 @@ struct Job {
   double factor_of_experts = 1;          ///< Multiplies their gradients.
 };
 
-using Weights = std::map<std::string, at::Tensor>;
-
-/// Returns the parameters of all processes together. Collective.
-Weights weights_of(Accelerator& accelerator, Net& net) {
-  NamedTensors own;
-  for (const auto& item : net->named_parameters()) {
-    own.push_back({item.key(), item.value()});
-  }
-  Weights weights;
-  for (const NamedTensor& item : internal::full_model_tensors(
-           AcceleratorInternals::objects(accelerator), own, /*keeps=*/true)) {
-    weights[item.name] = item.tensor.detach().clone();
-  }
-  return weights;
-}
-
 AcceleratorOptions options_of(const Job& job) {
   AcceleratorOptions options;
   options.mesh = job.mesh;
@@ -155,7 +139,7 @@ Weights train(const Job& job) {
         accelerator.save_state(job.save_to);
       }
     }
-    const Weights own = weights_of(accelerator, net);
+    const Weights own = weights_of(accelerator, *net);
     const std::lock_guard lock(mutex);
     if (result.empty()) {
       result = own;
@@ -167,21 +151,12 @@ Weights train(const Job& job) {
   return result;
 }
 
-double difference(const Weights& got, const Weights& expected) {
-  EXPECT_EQ(got.size(), expected.size());
-  double largest = 0;
-  for (const auto& [name, value] : expected) {
-    largest = std::max(largest, (got.at(name) - value).abs().max().item<double>());
-  }
-  return largest;
-}
-
 class ExpertsOnAMesh : public testing::TestWithParam<std::pair<const char*, Job>> {};
 
 TEST_P(ExpertsOnAMesh, TrainAsInOneProcess) {
   const Job job = GetParam().second;
   const Weights alone = train({.accumulation = job.accumulation, .counts = job.counts});
-  EXPECT_LT(difference(train(job), alone), 1e-12);
+  EXPECT_LT(largest_difference(train(job), alone), 1e-12);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -198,14 +173,16 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ExpertMesh, OtherGradientsOfExpertsGiveOtherWeights) {
   const Job job{.world = 4, .mesh = {.ep = 2}, .factor_of_experts = 2};
-  EXPECT_GT(difference(train(job), train({})), 1e-4);
+  EXPECT_GT(largest_difference(train(job), train({})), 1e-4);
 }
 
 TEST(ExpertMesh, ACheckpointHasAllExpertsAndFitsEveryMesh) {
   const TestFolder folder;
   const std::filesystem::path saved = folder.path() / "saved";
   const Weights expected = train({});
-  EXPECT_LT(difference(train({.world = 4, .mesh = {.ep = 2}, .save_to = saved}), expected), 1e-12);
+  EXPECT_LT(
+      largest_difference(train({.world = 4, .mesh = {.ep = 2}, .save_to = saved}), expected),
+      1e-12);
   for (Job job :
        {Job{.world = 4, .mesh = {.ep = 2}},
         Job{.world = 4, .mesh = {.ep = 4}},
@@ -214,7 +191,7 @@ TEST(ExpertMesh, ACheckpointHasAllExpertsAndFitsEveryMesh) {
         Job{.world = 1}}) {
     job.load_from = saved;
     SCOPED_TRACE(mesh_text(job.mesh) + " of " + std::to_string(job.world));
-    EXPECT_LT(difference(train(job), expected), 1e-12);
+    EXPECT_LT(largest_difference(train(job), expected), 1e-12);
   }
 }
 
@@ -223,7 +200,8 @@ TEST(ExpertMesh, ACheckpointOfOneProcessIsDivided) {
   const std::filesystem::path saved = folder.path() / "saved";
   const Weights expected = train({.save_to = saved});
   EXPECT_LT(
-      difference(train({.world = 4, .mesh = {.ep = 2}, .load_from = saved}), expected), 1e-12);
+      largest_difference(train({.world = 4, .mesh = {.ep = 2}, .load_from = saved}), expected),
+      1e-12);
 }
 
 TEST(ExpertMesh, SaveModelWritesTheExpertsOfAllProcesses) {
@@ -236,7 +214,7 @@ TEST(ExpertMesh, SaveModelWritesTheExpertsOfAllProcesses) {
   });
   accelerated_ranks(1, {}, [&](Accelerator& accelerator) {
     Net net{Group()};
-    const Weights expected = weights_of(accelerator, net);
+    const Weights expected = weights_of(accelerator, *net);
     {
       const at::NoGradGuard no_grad;
       for (const at::Tensor& parameter : net->parameters()) {
@@ -244,7 +222,7 @@ TEST(ExpertMesh, SaveModelWritesTheExpertsOfAllProcesses) {
       }
     }
     checkpoint::load_checkpoint_in_model(*net, folder.path() / "model");
-    EXPECT_EQ(difference(weights_of(accelerator, net), expected), 0);
+    EXPECT_EQ(largest_difference(weights_of(accelerator, *net), expected), 0);
   });
 }
 
@@ -278,7 +256,7 @@ TEST(ExpertMesh, AnOverflowOfOneExpertSkipsTheUpdateEverywhere) {
   accelerated_ranks(4, options, [&](Accelerator& accelerator) {
     Net net(accelerator.mesh().experts);
     auto [model, updates] = accelerator.prepare(net, optim::AdamW(net->parameters(), {}));
-    const Weights before = weights_of(accelerator, net);
+    const Weights before = weights_of(accelerator, *net);
     accelerator.backward(net(made({4, 3}, "x", 2)).square().mean());
     if (accelerator.mesh().experts.rank() == 1) {
       expert_parallel::expert_parameters(*net)[0].tensor.mutable_grad().fill_(
@@ -286,7 +264,7 @@ TEST(ExpertMesh, AnOverflowOfOneExpertSkipsTheUpdateEverywhere) {
     }
     updates.step();
     EXPECT_TRUE(accelerator.optimizer_step_was_skipped());
-    EXPECT_EQ(difference(weights_of(accelerator, net), before), 0);
+    EXPECT_EQ(largest_difference(weights_of(accelerator, *net), before), 0);
   });
 }
 

@@ -2,7 +2,6 @@
 // Fifty updates on meshes of eight ranks equal those of one process, with all that a loop may have:
 // accumulation, clipping, a frozen parameter, weight decay, and a checkpoint in between.
 #include <filesystem>
-#include <map>
 #include <mutex>
 #include <string>
 
@@ -12,9 +11,8 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/internals.h"
-#include "lockstep/accelerator/prepare/divided_state.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/test_weights.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/context_parallel/sequence_scope.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
@@ -90,8 +88,6 @@ AcceleratorOptions options_of(const Job& job) {
   return options;
 }
 
-using Weights = std::map<std::string, at::Tensor>;
-
 /// Trains until `last` updates are done, in a state of `folder` if it has one, and saves it there.
 template <typename Model, typename Forward>
 Weights train_until(
@@ -130,16 +126,7 @@ Weights train_until(
   if (last < kUpdates) {
     accelerator.save_state(folder);
   }
-  NamedTensors own;
-  for (const auto& item : model->named_parameters()) {
-    own.push_back({item.key(), item.value()});
-  }
-  Weights weights;
-  for (const NamedTensor& item : internal::full_model_tensors(
-           internal::AcceleratorInternals::objects(accelerator), own, /*keeps=*/true)) {
-    weights[item.name] = item.tensor.detach().clone();
-  }
-  return weights;
+  return weights_of(accelerator, *model);
 }
 
 /// Returns rank 0's weights.
@@ -184,13 +171,7 @@ TEST_P(FiftyUpdates, EqualThoseOfOneProcess) {
   const Job job = GetParam().second;
   train(job, kUpdates / 2, folder.path() / "saved");
   const Weights got = train(job, kUpdates, folder.path() / "saved");
-  const Weights& expected = trained_alone();
-  ASSERT_EQ(got.size(), expected.size());
-  double most = 0;
-  for (const auto& [name, value] : expected) {
-    most = std::max(most, (got.at(name) - value).abs().max().item<double>());
-  }
-  EXPECT_LE(most, 1e-12);
+  EXPECT_LE(largest_difference(got, trained_alone()), 1e-12);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the ranks of a mesh send in an update: as many bytes as the formulas of the documents say,
 // and nothing that could be left out.
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -13,9 +12,8 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/internals.h"
-#include "lockstep/accelerator/prepare/divided_state.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/test_weights.h"
 #include "lockstep/comm/log/comms_log.h"
 #include "lockstep/comm/thread/test_left_out.h"
 #include "lockstep/context_parallel/sequence_scope.h"
@@ -49,7 +47,7 @@ struct Job {
 };
 
 struct Trained {
-  std::map<std::string, at::Tensor> weights = {};
+  Weights weights = {};
   std::vector<CommsLogRow> rows = {};  ///< What rank 0 sent in the update.
   std::string left_out = {};
 };
@@ -88,14 +86,7 @@ Trained train_model(
       row.count -= is_same ? earlier.count : 0;
     }
   }
-  NamedTensors own;
-  for (const auto& item : model->named_parameters()) {
-    own.push_back({item.key(), item.value()});
-  }
-  for (const NamedTensor& item : internal::full_model_tensors(
-           internal::AcceleratorInternals::objects(accelerator), own, /*keeps=*/true)) {
-    result.weights[item.name] = item.tensor.detach().clone();
-  }
+  result.weights = weights_of(accelerator, *model);
   return result;
 }
 
@@ -214,10 +205,7 @@ Trained train(const Job& job, const LeftOut& leaves_out = {}) {
 }
 
 bool is_close(const Trained& got, const Trained& expected) {
-  EXPECT_EQ(got.weights.size(), expected.weights.size());
-  return std::all_of(expected.weights.begin(), expected.weights.end(), [&](const auto& item) {
-    return (got.weights.at(item.first) - item.second).abs().max().template item<double>() < 1e-10;
-  });
+  return largest_difference(got.weights, expected.weights) < 1e-10;
 }
 
 class OfAMesh : public testing::TestWithParam<std::pair<const char*, Job>> {};

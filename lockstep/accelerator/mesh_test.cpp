@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training on a mesh equals training in one process on the global batch.
-#include <map>
 #include <mutex>
 #include <string>
 
@@ -11,13 +10,13 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/test_weights.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/tensor_parallel/test_gpt.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
-#include "lockstep/zero/coordinator/flat_param_buffer.h"
 
 namespace lockstep {
 namespace {
@@ -64,8 +63,6 @@ struct Job {
   std::function<void(AcceleratorOptions&)> change = nullptr;
 };
 
-using Weights = std::map<std::string, at::Tensor>;
-
 AcceleratorOptions options_of(const Job& job) {
   AcceleratorOptions options;
   options.mesh = job.mesh;
@@ -81,20 +78,6 @@ AcceleratorOptions options_of(const Job& job) {
     job.change(options);
   }
   return options;
-}
-
-/// Returns full copies of all parameters.
-Weights weights_of(Accelerator& accelerator, Gpt& model) {
-  const torch::NoGradGuard no_grad;
-  Weights weights;
-  const auto& objects = internal::AcceleratorInternals::objects(accelerator);
-  const zero::Gathered gathered(model->parameters(), /*writes=*/false);
-  for (const auto& item : model->named_parameters()) {
-    const at::Tensor own = item.value().detach().clone();
-    auto* const division = objects.division_of(item.value());
-    weights[item.key()] = division == nullptr ? own : division->full(item.value(), own);
-  }
-  return weights;
 }
 
 /// Trains for two passes of six batches; with `load_from` for the second one. Returns rank 0's
@@ -139,7 +122,7 @@ Weights train(const Job& job) {
         accelerator.save_state(job.save_to);
       }
     }
-    const Weights own = weights_of(accelerator, model);
+    const Weights own = weights_of(accelerator, *model);
     const std::lock_guard lock(mutex);
     if (result.empty()) {
       result = own;
@@ -152,10 +135,7 @@ Weights train(const Job& job) {
 }
 
 void expect_close(const Weights& got, const Weights& expected, double tolerance = 1e-12) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (const auto& [name, value] : expected) {
-    EXPECT_LE((got.at(name) - value).abs().max().item<double>(), tolerance) << name;
-  }
+  EXPECT_LE(largest_difference(got, expected), tolerance);
 }
 
 class OnAMesh : public testing::TestWithParam<std::pair<const char*, Job>> {};

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training with cp and sp equals training in one process on the global batch.
-#include <algorithm>
 #include <filesystem>
-#include <map>
 #include <mutex>
 #include <string>
 
@@ -11,8 +9,8 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/test_weights.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/context_parallel/sequence_scope.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
@@ -20,7 +18,6 @@
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/tensor_parallel/test_gpt.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
-#include "lockstep/zero/coordinator/flat_param_buffer.h"
 
 namespace lockstep::sequence_mesh {
 namespace {
@@ -53,8 +50,6 @@ struct Job {
   bool keeps_plain_arange = false;
 };
 
-using Weights = std::map<std::string, at::Tensor>;
-
 at::Tensor all_texts() {
   return at::randint(
       test_gpt::kWords,
@@ -84,19 +79,6 @@ AcceleratorOptions options_of(const Job& job) {
     options.zero = ZeroPlugin{.stage = job.zero_stage};
   }
   return options;
-}
-
-Weights weights_of(Accelerator& accelerator, Gpt& model) {
-  const torch::NoGradGuard no_grad;
-  Weights weights;
-  const auto& objects = internal::AcceleratorInternals::objects(accelerator);
-  const zero::Gathered gathered(model->parameters(), /*writes=*/false);
-  for (const auto& item : model->named_parameters()) {
-    const at::Tensor own = item.value().detach().clone();
-    auto* const division = objects.division_of(item.value());
-    weights[item.key()] = division == nullptr ? own : division->full(item.value(), own);
-  }
-  return weights;
 }
 
 Gpt make_gpt(bool checkpoints) {
@@ -180,7 +162,7 @@ Weights train(const Job& job) {
         accelerator.save_state(job.save_to);
       }
     }
-    const Weights own = weights_of(accelerator, model);
+    const Weights own = weights_of(accelerator, *model);
     const std::lock_guard lock(mutex);
     if (result.empty()) {
       result = own;
@@ -190,15 +172,6 @@ Weights train(const Job& job) {
     }
   });
   return result;
-}
-
-double largest_difference(const Weights& got, const Weights& expected) {
-  EXPECT_EQ(got.size(), expected.size());
-  double largest = 0;
-  for (const auto& [name, value] : expected) {
-    largest = std::max(largest, (got.at(name) - value).abs().max().item<double>());
-  }
-  return largest;
 }
 
 const Weights& trained_alone() {
