@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,15 +11,24 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/base/error.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/engine/checkpoint/checkpoint_options.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/setup/engine_setup.h"
+#include "lockstep/pipeline/stage.h"
 
 namespace lockstep {
+
+/// A pipeline::PipelineModule.
+template <typename Model>
+concept PipelineHandle = requires(const Model& model) {
+  model->stage()->line();
+};
 
 /// DeepSpeed's three-call training loop, configured by ds_config.json.
 ///
@@ -64,6 +74,32 @@ class Engine : public EngineCore {
     return result;
   }
 
+  /// Trains a pipeline for one update: forward and backward of gradient_accumulation_steps()
+  /// micro-batches, clipping, step and scheduler. Returns the mean loss of all ranks. `batch` has
+  /// as many inputs, read on the first rank of the pipeline, and targets, read on the last one.
+  /// Collective.
+  double train_batch(const pipeline::MicroBatches& batch) requires PipelineHandle<Model> {
+    set_micro_batches();
+    const at::Tensor loss = (*this)(batch);
+    backward(loss);
+    step();
+    return mean_of_ranks(loss);
+  }
+  /// Does the same with the next batches of a loader's iterator, which must have so many.
+  template <typename Iterator>
+  requires PipelineHandle<Model> && requires(Iterator& next) { (*next).target; }
+  double train_batch(Iterator& next) { return train_batch(micro_batches_of(next)); }
+  /// Computes the loss of a pipeline on so many micro-batches, without dropout and gradients.
+  /// Returns the mean of all ranks. Collective.
+  double eval_batch(const pipeline::MicroBatches& batch) requires PipelineHandle<Model> {
+    set_micro_batches();
+    const auto cast = accelerator().autocast();
+    return mean_of_ranks(at::scalar_tensor(model_->eval_batch(batch), at::kDouble));
+  }
+  template <typename Iterator>
+  requires PipelineHandle<Model> && requires(Iterator& next) { (*next).target; }
+  double eval_batch(Iterator& next) { return eval_batch(micro_batches_of(next)); }
+
   /// Returns the user's model; works after destroy(), too.
   const Model& module() const { return model_; }
   void train(bool on = true) {
@@ -91,6 +127,29 @@ class Engine : public EngineCore {
   }
 
  private:
+  void set_micro_batches() {
+    model_->stage()->set_micro_batches(static_cast<int>(gradient_accumulation_steps()));
+  }
+  double mean_of_ranks(const at::Tensor& loss) {
+    return accelerator().reduce(loss.detach(), ReduceOp::kAvg).template item<double>();
+  }
+  template <typename Iterator>
+  pipeline::MicroBatches micro_batches_of(Iterator& next) {
+    pipeline::MicroBatches batch;
+    for (int64_t i = 0; i < gradient_accumulation_steps(); ++i, ++next) {
+      if (next == std::default_sentinel) {
+        throw ConfigError(
+            "engine",
+            "the loader has ended within a batch of a pipeline; expected "
+            "gradient_accumulation_steps "
+            "micro-batches; begin another pass after the last full batch");
+      }
+      batch.inputs.push_back((*next).data);
+      batch.targets.push_back((*next).target);
+    }
+    return batch;
+  }
+
   Model model_;
 };
 
@@ -109,6 +168,9 @@ auto initialize(const Model& model, InitializeOptions options) {
     optimizer = std::get<1>(setup.accelerator().prepare(model, plain));
   } else {
     setup.accelerator().prepare(model);
+  }
+  if constexpr (PipelineHandle<Model>) {
+    setup.set_pipeline();
   }
   auto context = setup.finish(
       optimizer,

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/training_state/full_values.h"
+#include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/engine/checkpoint/engine_checkpointer.h"
@@ -30,7 +31,8 @@ std::vector<double> fastest_times(const std::vector<CommsLogRow>& rows, Accelera
   for (const CommsLogRow& row : rows) {
     mine[key_of(row)] = row.total_ms;
   }
-  const std::vector<nlohmann::json> all = accelerator.gather_object(mine);
+  Group group = accelerator.group();
+  const std::vector<nlohmann::json> all = gather_object(group, mine);
   std::vector<double> fastest_ms;
   for (const CommsLogRow& row : rows) {
     double least = row.total_ms;
@@ -63,7 +65,7 @@ struct EngineCore::Parts {
           "engine", "the engine has no optimizer, so no parameter is trained; pass one");
     }
     return {
-        context->accelerator->group(),
+        context->accelerator->mesh().replicas,
         context->optimizer,
         context->loss_scale(),
         backward->gradients_are_averaged()};

@@ -10,8 +10,17 @@
 
 namespace lockstep::pipeline {
 
-Chunk::Chunk(
-    std::function<at::Tensor(const at::Tensor& input)> function, std::vector<at::Tensor> tensors)
+Values::operator const at::Tensor&() const {
+  if (tensors.size() != 1) {
+    throw ConfigError(
+        "pipeline",
+        fmt::format(
+            "got {} tensors; expected one; take `const Values&` for several", tensors.size()));
+  }
+  return tensors.front();
+}
+
+Chunk::Chunk(std::function<Values(const Values& input)> function, std::vector<at::Tensor> tensors)
     : forward(std::move(function)), parameters(std::move(tensors)) {
   if (!forward) {
     throw ConfigError("pipeline", "a chunk has no function; expected its forward");
@@ -20,7 +29,9 @@ Chunk::Chunk(
 
 Chunk::Chunk(const torch::nn::Sequential& layers)
     : Chunk(
-          [shared = layers.ptr()](const at::Tensor& input) { return shared->forward(input); },
+          [shared = layers.ptr()](const at::Tensor& input) -> Values {
+            return shared->forward(input);
+          },
           layers->parameters()) {}
 
 Layers layers_of(const torch::nn::Sequential& model) {

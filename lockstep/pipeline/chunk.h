@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/modules/container/any.h>
@@ -15,16 +16,30 @@ namespace lockstep::pipeline {
 /// The layers of a model, in their order. Each takes one tensor and returns one.
 using Layers = std::vector<torch::nn::AnyModule>;
 
-/// A part of a model: a function of one tensor, and the parameters whose gradients it computes.
+/// What a chunk passes to the next one: a tensor, or several. Converts from a tensor and to one.
+struct Values {
+  Values() = default;
+  Values(at::Tensor tensor)  // NOLINT(google-explicit-constructor)
+      : tensors({std::move(tensor)}) {}
+  Values(std::vector<at::Tensor> several)  // NOLINT(google-explicit-constructor)
+      : tensors(std::move(several)) {}
+
+  /// Returns the only tensor. Throws ConfigError unless there is one.
+  operator const at::Tensor&() const;  // NOLINT(google-explicit-constructor)
+
+  std::vector<at::Tensor> tensors;  ///< A gradient that does not exist is undefined.
+};
+
+/// A part of a model: a function, and the parameters whose gradients it computes. A function of a
+/// tensor that returns one is also a function of Values.
 ///
-/// `forward` must not change its input in place: autograd refuses this for an input that requires a
-/// gradient. A tuple between chunks is not supported.
+/// `forward` may change an input in place that comes from another rank; of a chunk on the same rank
+/// autograd refuses it. Of several tensors that it returns, those that require a gradient get one.
 struct Chunk {
-  std::function<at::Tensor(const at::Tensor& input)> forward;
+  std::function<Values(const Values& input)> forward;
   std::vector<at::Tensor> parameters;
 
-  Chunk(
-      std::function<at::Tensor(const at::Tensor& input)> function, std::vector<at::Tensor> tensors);
+  Chunk(std::function<Values(const Values& input)> function, std::vector<at::Tensor> tensors);
   /// Makes a chunk of layers. It shares `layers`, so `layers->eval()` and `to()` affect it.
   explicit Chunk(const torch::nn::Sequential& layers);
 };

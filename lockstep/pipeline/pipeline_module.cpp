@@ -183,6 +183,14 @@ PipelineModuleImpl::PipelineModuleImpl(
 }
 
 double PipelineModuleImpl::eval_batch(const at::Tensor& inputs, const at::Tensor& targets) {
+  return evaluate([&] { return forward(inputs, targets); });
+}
+
+double PipelineModuleImpl::eval_batch(const MicroBatches& batch) {
+  return evaluate([&] { return forward(batch); });
+}
+
+double PipelineModuleImpl::evaluate(const std::function<at::Tensor()>& loss) {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
   for (const auto& module : modules(/*include_self=*/false)) {
@@ -197,9 +205,9 @@ double PipelineModuleImpl::eval_batch(const at::Tensor& inputs, const at::Tensor
     }
   };
   try {
-    const double loss = forward(inputs, targets).item<double>();
+    const double mean = loss().item<double>();
     restore();
-    return loss;
+    return mean;
   } catch (...) {
     restore();
     throw;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <variant>
@@ -81,12 +82,15 @@ class PipelineModuleImpl : public torch::nn::Module {
   at::Tensor forward(const MicroBatches& batch) { return stage_->forward(batch); }
   /// Returns the mean loss in evaluation mode, without gradients, and restores the mode.
   double eval_batch(const at::Tensor& inputs, const at::Tensor& targets);
+  double eval_batch(const MicroBatches& batch);
 
   /// Returns the places of the cuts; see Bounds.
   const Bounds& bounds() const { return bounds_; }
   std::shared_ptr<Stage> stage() const { return stage_; }
 
  private:
+  double evaluate(const std::function<at::Tensor()>& loss);
+
   Bounds bounds_;
   std::shared_ptr<Stage> stage_;
 };

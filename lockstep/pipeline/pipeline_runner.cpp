@@ -14,6 +14,7 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/pipeline/tensor_messages.h"
@@ -29,10 +30,34 @@ using pipeline_schedule::ScheduleShape;
 
 /// The state of a micro-batch in a chunk, from its forward to the end of its backward.
 struct Activation {
-  at::Tensor input;
-  at::Tensor output;    ///< The loss / micro-batches in the last chunk.
-  at::Tensor gradient;  ///< Of the output, between the two parts of a backward.
+  Values input;
+  Values output;    ///< The loss / micro-batches in the last chunk.
+  Values gradient;  ///< Of the output, between the two parts of a backward.
 };
+
+/// Returns a received tensor for a layer that may change it in place, which a leaf does not permit.
+/// It shares memory that nothing else reads.
+struct Received : torch::autograd::Function<Received> {
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* /*context*/, const at::Tensor& tensor) {
+    return tensor.tensor_data();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* /*context*/,
+      const torch::autograd::variable_list& gradients) {
+    return gradients;
+  }
+};
+
+bool any_requires_grad(const Values& values) {
+  return std::ranges::any_of(
+      values.tensors, [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+bool any_defined(const Values& values) {
+  return std::ranges::any_of(
+      values.tensors, [](const at::Tensor& tensor) { return tensor.defined(); });
+}
 
 /// The trained parameters of a chunk, and the sums of their gradients so far.
 struct ChunkGradients {
@@ -173,26 +198,38 @@ class BatchRun {
     return tag(message.chunk - (of_previous ? 1 : 0), message.micro_batch, gradient);
   }
 
-  /// Returns a tensor that another chunk has computed.
-  at::Tensor take(int tag) {
+  /// Returns tensors that another chunk has computed.
+  Values take(int tag) {
     return shape_.ranks == 1 ? results_.extract(tag).mapped() : messages_.take(tag);
   }
 
-  at::Tensor input_of(const Action& action) {
+  Values input_of(const Action& action) {
     if (action.chunk == 0) {
       return batch_.inputs[static_cast<size_t>(action.micro_batch)].detach();
     }
-    const at::Tensor tensor = take(tag(action.chunk - 1, action.micro_batch, false));
-    // A leaf of this chunk's graph, also if the chunk before it is on this rank.
-    return tensor.detach().requires_grad_(trains() && tensor.requires_grad());
+    Values input;
+    for (const at::Tensor& tensor :
+         take(tag(action.chunk - 1, action.micro_batch, false)).tensors) {
+      // A leaf of this chunk's graph, also if the chunk before it is on this rank.
+      input.tensors.push_back(tensor.detach().requires_grad_(trains() && tensor.requires_grad()));
+    }
+    return input;
   }
 
   void forward(const Action& action) {
     Activation& activation = activations_[Place(action.chunk, action.micro_batch)];
     peak_activations_ = std::max(peak_activations_, activations_.size());
     activation.input = input_of(action);
-    activation.output = chunk_of(action).forward(activation.input);
-    if (!activation.output.defined()) {
+    Values given = activation.input;
+    for (at::Tensor& tensor : given.tensors) {
+      if (shape_.ranks > 1 && tensor.requires_grad()) {
+        tensor = Received::apply(tensor);
+      }
+    }
+    activation.output = chunk_of(action).forward(given);
+    const std::vector<at::Tensor>& outputs = activation.output.tensors;
+    if (outputs.empty() ||
+        !std::ranges::all_of(outputs, [](const at::Tensor& each) { return each.defined(); })) {
       throw ConfigError(
           "pipeline",
           fmt::format(
@@ -208,7 +245,7 @@ class BatchRun {
     }
   }
 
-  at::Tensor loss_of(const at::Tensor& output, int micro_batch) {
+  at::Tensor loss_of(const Values& output, int micro_batch) {
     const at::Tensor loss = loss_(output, batch_.targets[static_cast<size_t>(micro_batch)]);
     if (!loss.defined() || loss.numel() != 1) {
       throw ConfigError(
@@ -237,9 +274,9 @@ class BatchRun {
       activation.gradient = take(tag(action.chunk, action.micro_batch, true));
     }
     const bool splits = action.kind == ActionKind::kBackwardInput;
-    at::Tensor input_gradient;
-    if (!activation.output.requires_grad() || (!is_last && !activation.gradient.defined())) {
-      activation.output.reset();  // No gradient passes this chunk.
+    Values input_gradient(std::vector<at::Tensor>(activation.input.tensors.size()));
+    if (!any_requires_grad(activation.output) || (!is_last && !any_defined(activation.gradient))) {
+      activation.output = {};  // No gradient passes this chunk.
     } else {
       ChunkGradients& weights = gradients_[index_of(action)];
       const bool keeps_graph = splits && !weights.parameters.empty();
@@ -255,39 +292,61 @@ class BatchRun {
 
   void backward_weight(const Action& action) {
     const auto place = activations_.find(Place(action.chunk, action.micro_batch));
-    if (place->second.output.defined()) {
+    if (any_defined(place->second.output)) {
       differentiate(place->second, &gradients_[index_of(action)], false, false);
     }
     activations_.erase(place);
   }
 
-  /// Adds the gradients of `weights`, unless it is null, and returns that of the input; undefined
-  /// without `of_input`. Hooks on the parameters' gradients do not run: the gradients are not
+  /// Adds the gradients of `weights`, unless it is null, and returns those of the input; undefined
+  /// ones without `of_input`. Hooks on the parameters' gradients do not run: the gradients are not
   /// complete yet.
-  static at::Tensor differentiate(
+  static Values differentiate(
       const Activation& activation, ChunkGradients* weights, bool of_input, bool keeps_graph) {
-    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> variables;
     if (weights != nullptr) {
-      inputs = weights->parameters;
+      variables = weights->parameters;
     }
-    const bool has_input = of_input && activation.input.requires_grad();
-    if (has_input) {
-      inputs.push_back(activation.input);
+    const size_t count = variables.size();
+    for (const at::Tensor& input : activation.input.tensors) {
+      if (of_input && input.requires_grad()) {
+        variables.push_back(input);
+      }
     }
-    if (inputs.empty()) {
-      return {};
+    Values of_inputs(std::vector<at::Tensor>(activation.input.tensors.size()));
+    if (variables.empty()) {
+      return of_inputs;
+    }
+    std::vector<at::Tensor> outputs;
+    std::vector<at::Tensor> of_outputs;
+    for (size_t i = 0; i < activation.output.tensors.size(); ++i) {
+      // The loss has no gradient. Outputs that do not reach the loss have none either.
+      const bool is_loss = activation.gradient.tensors.empty();
+      if (activation.output.tensors[i].requires_grad() &&
+          (is_loss || activation.gradient.tensors.at(i).defined())) {
+        outputs.push_back(activation.output.tensors[i]);
+        of_outputs.push_back(is_loss ? at::Tensor() : activation.gradient.tensors[i]);
+      }
+    }
+    if (outputs.empty()) {
+      return of_inputs;
     }
     const std::vector<at::Tensor> gradients = torch::autograd::grad(
-        {activation.output},
-        inputs,
-        {activation.gradient},
+        outputs,
+        variables,
+        of_outputs,
         keeps_graph,
         /*create_graph=*/false,
         /*allow_unused=*/true);
-    for (size_t i = 0; weights != nullptr && i < weights->parameters.size(); ++i) {
+    for (size_t i = 0; i < count; ++i) {
       ChunkGradients::add(weights->sums[i], gradients[i]);
     }
-    return has_input ? gradients.back() : at::Tensor();
+    for (size_t i = 0, next = count; next < gradients.size(); ++i) {
+      if (activation.input.tensors[i].requires_grad()) {
+        of_inputs.tensors[i] = gradients[next++];
+      }
+    }
+    return of_inputs;
   }
 
   const std::vector<Chunk>& chunks_;
@@ -300,7 +359,7 @@ class BatchRun {
   TensorMessages messages_;
   std::vector<ChunkGradients> gradients_;  ///< For each chunk of this rank.
   std::map<Place, Activation> activations_;
-  std::map<int, at::Tensor> results_;  ///< For other chunks: by tag.
+  std::map<int, Values> results_;  ///< For other chunks: by tag.
   std::vector<at::Tensor> losses_;
   size_t peak_activations_ = 0;
 };
@@ -345,7 +404,6 @@ PipelineRunner::PipelineRunner(
     const ScheduleShape& shape,
     std::optional<at::Device> device)
     : chunks_(std::move(chunks)), line_(std::move(line)), shape_(shape), device_(device) {
-  const ActionLists computations = pipeline_schedule::compute_actions(shape);
   if (shape.ranks != line_.size()) {
     throw ConfigError(
         "pipeline",
@@ -362,9 +420,17 @@ PipelineRunner::PipelineRunner(
             chunks_.size(),
             shape.chunks_per_rank));
   }
+  set_micro_batches(shape.micro_batches);
+}
+
+void PipelineRunner::set_micro_batches(int micro_batches) {
+  ScheduleShape shape = shape_;
+  shape.micro_batches = micro_batches;
+  const ActionLists computations = pipeline_schedule::compute_actions(shape);
   const auto rank = static_cast<size_t>(line_.rank());
   training_ = pipeline_schedule::add_messages(computations)[rank];
   evaluation_ = pipeline_schedule::add_messages(forwards_of(computations))[rank];
+  shape_ = shape;
 }
 
 BatchGradients PipelineRunner::compute_gradients(

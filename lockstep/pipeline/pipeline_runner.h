@@ -12,8 +12,8 @@
 namespace lockstep::pipeline {
 
 /// Computes the loss of one micro-batch: a tensor with one element, which must require a gradient
-/// in training.
-using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+/// in training. It may take `const at::Tensor& output`.
+using LossFunction = std::function<at::Tensor(const Values& output, const at::Tensor& target)>;
 
 /// The batch of a call: one tensor for each micro-batch.
 struct MicroBatches {
@@ -35,10 +35,10 @@ struct BatchGradients {
 /// Guarantee: the loss and the gradients are those of one process that calls
 /// `(loss / micro_batches).backward()` for one micro-batch after another; each rank has the
 /// gradients of its own chunks. Only dropout and other random numbers differ, since each rank draws
-/// its own. Shapes and dtypes may change between micro-batches and between chunks.
+/// its own. Numbers of tensors, shapes and dtypes may change between micro-batches and chunks.
 ///
-/// Frozen layers, and chunks without parameters, are permitted. If the output of a chunk requires
-/// no gradient, a message says so, and no gradient is computed before it. Of a parameter that
+/// Frozen layers, and chunks without parameters, are permitted. If no output of a chunk requires a
+/// gradient, a message says so, and no gradient is computed before it. Of a parameter that
 /// chunks on several ranks share, each rank gets its own part of the gradient; Stage adds them.
 ///
 /// Cost: for p > 1 ranks with v chunks each, a micro-batch sends (pv - 1) activations and as many
@@ -81,6 +81,10 @@ class PipelineRunner {
   /// Computes the loss without gradients, and otherwise does the same as train_batch. It does not
   /// change the modules' mode: call `eval()` on them before, and `train()` after it.
   double eval_batch(const MicroBatches& batch, const LossFunction& loss);
+
+  /// Sets the number of micro-batches of later calls, on all ranks alike. Throws ConfigError as the
+  /// constructor does.
+  void set_micro_batches(int micro_batches);
 
   /// Returns the most activations that the last train_batch held at once, counted for each chunk.
   int peak_activations() const { return peak_activations_; }

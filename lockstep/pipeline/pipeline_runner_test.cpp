@@ -404,6 +404,62 @@ TEST(PipelineRunner, TakesFunctionsAndDtypesThatChangeBetweenChunks) {
   });
 }
 
+TEST(PipelineRunner, PassesSeveralTensorsWhichTheNextChunkMayChange) {
+  const ScheduleShape shape{ScheduleKind::kZeroBubble, 2, 1, 2};
+  ranks(2, [&](const Group& line) {
+    const at::Tensor weight = at::full({3}, 2.0, at::kDouble).requires_grad_();
+    std::vector<Chunk> chunks;
+    if (line.rank() == 0) {
+      chunks.emplace_back(
+          [=](const Values& input) -> Values {
+            const at::Tensor& x = input;
+            Values several(std::vector<at::Tensor>{x * weight, at::arange(3), x + weight});
+            if (x[0].item<double>() > 1) {
+              several.tensors.pop_back();  // Their number may change.
+            }
+            return several;
+          },
+          std::vector<at::Tensor>{weight});
+    } else {
+      chunks.emplace_back(
+          [=](const Values& input) -> Values {
+            // The third one does not reach the loss.
+            return input.tensors[0].mul_(input.tensors[1]) * weight;
+          },
+          std::vector<at::Tensor>{weight});
+    }
+    const MicroBatches batch{
+        .inputs = {at::ones({3}, at::kDouble), at::full({3}, 3.0, at::kDouble)},
+        .targets = {at::ones({1}), at::ones({1})}};
+    PipelineRunner runner(std::move(chunks), line, shape);
+    const double loss = runner.train_batch(
+        part_of(batch, line),
+        [](const at::Tensor& output, const at::Tensor&) { return output.sum(); });
+    EXPECT_EQ(loss, (0 + 1 + 2) * 4 * (1 + 3) / 2.0);
+    EXPECT_TRUE(weight.grad().equal(at::arange(3, at::kDouble) * 2 * (1 + 3) / 2.0));
+  });
+}
+
+TEST(PipelineRunner, RefusesSeveralTensorsWhereOneIsExpected) {
+  ranks(1, [](const Group& line) {
+    std::vector<Chunk> chunks;
+    chunks.emplace_back(
+        [](const Values& input) -> Values {
+          return std::vector<at::Tensor>{input.tensors[0], input.tensors[0]};
+        },
+        std::vector<at::Tensor>{});
+    PipelineRunner runner(std::move(chunks), line, {ScheduleKind::k1F1B, 1, 1, 1});
+    try {
+      runner.eval_batch(
+          {.inputs = {at::ones({1})}, .targets = {at::ones({1})}},
+          [](const at::Tensor& output, const at::Tensor&) { return output.sum(); });
+      ADD_FAILURE() << "two tensors were taken for one";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("got 2 tensors; expected one"));
+    }
+  });
+}
+
 std::string error_of(
     int size,
     const std::function<void(Group)>& body,

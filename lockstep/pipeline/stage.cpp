@@ -157,6 +157,14 @@ void Stage::find_tied(const NamedTensors& parameters) {
   }
 }
 
+void Stage::set_micro_batches(int micro_batches) {
+  if (micro_batches == shape_.micro_batches) {
+    return;
+  }
+  runner_.set_micro_batches(micro_batches);
+  shape_.micro_batches = micro_batches;
+}
+
 at::Tensor Stage::forward(const MicroBatches& batch) {
   if (!c10::GradMode::is_enabled()) {
     return at::full({}, runner_.eval_batch(batch, loss_), at::kDouble);

@@ -53,6 +53,10 @@ class Stage {
   /// loss and its gradients do not contain it. It must be equal on all ranks.
   void set_loss_scale(std::function<double()> scale) { loss_scale_ = std::move(scale); }
 
+  /// Sets the number of micro-batches of later batches, on all ranks alike. Throws ConfigError for
+  /// one that the schedule cannot have.
+  void set_micro_batches(int micro_batches);
+
   /// Gives all copies of tied parameters the first rank's values. Collective over the line.
   void make_copies_equal();
   /// Returns `tensors` under their names in the full model.

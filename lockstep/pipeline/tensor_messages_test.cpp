@@ -48,6 +48,34 @@ TEST(PipelineTensorMessages, CarryAnyShapeAndDtype) {
   });
 }
 
+TEST(PipelineTensorMessages, CarryAnyNumberOfTensors) {
+  const std::vector<std::vector<at::Tensor>> messages_sent = {
+      {at::arange(3), at::Tensor(), at::ones({2, 2}).requires_grad_()}, {}, {at::ones({1})}};
+  ranks(2, [&](const Group& group) {
+    TensorMessages messages(group, at::kCPU);
+    for (size_t i = 0; i < messages_sent.size(); ++i) {
+      const int tag = static_cast<int>(i);
+      if (group.rank() == 0) {
+        messages.send(messages_sent[i], 1, tag);
+      } else {
+        messages.receive(0, tag);
+      }
+    }
+    for (size_t i = messages_sent.size(); group.rank() == 1 && i-- > 0;) {
+      const Values got = messages.take(static_cast<int>(i));
+      ASSERT_EQ(got.tensors.size(), messages_sent[i].size());
+      for (size_t j = 0; j < got.tensors.size(); ++j) {
+        ASSERT_EQ(got.tensors[j].defined(), messages_sent[i][j].defined());
+        if (got.tensors[j].defined()) {
+          EXPECT_TRUE(got.tensors[j].equal(messages_sent[i][j]));
+          EXPECT_EQ(got.tensors[j].requires_grad(), messages_sent[i][j].requires_grad());
+        }
+      }
+    }
+    messages.finish();
+  });
+}
+
 TEST(PipelineTensorMessages, CrossEachOther) {
   ranks(2, [](const Group& group) {
     TensorMessages messages(group, at::kCPU);

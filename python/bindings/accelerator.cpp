@@ -28,6 +28,7 @@
 #include "python/bindings/models.h"
 #include "python/bindings/optimizers.h"
 #include "python/bindings/options.h"
+#include "python/bindings/pipeline.h"
 
 namespace lockstep::python {
 namespace {
@@ -72,7 +73,10 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
             internal::GivenObjects objects;
             for (const py::object& model : models) {
               give_expert_group(model, self.mesh().experts);
-              objects.models.push_back(given_model(model));
+              internal::GivenModel& given = objects.models.emplace_back(given_model(model));
+              if (Internals::objects(self).find_model(given.id) == nullptr) {
+                given.pipeline = connect_pipeline(model, self.mesh().pipeline);
+              }
             }
             for (const auto& loader : loaders) {
               objects.loaders.push_back(loader->core());
@@ -124,6 +128,8 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
       .def_property_readonly("data_group", [](Accelerator& self) { return self.mesh().data; })
       .def_property_readonly(
           "divides_models", [](Accelerator& self) { return self.mesh().tensor.size() > 1; })
+      .def_property_readonly(
+          "pipeline_group", [](Accelerator& self) { return self.mesh().pipeline; })
       .def_property_readonly(
           "divides_experts", [](Accelerator& self) { return self.mesh().experts.size() > 1; })
       .def_property_readonly(

@@ -58,6 +58,7 @@ void bind_loaders(py::module_& module);
 void bind_accelerator(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_experts(py::module_& module);
+void bind_pipeline(py::module_& module);
 void bind_tracking(py::module_& module);
 void bind_weights(py::module_& module);
 void bind_sequences(py::module_& module);

@@ -29,6 +29,7 @@
 #include "python/bindings/json.h"
 #include "python/bindings/models.h"
 #include "python/bindings/optimizers.h"
+#include "python/bindings/pipeline.h"
 
 namespace lockstep::python {
 namespace {
@@ -203,11 +204,13 @@ Initialized initialize(
     const WorldSpec& world,
     const Group& group,
     const std::vector<std::shared_ptr<internal::ZeroInit>>& zero_inits) {
-  const internal::GivenModel given = given_model(model);
+  internal::GivenModel given = given_model(model);
   InitializeOptions options;
-  // As with DeepSpeed, the layers have the number of processes that divide their experts.
-  if (const int ep = expert_ranks_of(model); ep > 1) {
-    options.accelerator.mesh = MeshShape{.ep = ep};
+  // As with DeepSpeed, the layers have the number of processes that divide them or their experts.
+  const int ep = expert_ranks_of(model);
+  const int pp = pipeline_stages_of(model);
+  if (ep * pp > 1) {
+    options.accelerator.mesh = MeshShape{.pp = pp, .ep = ep};
   }
   std::optional<py::gil_scoped_release> no_gil(std::in_place);
   options.config = config_path;
@@ -218,7 +221,11 @@ Initialized initialize(
   EngineSetup setup(std::move(options), given.parameters(), given.buffers(), given.classes());
   no_gil.reset();
   give_expert_group(model, setup.accelerator().mesh().experts);
+  given.pipeline = connect_pipeline(model, setup.accelerator().mesh().pipeline);
   no_gil.emplace();
+  if (given.pipeline) {
+    setup.set_pipeline();
+  }
   Initialized result;
   internal::GivenObjects objects;
   objects.models.push_back(given);

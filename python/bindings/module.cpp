@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, module) {
   bind_accelerator(module);
   bind_engine(module);
   bind_experts(module);
+  bind_pipeline(module);
   bind_weights(module);
   bind_sequences(module);
 }

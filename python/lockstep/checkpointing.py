@@ -127,7 +127,8 @@ class PythonState:
         models = list(accelerator._models)
         # Those of a divided model are put together, so that a hook never saves a part of them.
         core = accelerator._core
-        divides, shards = core.divides_models or core.divides_experts, core.shards_parameters
+        divides = core.divides_models or core.divides_experts or core.pipeline_group.size > 1
+        shards = core.shards_parameters
         weights: list[Any] = [
             None if shards else accelerator.get_state_dict(model) if divides else model.state_dict() for model in models
         ]

@@ -11,9 +11,9 @@ __all__ = ["prepare_pippy"]
 
 
 def prepare_pippy(*args: Any, **kwargs: Any) -> NoReturn:
-    """Throws ConfigError: Lockstep has no pipeline parallelism."""
+    """Throws ConfigError: Lockstep cuts models that are lists of layers only."""
     del args, kwargs
     raise ConfigError(
-        "[prepare_pippy] Lockstep has no pipeline parallelism; use torch.distributed.pipelining, or "
-        "split_between_processes, which gives each process a share of the inputs"
+        "[prepare_pippy] Lockstep does not cut a model that is no list of layers; use lockstep.deepspeed.pipe.PipelineModule, "
+        "torch.distributed.pipelining, or split_between_processes, which gives each process a share of the inputs"
     )

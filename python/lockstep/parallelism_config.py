@@ -11,10 +11,10 @@ from torch.distributed import device_mesh as meshes
 
 from ._core import ConfigError
 
-__all__ = ["DeepSpeedSequenceParallelConfig", "ParallelismConfig", "TorchContextParallelConfig"]
+__all__ = ["DeepSpeedSequenceParallelConfig", "ParallelismConfig", "TorchContextParallelConfig", "launched_size"]
 
 _WHERE = "ParallelismConfig"
-_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp", "ep")  # Of the mesh's dimensions.
+_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp", "ep")  # Of the mesh's dimensions.
 
 
 def _launched_sizes() -> dict[str, int]:
@@ -26,6 +26,12 @@ def _launched_sizes() -> dict[str, int]:
             raise ConfigError(f"[LOCKSTEP_MESH] the mesh has '{part}'; expected NAME=SIZE with one of {', '.join(_ORDER)}")
         sizes[f"{name}_size"] = int(size)
     return sizes
+
+
+def launched_size(name: str) -> int | None:
+    """Returns the size of a dimension, such as "pp_size", of `lockstep launch --mesh`; None if the job has no such mesh."""
+    sizes = _launched_sizes()
+    return sizes.get(name, 1) if sizes else None
 
 
 def _size(name: str, given: int | None) -> int:
@@ -106,6 +112,8 @@ class ParallelismConfig:
     `ep_size` processes with consecutive numbers, each with samples of its own, divide the experts of layers such as
     lockstep.deepspeed.moe.layer.MoE; Accelerate lacks it.
 
+    `pp_size` is the number of stages of a pipeline, lockstep.deepspeed.pipe.PipelineModule; Accelerate lacks it, too.
+
     `cp_size` or `sp_size` processes divide each sequence within Accelerator.maybe_context_parallel(): `cp_size` by ring
     attention, with any number of heads; `sp_size` by DeepSpeed's Ulysses. `cp_handler` is a TorchContextParallelConfig,
     `sp_handler` a DeepSpeedSequenceParallelConfig.
@@ -122,10 +130,12 @@ class ParallelismConfig:
     cp_handler: Any = None
     sp_handler: Any = None
     ep_size: int = None  # type: ignore[assignment]
+    pp_size: int = None  # type: ignore[assignment]
+    _pipeline: dict[str, int | None] = field(default_factory=dict, init=False, repr=False, compare=False)  # MegatronLMPlugin's.
     device_mesh: meshes.DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "ep_size"):
+        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "ep_size", "pp_size"):
             setattr(self, name, _size(name, getattr(self, name)))
         if self.cp_size > 1 and self.sp_size > 1:
             raise ConfigError(
@@ -152,7 +162,7 @@ class ParallelismConfig:
 
     @property
     def non_data_parallel_size(self) -> int:
-        return self.tp_size * self.cp_size * self.sp_size
+        return self.pp_size * self.tp_size * self.cp_size * self.sp_size
 
     @property
     def total_size(self) -> int:
@@ -169,6 +179,10 @@ class ParallelismConfig:
     @property
     def tp_enabled(self) -> bool:
         return self.tp_size > 1
+
+    @property
+    def pp_enabled(self) -> bool:
+        return self.pp_size > 1
 
     @property
     def cp_enabled(self) -> bool:
@@ -193,7 +207,7 @@ class ParallelismConfig:
     @property
     def non_dp_dim_names(self) -> list[str]:
         """The dimensions whose processes get the same batches."""
-        return [name for name in ("tp", "cp", "sp") if getattr(self, f"{name}_size") > 1]
+        return [name for name in ("tp", "cp", "sp", "pp") if getattr(self, f"{name}_size") > 1]
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
@@ -269,7 +283,8 @@ class ParallelismConfig:
         if self.total_size != num_processes:
             raise ConfigError(
                 f"[{_WHERE}] dp_replicate_size {self.dp_replicate_size} times dp_shard_size {self.dp_shard_size} times "
-                f"cp_size {self.cp_size} times sp_size {self.sp_size} times tp_size {self.tp_size} is {self.total_size}; "
+                f"cp_size {self.cp_size} times sp_size {self.sp_size} times tp_size {self.tp_size} "
+                f"{f'times pp_size {self.pp_size} ' if self.pp_enabled else ''}is {self.total_size}; "
                 f"expected the number of processes, {num_processes}"
             )
         if self.dp_shard_enabled and not shards:

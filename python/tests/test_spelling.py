@@ -32,7 +32,7 @@ NOT_IN_PYTHON = {
     "classes and functions that only C++ has": (
         "lockstep/accelerator/executable_batch_size.cpp lockstep/accelerator/loop/scheduler.cpp "
         "lockstep/accelerator/profile/ lockstep/accelerator/sequence_state.cpp lockstep/base/program/ "
-        "lockstep/accelerator/prepare/pipeline_stage.cpp lockstep/expert_parallel/moe.cpp lockstep/pipeline/ "
+        "lockstep/expert_parallel/moe.cpp lockstep/pipeline/pipeline_module.cpp lockstep/pipeline/tensor_messages.cpp "
         "lockstep/data/loader/from_torch lockstep/data/loader/loader_checks.cpp lockstep/data/loader/sequence_dataset.cpp "
         "lockstep/data/loader/tensor_serializer.cpp lockstep/engine/setup/accelerator_options.cpp "
         "lockstep/engine/setup/init_distributed.cpp lockstep/optim/rules/mup.cpp lockstep/precision/ "
@@ -65,7 +65,7 @@ SEEN_IN_CPP_ONLY = (
     "set FsdpPlugin::",  # Notes of `lockstep config --import`.
     "open an ActivationCheckpointing::Scope with cpu_checkpointing in the program",
     "call activation_checkpoint(module, x) in the program",
-    "that of the other stages of the pipeline would be lost",  # Python's meshes have no pp.
+    "take `const Values&` for several",  # Python's chunks return lists.
     "' && name.back() == '",  # Code between two characters.
 )
 CPP = re.compile(r"\w::|->|\bk[A-Z][a-z]\w*|\bstd\b|make_shared|\{\.|\w+Options\b|NoGradGuard|nullptr|auto \[|= (?:true|false)\b")

@@ -27,19 +27,20 @@ void expect_fitting_model(const RunContext& context, const GivenModel& model, bo
       stages > 1 && !model.pipeline,
       fmt::format(
           "the mesh {} divides the layers of a model, but this model is no pipeline; expected a "
-          "pipeline::PipelineModule, or a mesh without pp",
+          "PipelineModule, or a mesh without pp",
           mesh));
   refuse(
       stages > 1 && !is_first,
       fmt::format(
-          "the mesh {} has pp, which is for one model, and another one is prepared already; use "
-          "another Accelerator(options, first.world(), first.group()) for each further model",
+          "the mesh {} has pp, which is for one model, and another one is prepared already; "
+          "prepare "
+          "each further model by an Accelerator of its own",
           mesh));
   refuse(
       model.pipeline && model.pipeline->line().size() != stages,
       fmt::format(
-          "the pipeline has {} stages, but the mesh of this Accelerator {}; construct it with "
-          "accelerator.mesh()",
+          "the pipeline has {} stages, but the mesh of this Accelerator {}; expected the "
+          "same; construct the pipeline for this mesh",
           model.pipeline ? model.pipeline->line().size() : 0,
           stages));
   refuse(

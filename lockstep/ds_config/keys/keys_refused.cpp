@@ -14,7 +14,7 @@ void add_unsupported(std::vector<KeySpec>& keys) {
       "autotuning",
       "Lockstep has no autotuning; lockstep estimate-memory shows which stage and batch fit; "
       "delete it"));
-  keys.push_back(refused("pipeline", "Lockstep has no pipeline stages; use ZeRO stage 3 instead"));
+  keys.push_back(refused("pipeline", "arguments of PipelineModule say it; delete it"));
   keys.push_back(
       refused("tensor_parallel", "Lockstep has no tensor parallelism; use ZeRO stage 3 instead"));
   keys.push_back(refused("expert_parallel", "Lockstep has no expert parallelism; delete it"));

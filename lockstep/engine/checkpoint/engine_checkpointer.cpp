@@ -11,6 +11,7 @@
 
 #include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/training_state/non_finite_json.h"
+#include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/call_scope.h"
@@ -77,7 +78,8 @@ fs::path EngineCheckpointer::save(
 std::string EngineCheckpointer::tag_of_rank_0(const std::string& own_tag) {
   std::vector<std::string> tags;
   bool differ = false;
-  for (const nlohmann::json& tag : context_.accelerator->gather_object(own_tag)) {
+  Group group = context_.accelerator->group();
+  for (const nlohmann::json& tag : gather_object(group, own_tag)) {
     tags.push_back(tag.get<std::string>());
     differ = differ || tags.back() != tags.front();
   }

@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/atomic_file.h"
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
@@ -132,7 +133,8 @@ void LatestTag::write(const fs::path& save_dir, const std::string& tag) const {
 
 std::string LatestTag::read(const fs::path& load_dir) const {
   const std::string own = is_writer() ? tag_in(load_dir).value_or("") : "";
-  const std::vector<nlohmann::json> all = accelerator_.gather_object(own);
+  Group group = accelerator_.group();  // Also the stages of a pipeline.
+  const std::vector<nlohmann::json> all = gather_object(group, own);
   if (!on_each_host_) {
     return all.front().get<std::string>();
   }

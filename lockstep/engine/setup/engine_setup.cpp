@@ -80,6 +80,13 @@ std::shared_ptr<CommsLog> make_comms_log(const ds_config::CommsLoggerSection& se
   return std::make_shared<CommsLog>(std::move(options));
 }
 
+/// Returns how many ranks of a job compute samples of their own. A mesh that the job cannot have is
+/// refused later, by the Accelerator.
+int data_ranks(const AcceleratorOptions& options, int ranks) {
+  const MeshShape mesh = options.mesh.value_or(mesh_from_environment(Environment::process()));
+  return std::max(1, ranks / mesh.without_data().ranks());
+}
+
 }  // namespace
 
 EngineSetup::EngineSetup(
@@ -89,7 +96,9 @@ EngineSetup::EngineSetup(
     const internal::NamedClasses& modules)
     : given_(std::move(options)) {
   // Before anything collective, so that no rank waits for one with an invalid file.
-  const int ranks = given_.connected ? given_.connected->world.size : world_to_connect().size;
+  const int ranks = data_ranks(
+      given_.accelerator,
+      given_.connected ? given_.connected->world.size : world_to_connect().size);
   context_ = std::make_shared<EngineContext>(
       ds_config::resolve_ds_config(read_config_document(given_), ranks), ranks);
   const ds_config::DsConfig& config = context_->config;
@@ -136,14 +145,19 @@ void EngineSetup::create_accelerator() {
   context.accelerator =
       std::make_unique<Accelerator>(std::move(options), given_.connected->world, std::move(group));
   const MeshShape& mesh = context.accelerator->mesh().shape;
-  if (mesh.pp * mesh.cp * mesh.sp * mesh.tp > 1) {
+  if (mesh.cp * mesh.sp * mesh.tp > 1) {
     throw ConfigError(
         "initialize",
         fmt::format(
-            "an engine trains data parallel models, which may divide experts; got the mesh {}; use "
-            "an Accelerator without a ds_config, or a mesh of dp_replicate, dp_shard and ep",
+            "an engine trains data parallel models, which may divide experts, and pipelines; got "
+            "the mesh {}; use an Accelerator without a ds_config, or a mesh of pp, dp_replicate, "
+            "dp_shard and ep",
             mesh_text(mesh)));
   }
+}
+
+void EngineSetup::set_pipeline() const {
+  context_->counter.set_steps_all_at_once();
 }
 
 /// Freezes the parameters of a model for inference: in stage 3, without an optimizer.

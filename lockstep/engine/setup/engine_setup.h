@@ -28,6 +28,8 @@ class EngineSetup {
       const internal::NamedClasses& modules);
 
   Accelerator& accelerator() const;
+  /// Says that the model is a pipeline, of which each step is an update of all micro-batches.
+  void set_pipeline() const;
   /// Returns the program's optimizer, or the file's for `parameters`; null if there is neither.
   std::shared_ptr<torch::optim::Optimizer> optimizer_for(NamedTensors parameters) const;
   /// Prepares the scheduler, and returns all objects. The functions return the model's parameters

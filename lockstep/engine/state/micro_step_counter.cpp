@@ -43,13 +43,15 @@ void MicroStepCounter::set_micro_batch_size(int64_t size) {
 
 bool MicroStepCounter::is_boundary() const {
   return boundary_.value_or(
-      !counts_boundary_ || (counts_.micro_steps + 1) % gradient_accumulation_steps_ == 0);
+      steps_all_at_once_ || !counts_boundary_ ||
+      (counts_.micro_steps + 1) % gradient_accumulation_steps_ == 0);
 }
 
 void MicroStepCounter::end_update(bool was_applied) {
   ++counts_.global_steps;
-  counts_.global_samples +=
-      counts_boundary_ ? train_batch_size() : micro_batch_size_ * ranks_ * backward_passes_;
+  counts_.global_samples += counts_boundary_ || steps_all_at_once_
+                                ? train_batch_size()
+                                : micro_batch_size_ * ranks_ * backward_passes_;
   backward_passes_ = 0;
   counts_.skipped_steps += was_applied ? 0 : 1;
 }

@@ -28,6 +28,10 @@ class MicroStepCounter {
   int64_t micro_batch_size() const { return micro_batch_size_; }
   /// Returns the micro-steps in an update.
   int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
+  /// Makes each step an update of all micro-steps, as with a pipeline.
+  void set_steps_all_at_once() { steps_all_at_once_ = true; }
+  /// Returns the number of losses whose mean an update minimises.
+  int64_t losses_in_update() const { return steps_all_at_once_ ? 1 : gradient_accumulation_steps_; }
   /// Changes the micro-steps in an update. Throws ConfigError unless ranks times micro-batch divide
   /// `size`.
   void set_train_batch_size(int64_t size);
@@ -43,11 +47,14 @@ class MicroStepCounter {
   void set_counts(const TrainingCounts& counts) { counts_ = counts; }
   /// Counts a backward pass: without managed accumulation an update has one micro-batch for each.
   void end_backward() { ++backward_passes_; }
-  void end_micro_step() { ++counts_.micro_steps; }
+  void end_micro_step() {
+    counts_.micro_steps += steps_all_at_once_ ? gradient_accumulation_steps_ : 1;
+  }
   void end_update(bool was_applied);
 
  private:
   int ranks_;
+  bool steps_all_at_once_ = false;
   bool counts_boundary_;  ///< managed_gradient_accumulation; without it each step is an update.
   int64_t gradient_accumulation_steps_;
   int64_t micro_batch_size_;

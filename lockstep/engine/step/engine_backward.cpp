@@ -83,14 +83,14 @@ at::Tensor EngineBackward::part_of_update(
             loss.defined() ? fmt::format("{}", loss.numel()) : "none"));
   }
   drop_unfinished_backward();
-  const int64_t micro_steps = context_.counter.gradient_accumulation_steps();
-  return scale_wrt_gas && micro_steps > 1 ? at::div(loss, static_cast<double>(micro_steps)) : loss;
+  const int64_t losses = context_.counter.losses_in_update();
+  return scale_wrt_gas && losses > 1 ? at::div(loss, static_cast<double>(losses)) : loss;
 }
 
-/// Multiplies by the ranks if gradients are summed: the reduction divides by them.
+/// Multiplies by the ranks if gradients are summed: the reduction divides by those that average.
 at::Tensor EngineBackward::scaled_for_reduction(const at::Tensor& part) const {
   return context_.config.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum
-             ? at::mul(part, static_cast<double>(context_.accelerator->num_processes()))
+             ? at::mul(part, static_cast<double>(context_.accelerator->mesh().replicas.size()))
              : part;
 }
 
@@ -238,10 +238,9 @@ void EngineBackward::check_unscaled_backward() {
             "first engine",
             because));
   };
-  const int64_t micro_steps = context_.counter.gradient_accumulation_steps();
-  if (micro_steps > 1) {
-    refuse(fmt::format(
-        "so gradients are not divided by the {} micro-steps of an update", micro_steps));
+  const int64_t losses = context_.counter.losses_in_update();
+  if (losses > 1) {
+    refuse(fmt::format("so gradients are not divided by the {} micro-steps of an update", losses));
   }
   if (context_.config.precision.value == FloatDtype::kFloat16) {
     refuse("so gradients do not carry the loss scale of fp16");

@@ -188,7 +188,7 @@ void MicroStepMeter::end_step(const Start& start, bool is_update) {
 void MicroStepMeter::report_profile() {
   profile_.update = context_.config.flops_profiler.profile_step.value;
   profile_.micro_batch_size = context_.counter.micro_batch_size();
-  profile_.ranks = context_.accelerator->num_processes();
+  profile_.ranks = context_.accelerator->mesh().data.size();
   report_flops(profile_, context_.config.flops_profiler);
   profile_.clear();
 }

@@ -82,9 +82,13 @@ def with_megatron_plugin(
             f"[Accelerator] megatron_lm_plugin is a {type(plugin).__name__}, parallelism_config {config} and zero {zero}; "
             "expected a MegatronLMPlugin alone; pass its options as parallelism_config and zero"
         )
-    if plugin.tp_degree > 1:
+    if plugin.tp_degree * plugin.pp_degree > 1:
         handler = TorchTensorParallelConfig(sequence_parallel=plugin.sequence_parallelism)
-        config = ParallelismConfig(tp_size=plugin.tp_degree, tp_handler=handler)
+        config = ParallelismConfig(tp_size=plugin.tp_degree, tp_handler=handler, pp_size=plugin.pp_degree)
+        config._pipeline = {
+            "micro_batches": plugin.num_micro_batches,
+            "layers_per_chunk": plugin.num_layers_per_virtual_pipeline_stage,
+        }
     return config, {"stage": 1} if plugin.use_distributed_optimizer else None
 
 

@@ -186,14 +186,15 @@ class CheckpointCalls(AcceleratorBase):
         )
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
-        """Returns the model's full state dict, on every process. Collective under ZeRO stage 3, with tp and with ep."""
+        """Returns the model's full state dict, on every process. Collective under ZeRO stage 3, with tp, ep and pp."""
         core, module = self._core_and_module(model)
         if not core.shards_parameters:
             state: dict[str, torch.Tensor] = module.state_dict()
             if core.divides_models:
                 state.update({name: full for name, full in core.full_tensors(module) if name in state})
-            elif core.divides_experts:
+            if core.divides_experts or core.pipeline_group.size > 1:
                 state.update(core.full_tensors(module))
+                state.update({alias: state[name] for alias, name in getattr(module, "_other_names", {}).items()})
             return state
         if core.divides_models:
             raise _core.ConfigError(

@@ -185,7 +185,8 @@ class PrepareCalls(SequenceCalls):
             [loader._core for loader in loaders],
             [optimizer._inner for optimizer in optimizers],
         )
-        share_transient_buffers([own_module(model) for model in new_models], self.state.group, "prepare")
+        group = self._core.data_group if self._core.pipeline_group.size > 1 else self.state.group
+        share_transient_buffers([own_module(model) for model in new_models], group, "prepare")
         new_loaders = [loader for loader in loaders if not any(loader is known for known in self._dataloaders)]
         share_seed(new_loaders, len(self._dataloaders))
         for optimizer, handle in zip(optimizers, handles):
@@ -236,7 +237,10 @@ class PrepareCalls(SequenceCalls):
             model.to(self.state.device)
 
     def _wrap_forward(self, model: torch.nn.Module) -> None:
-        if not isinstance(model.__dict__.get("forward"), AutocastForward):
+        set_precision: Any = getattr(model, "_set_precision", None)
+        if set_precision is not None:  # A PipelineModule's chunks compute in it, one after another.
+            set_precision(self.autocast)
+        elif not isinstance(model.__dict__.get("forward"), AutocastForward):
             model.forward = AutocastForward(model, self.autocast)
 
     def prepare_model(
@@ -288,11 +292,11 @@ class PrepareCalls(SequenceCalls):
         config = self.dataloader_config
         on_device = self.device_placement if place is None else place
         dispatch = config.dispatch_batches
-        if (self._core.divides_models or self._core.divides_sequences) and (dispatch or isinstance(loader.dataset, IterableDataset)):
+        if self._core.data_group.size < self.state.num_processes and (dispatch or isinstance(loader.dataset, IterableDataset)):
             if dispatch is not False:
                 raise _core.ConfigError(
-                    "[prepare] the main process would read the batches of all, and ParallelismConfig has tp_size, cp_size or "
-                    "sp_size above 1, whose processes read the same batches; pass DataLoaderConfiguration(dispatch_batches=False)"
+                    "[prepare] the main process would read the batches of all, and ParallelismConfig has tp_size, cp_size, "
+                    "sp_size or pp_size above 1, whose processes read the same batches; pass DataLoaderConfiguration(dispatch_batches=False)"
                 )
         prepared: Any = prepare_data_loader(
             loader,

@@ -26,6 +26,8 @@ from .accelerator import get_accelerator
 from .comm import init_distributed
 from .runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from .runtime.engine import DeepSpeedEngine
+from .runtime.pipe.engine import PipelineEngine
+from .runtime.pipe.module import PipelineModule
 from .utils import OnDevice, log_dist, logger
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "DeepSpeedEngine",
     "DeepSpeedOptimizer",
     "OnDevice",
+    "PipelineEngine",
+    "PipelineModule",
     "accelerator",
     "add_config_arguments",
     "checkpointing",
@@ -83,8 +87,9 @@ def initialize(
     """
     if mpu not in (None, runtime.sequence_parallel.parallel_state_sp) or mesh_param is not None:
         raise _core.ConfigError(
-            "[initialize] got an mpu or a mesh_param: an engine averages over all ranks; expected none, or the mpu of "
-            "UlyssesSPAttentionHF.register_with_transformers(); for other meshes use an Accelerator with a ParallelismConfig"
+            "[initialize] got an mpu or a mesh_param; expected none, or the mpu of "
+            "UlyssesSPAttentionHF.register_with_transformers(); pass a deepspeed.pipe.PipelineModule to divide a list of layers, "
+            "or use an Accelerator with a ParallelismConfig"
         )
     if model is None:
         raise _core.ConfigError("[initialize] the model is missing; pass model=")
@@ -101,7 +106,7 @@ def initialize(
         engine.set_scheduler(_scheduler_of(lr_scheduler, engine))
     engine.collate_fn = collate_fn
     if training_data is not None:
-        engine.training_dataloader = engine.deepspeed_io(training_data)
+        engine._set_training_data(training_data)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -124,9 +129,9 @@ def _make_engine(
             "[initialize] model_parameters has parameters and dicts of parameter groups; expected only one kind"
         )
     if optimizer is not None:
-        prepared = _prepared_optimizer(optimizer, given, state)
+        prepared = _prepared_optimizer(optimizer, given, _data_ranks(model, state))
     elif groups:
-        values = given.values(state.num_processes)
+        values = given.values(_data_ranks(model, state))
         if values.get("optimizer.type") is not None:
             prepared = DeepSpeedOptimizer(grouped_file_optimizer(values, groups))
     zero_inits = zero.take_pending()
@@ -146,8 +151,10 @@ def _make_engine(
         state.group,
         zero_inits,
     )
-    share_transient_buffers([own_module(model)], state.group, "initialize")
-    engine = DeepSpeedEngine(model, initialized, prepared, given)
+    PartialState._shared_state["_data_group"] = data_group = initialized.engine.accelerator.data_group
+    is_pipeline = isinstance(own_module(model), pipe.PipelineModule)
+    share_transient_buffers([own_module(model)], data_group if is_pipeline else state.group, "initialize")
+    engine = (PipelineEngine if is_pipeline else DeepSpeedEngine)(model, initialized, prepared, given)
     if not checkpointing.is_configured():
         prefix = "activation_checkpointing."
         checkpointing.apply_section(
@@ -157,26 +164,31 @@ def _make_engine(
 
 
 def _prepared_optimizer(
-    optimizer: torch.optim.Optimizer, given: GivenConfig, state: PartialState
+    optimizer: torch.optim.Optimizer, given: GivenConfig, ranks: int
 ) -> DeepSpeedOptimizer:
     """Returns the program's optimizer for the engine. Throws ConfigError for one that ZeRO cannot shard.
 
     One rank has all parameters in full, so there zero_allow_untested_optimizer permits any class, as DeepSpeed does.
     """
-    stage = given.values(state.num_processes)["zero_optimization.stage"]
+    stage = given.values(ranks)["zero_optimization.stage"]
     try:
         return DeepSpeedOptimizer(optimizer, sharded=stage > 0)
     except _core.ConfigError:
-        if state.num_processes > 1 or not given.as_dict().get("zero_allow_untested_optimizer"):
+        if ranks > 1 or not given.as_dict().get("zero_allow_untested_optimizer"):
             raise
         return DeepSpeedOptimizer(optimizer)
+
+
+def _data_ranks(model: torch.nn.Module, state: PartialState) -> int:
+    """Returns how many ranks compute samples of their own."""
+    return int(state.num_processes // getattr(own_module(model), "_lockstep_pipeline_stages", 1))
 
 
 def _unshard_unless_stage_3(
     model: torch.nn.Module, zero_inits: list[Any], given: GivenConfig, state: PartialState
 ) -> None:
     """Makes a model of zero.Init full if the file does not shard it."""
-    values = given.values(state.num_processes)
+    values = given.values(_data_ranks(model, state))
     if values["zero_optimization.stage"] != 3:
         for shards in zero_inits:
             shards.unshard([*model.parameters(), *model.buffers()])

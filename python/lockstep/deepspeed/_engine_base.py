@@ -39,7 +39,9 @@ class EngineBase(torch.nn.Module):
         self.world_size = state.num_processes
         self.global_rank = state.process_index
         self.local_rank = state.local_process_index
-        self.dp_world_size = self.world_size
+        data = self.core.accelerator.data_group
+        self.dp_world_size: int = data.size
+        self.dp_rank: int = data.rank
 
     @property
     def _own_module(self) -> torch.nn.Module:

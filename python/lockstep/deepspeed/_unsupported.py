@@ -8,17 +8,13 @@ from typing import Any, NoReturn
 
 from .._core import ConfigError
 
-_PIPELINE = "Lockstep has no pipeline stages; shard the model with ZeRO stage 3"
+_PIPELINE = "Lockstep has no DualPipe schedule; use deepspeed.pipe.PipelineModule, with schedule='zero-bubble'"
 _TENSOR = "an engine does not divide layers; use an Accelerator with ParallelismConfig(tp_size=...)"
 _INFERENCE = (
     "Lockstep has no inference kernels; call model.generate(), or initialize() with stage 3 and without an optimizer"
 )
 _MAPPINGS = "Lockstep does not divide the layers around experts; use moe.layer.MoE"
 REASONS = {
-    "PipelineModule": _PIPELINE,
-    "PipelineEngine": _PIPELINE,
-    "LayerSpec": _PIPELINE,
-    "TiedLayerSpec": _PIPELINE,
     "DualPipeVModule": _PIPELINE,
     "init_inference": _INFERENCE,
     "InferenceEngine": _INFERENCE,

@@ -229,6 +229,10 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
         self.python_scheduler = self.lr_scheduler = scheduler
 
     # --- data
+    def _set_training_data(self, dataset: Any) -> None:
+        """Makes the loader of initialize(training_data=...). Collective."""
+        self.training_dataloader = self.deepspeed_io(dataset)
+
     def deepspeed_io(
         self,
         dataset: Any,
@@ -254,7 +258,9 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
             drop_last=self.dataloader_drop_last(),
             pin_memory=pin_memory,
         )
-        prepared: Any = prepare_data_loader(loader, self.device, put_on_device=True, rng_types=["generator"])
+        prepared: Any = prepare_data_loader(
+            loader, self.device, self.dp_world_size, self.dp_rank, put_on_device=True, rng_types=["generator"]
+        )
         self.core.accelerator.prepare([], [prepared._core], [])
         share_seed([prepared], len(self._loaders))
         self._loaders.append(prepared)

@@ -18,9 +18,8 @@ _SCHEDULE = "pass a scheduler of torch to prepare()"
 _CHECKPOINTS = "load_state() and save_state() have the whole state; save_model() has the weights alone"
 # Reasons and what to do instead; all other fields have _OWN_MODELS.
 _INSTEAD = {
-    "pp_degree": "the layers of a model that is no list cannot be cut; see docs/pipeline.md",
-    "num_layers_per_virtual_pipeline_stage": "see docs/pipeline.md",
-    "num_micro_batches": "pass gradient_accumulation_steps to the Accelerator, and loop over accelerator.accumulate(model)",
+    "num_layers_per_virtual_pipeline_stage": "it needs pp_degree above 1",
+    "num_micro_batches": "without pp_degree above 1, pass gradient_accumulation_steps to the Accelerator, and loop over accelerator.accumulate(model)",
     "context_parallel_size": "see docs/context_parallel.md",
     "expert_model_parallel_size": "see docs/experts.md",
     "recompute_activations": "call model.gradient_checkpointing_enable(), or torch.utils.checkpoint.checkpoint in the model",
@@ -35,7 +34,8 @@ _INSTEAD = {
     "tensorboard_dir": "pass log_with='tensorboard' and project_dir to the Accelerator",
 }
 _OFF = ("1", "false", "0", "0.0", "no", "none", "off")
-_READ = ("tp_degree", "sequence_parallelism", "use_distributed_optimizer", "gradient_clipping")
+_OF_PIPELINE = ("num_micro_batches", "num_layers_per_virtual_pipeline_stage")
+_READ = ("tp_degree", "pp_degree", "sequence_parallelism", "use_distributed_optimizer", "gradient_clipping")
 
 
 @dataclass
@@ -43,13 +43,15 @@ class MegatronLMPlugin:
     """Divides the layers of a model, and clips its gradients, as Megatron-LM would; the model is an ordinary one.
 
     `tp_degree` is ParallelismConfig's tp_size, and `sequence_parallelism` its handler's sequence_parallel, by the model's
-    own tp_plan. `use_distributed_optimizer` is ZeRO stage 1. Each update first scales gradients down to a total norm of
+    own tp_plan. `pp_degree` is its pp_size: the number of stages of a lockstep.deepspeed.pipe.PipelineModule that is made
+    after the Accelerator, which computes each batch in `num_micro_batches`. With `num_layers_per_virtual_pipeline_stage` a
+    stage has several chunks, by the interleaved schedule. `use_distributed_optimizer` is ZeRO stage 1. Each update first scales gradients down to a total norm of
     `gradient_clipping`; 0 does not clip. Fields that are None come from variables MEGATRON_LM_*, then from Accelerate's
     defaults: 1, no, no and 1.0. Another value than Accelerate's default of any other field is a ConfigError.
     """
 
     tp_degree: int = None  # type: ignore[assignment]  # Set by __post_init__.
-    pp_degree: int | None = None
+    pp_degree: int = None  # type: ignore[assignment]
     use_custom_fsdp: bool | None = None
     overlap_cpu_optimizer_d2h_h2d: bool | None = None
     no_load_optim: bool | None = None
@@ -115,6 +117,7 @@ class MegatronLMPlugin:
     def __post_init__(self) -> None:
         for name, default, convert in (
             ("tp_degree", "1", int),
+            ("pp_degree", "1", int),
             ("sequence_parallelism", "false", str_to_bool),
             ("use_distributed_optimizer", "false", str_to_bool),
             ("gradient_clipping", "1.0", float),
@@ -128,17 +131,27 @@ class MegatronLMPlugin:
         self.sequence_parallelism = bool(self.sequence_parallelism)
         self.use_distributed_optimizer = bool(self.use_distributed_optimizer)
         self._refuse_unsupported()
-        if self.tp_degree < 1 or self.gradient_clipping < 0:
+        if min(self.tp_degree, self.pp_degree) < 1 or self.gradient_clipping < 0:
             raise ConfigError(
-                f"[{_WHERE}] tp_degree is {self.tp_degree} and gradient_clipping {self.gradient_clipping}; expected at "
-                "least 1 and 0"
+                f"[{_WHERE}] tp_degree is {self.tp_degree}, pp_degree {self.pp_degree} and gradient_clipping "
+                f"{self.gradient_clipping}; expected at least 1, 1 and 0"
             )
+        if self.pp_degree > 1:
+            self._read_pipeline()
         if self.sequence_parallelism and self.tp_degree == 1:
             raise ConfigError(f"[{_WHERE}] sequence_parallelism needs tp_degree above 1, which is 1; remove it")
 
+    def _read_pipeline(self) -> None:
+        for name in _OF_PIPELINE:
+            value = getattr(self, name) or os.environ.get(_VARIABLE + name.upper())
+            if value is not None and not str(value).isdigit():
+                raise ConfigError(f"[{_WHERE}] {name} is {value!r}; expected a number")
+            setattr(self, name, None if value is None else int(value))
+        self.num_micro_batches = self.num_micro_batches or 1
+
     def _refuse_unsupported(self) -> None:
         for known in fields(self):
-            if known.name in _READ:
+            if known.name in _READ or (self.pp_degree > 1 and known.name in _OF_PIPELINE):
                 continue
             value = getattr(self, known.name)
             if value is None:

@@ -67,7 +67,7 @@ void OptimizersPart::collect_optimizer(
       if (objects_.stage() != nullptr) {
         state.contents.fail(
             "an optimizer of an own class saves its state itself, so that of the other stages of "
-            "the pipeline would be lost; use one of lockstep::optim or torch::optim");
+            "the pipeline would be lost; expected one of lockstep::optim or torch::optim");
       }
       if (of_each_rank || groups.is_writer()) {
         add_own_optimizer(state.contents, stem, *own);

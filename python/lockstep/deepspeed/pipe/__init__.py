@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deepspeed.pipe: its classes throw ConfigError."""
+"""deepspeed.pipe: models whose layers are on several ranks."""
 
 from __future__ import annotations
 
-from .._unsupported import CLASSES
-
-PipelineModule = CLASSES["PipelineModule"]
-LayerSpec = CLASSES["LayerSpec"]
-TiedLayerSpec = CLASSES["TiedLayerSpec"]
+from ..runtime.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
 __all__ = ["LayerSpec", "PipelineModule", "TiedLayerSpec"]

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from . import activation_checkpointing, config, fp16, lr_schedules, sequence_parallel, utils, zero
+from . import activation_checkpointing, config, fp16, lr_schedules, pipe, sequence_parallel, utils, zero
 
-__all__ = ["activation_checkpointing", "config", "fp16", "lr_schedules", "sequence_parallel", "utils", "zero"]
+__all__ = ["activation_checkpointing", "config", "fp16", "lr_schedules", "pipe", "sequence_parallel", "utils", "zero"]

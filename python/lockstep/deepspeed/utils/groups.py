@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """deepspeed.utils.groups: sizes, ranks and groups of the mesh of an Accelerator's ParallelismConfig.
 
-Without one all ranks have samples of their own; parallel_state_sp has the ranks that divide an engine's sequences.
+Without one, and without a pipeline, all ranks have samples of their own. parallel_state_sp has the ranks that divide an
+engine's sequences.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def get_data_parallel_group() -> comm.ProcessGroup:
     """
     world = comm.get_world_group()
     config = _config()
+    if config is None and PartialState().shares_batches:
+        raise ConfigError(
+            "[groups] the ranks are stages of a pipeline, whose data parallel ranks have no group of torch.distributed; "
+            "get_data_parallel_rank() and get_data_parallel_world_size() have their numbers"
+        )
     if config is None or config.non_data_parallel_size == 1:
         return world
     if config.data_parallel_size == 1:
@@ -59,11 +65,13 @@ def get_data_parallel_group() -> comm.ProcessGroup:
 
 
 def get_data_parallel_world_size() -> int:
-    return get_data_parallel_group().size()
+    comm.get_world_group()  # Throws ConfigError before the ranks are connected.
+    return PartialState().data_group.size
 
 
 def get_data_parallel_rank() -> int:
-    return get_data_parallel_group().rank()
+    comm.get_world_group()
+    return PartialState().data_group.rank
 
 
 # --- ranks that divide layers
