@@ -145,6 +145,8 @@ at::Tensor divided_product(
     case TensorStyle::kSequence:
     case TensorStyle::kWhole:
     case TensorStyle::kWholeSumGradient:
+    case TensorStyle::kOwnRows:
+    case TensorStyle::kOwnColumns:
       break;
   }
   refuse(weight->name, operation);

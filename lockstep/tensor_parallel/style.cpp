@@ -28,6 +28,8 @@ constexpr std::array kNames = {
     StyleName{"sequence", TensorStyle::kSequence},
     StyleName{"whole", TensorStyle::kWhole},
     StyleName{"whole_sum_gradient", TensorStyle::kWholeSumGradient},
+    StyleName{"own_rows", TensorStyle::kOwnRows},
+    StyleName{"own_columns", TensorStyle::kOwnColumns},
     StyleName{"colwise_rep", TensorStyle::kColwiseGather},
     StyleName{"rowwise_rep", TensorStyle::kRowwiseSplitInput},
     StyleName{"colwise_gather_output", TensorStyle::kColwiseGather},
@@ -57,7 +59,7 @@ TensorStyle parse_tensor_style(const std::string& name, const std::string& where
       fmt::format(
           "the style '{}' is unknown; expected colwise, colwise_gather, rowwise, "
           "rowwise_split_input, "
-          "embedding, sequence, whole or whole_sum_gradient{}",
+          "embedding, sequence, whole, whole_sum_gradient, own_rows or own_columns{}",
           name,
           did_you_mean(name, known)));
 }

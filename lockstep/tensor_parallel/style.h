@@ -31,7 +31,12 @@ enum class TensorStyle {
   kWhole,
   /// All ranks have the module, which computes with the rank's part of the features, such as a norm
   /// of each head. The gradients are added.
-  kWholeSumGradient
+  kWholeSumGradient,
+  /// Any module that computes with its part by itself, such as those of torch's DTensors: each rank
+  /// has some rows of all its parameters. Communicates nothing.
+  kOwnRows,
+  /// The same: each rank has some columns of its matrices. All have its other parameters.
+  kOwnColumns
 };
 
 /// Gives modules a style.
@@ -50,7 +55,7 @@ struct TensorRule {
 using TensorPlan = std::vector<TensorRule>;
 
 /// Returns "colwise", "colwise_gather", "rowwise", "rowwise_split_input", "embedding", "sequence",
-/// "whole" or "whole_sum_gradient".
+/// "whole", "whole_sum_gradient", "own_rows" or "own_columns".
 const char* tensor_style_name(TensorStyle style);
 /// Reads such a name, or transformers' for the same: "colwise_rep" and "colwise_gather_output",
 /// "embedding_rowwise", "sequence_parallel", "replicate",

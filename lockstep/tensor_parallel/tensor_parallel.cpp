@@ -53,9 +53,14 @@ void refuse_fixed_heads(const std::string& module, const ModuleClasses& modules)
   }
 }
 
+/// Returns whether the module computes with its part by itself.
+bool is_own_division(TensorStyle style) {
+  return style == TensorStyle::kOwnRows || style == TensorStyle::kOwnColumns;
+}
+
 bool divides_weights(TensorStyle style) {
   return style != TensorStyle::kSequence && style != TensorStyle::kWhole &&
-         style != TensorStyle::kWholeSumGradient;
+         style != TensorStyle::kWholeSumGradient && !is_own_division(style);
 }
 
 /// Adds the gradients of all ranks before they are accumulated. torch cannot remove such a hook, so
@@ -89,7 +94,10 @@ using Accumulator =
 
 /// Returns the dimension of a module's weight that a style divides.
 int64_t divided_dim(TensorStyle style) {
-  return style == TensorStyle::kRowwise || style == TensorStyle::kRowwiseSplitInput ? 1 : 0;
+  return style == TensorStyle::kRowwise || style == TensorStyle::kRowwiseSplitInput ||
+                 style == TensorStyle::kOwnColumns
+             ? 1
+             : 0;
 }
 
 }  // namespace
@@ -238,7 +246,7 @@ void TensorParallel::divide(
   parameter.tensor.mutable_grad().reset();
   parameter.tensor.set_data(own);
   // Only a matrix meets the operations that must know of the division.
-  if (own.dim() == 2) {
+  if (own.dim() == 2 && !is_own_division(info->style)) {
     comm::mark_divided(parameter.tensor, info);
   }
   index_.emplace(parameter.tensor.unsafeGetTensorImpl(), entries_.size());
@@ -251,6 +259,9 @@ void TensorParallel::tie(Entry& entry, std::shared_ptr<const DividedParam> info)
     return style == TensorStyle::kEmbedding || style == TensorStyle::kColwise ||
            style == TensorStyle::kColwiseGather;
   };
+  if (is_own_division(info->style) && entry.info->style == info->style) {
+    return;
+  }
   if (!is_by_words(entry.info->style) || !is_by_words(info->style)) {
     throw ConfigError(
         kWhere,
@@ -308,7 +319,8 @@ at::Tensor TensorParallel::own_part(const at::Tensor& parameter, const at::Tenso
 
 void TensorParallel::expect_marked() const {
   for (const Entry& entry : entries_) {
-    if (entry.parameter.dim() == 2 && !comm::is_divided(entry.parameter)) {
+    if (entry.parameter.dim() == 2 && !is_own_division(entry.info->style) &&
+        !comm::is_divided(entry.parameter)) {
       throw ConfigError(
           kWhere,
           fmt::format(

@@ -4,10 +4,14 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 
 #include <ATen/Functions.h>
+#include <c10/util/accumulate.h>
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
@@ -240,6 +244,40 @@ TEST(TensorParallel, OtherUsesOfADividedWeightAreErrors) {
     }
     // It is a part forever, though this one was replaced by hand above.
     EXPECT_FALSE(comm::is_divided(weight));
+  });
+}
+
+TEST(TensorParallel, ModulesThatComputeWithTheirPartsGetRowsAndColumns) {
+  const auto full = [](at::IntArrayRef sizes) {
+    return at::arange(c10::multiply_integers(sizes), at::kDouble).view(sizes);
+  };
+  ranks(2, [&](const Group& group) {
+    NamedTensors parameters;
+    for (const auto& [name, sizes] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
+             {"up.weight", {6, 4}}, {"up.bias", {6}}, {"down.weight", {4, 6}}, {"down.bias", {4}}}) {
+      parameters.push_back({name, full(sizes).requires_grad_()});
+    }
+    TensorParallel divided(
+        parameters,
+        {{"up", "Own"}, {"down", "Own"}},
+        {.plan = {{"up", TensorStyle::kOwnRows}, {"down", TensorStyle::kOwnColumns}},
+         .without_example = true},
+        group);
+    const int64_t begin = 3 * group.rank();
+    EXPECT_TRUE(at::equal(parameters[0].tensor, full({6, 4}).narrow(0, begin, 3)));
+    EXPECT_TRUE(at::equal(parameters[1].tensor, full({6}).narrow(0, begin, 3)));
+    EXPECT_TRUE(at::equal(parameters[2].tensor, full({4, 6}).narrow(1, begin, 3)));
+    EXPECT_TRUE(at::equal(parameters[3].tensor, full({4})));
+    // Nothing communicates: the module does.
+    const at::Tensor hidden =
+        at::linear(at::ones({1, 4}, at::kDouble), parameters[0].tensor, parameters[1].tensor);
+    at::linear(hidden, parameters[2].tensor).sum().backward();
+    divided.expect_marked();
+    for (const NamedTensor& item : parameters) {
+      EXPECT_TRUE(at::equal(
+          divided.full(item.tensor, item.tensor.detach()), full(divided.full_sizes(item.tensor))))
+          << item.name;
+    }
   });
 }
 

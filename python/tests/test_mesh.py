@@ -173,8 +173,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from lockstep import deepspeed
 
-accelerator, net = divided()
-net = parallelize_module(net, init_device_mesh("cpu", (2,)), {"up": ColwiseParallel()})
+AcceleratorState._reset_state()
+accelerator = Accelerator()  # Without a mesh. On one it takes such models: test_dtensors.py.
+net = parallelize_module(Net(), init_device_mesh("cpu", (2,)), {"up": ColwiseParallel()})
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 fails(lambda: accelerator.prepare(net, optimizer), "up.weight is a DTensor, (Shard(dim=0),) on a mesh of 2 processes")
 fails(lambda: accelerator.prepare(optimizer), "a parameter of SGD is a DTensor")

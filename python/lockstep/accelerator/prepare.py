@@ -2,7 +2,7 @@
 """Preparation of models, optimizers, data loaders and schedulers."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from .. import _core
 from .._buffers import share_transient_buffers
 from .._own_module import own_module
-from .._torch_parallel import expect_undivided
+from .._torch_parallel import AdoptedModels, expect_undivided, has_dtensors
 from .._weak import weak_method
 from ..data_loader import prepare_data_loader
 from ..data_loader.loop import PreparedLoader, share_seed
@@ -66,6 +66,9 @@ class PrepareCalls(SequenceCalls):
         self.autocast_handler = autocast_handler
         self._sparse_weights: set[int] = set()
         self._deepspeed_plugin = state.deepspeed_plugin
+        ranks = 1 if state.parallelism_config is None else state.parallelism_config.tp_size
+        first = state.process_index // ranks * ranks
+        self._adopted = AdoptedModels(list(range(first, first + ranks)))
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepares models, optimizers, data loaders and schedulers, and returns them in the given order. Collective.
@@ -77,9 +80,10 @@ class PrepareCalls(SequenceCalls):
             raise _core.ConfigError(
                 f"[prepare] device_placement has {len(places)} values; expected one for each of {len(args)} objects"
             )
-        expect_undivided(args, "prepare")
         if self._trains_with_engine(args):
+            expect_undivided(args, "prepare")
             return self._prepare_engine(args, places)
+        self._adopt(args, "prepare")
         self._sparse_weights |= sparse_weights(obj for obj in args if isinstance(obj, torch.nn.Module))
         results = [self._prepare_first(obj, place) for obj, place in zip(args, places)]
         models = [obj for obj in results if isinstance(obj, torch.nn.Module)]
@@ -116,10 +120,9 @@ class PrepareCalls(SequenceCalls):
                 f"[prepare] tp_size is {config.tp_size}, and the engine of a ds_config does not divide layers; pass "
                 "DeepSpeedPlugin(zero_stage=...) without hf_ds_config, or zero={...}"
             )
-        if self._core.divides_sequences:
-            for obj in objects:
-                if isinstance(obj, torch.nn.Module):
-                    check_forwards(own_module(obj), self._sequences)
+        for model in [own_module(obj) for obj in objects if isinstance(obj, torch.nn.Module)]:
+            if self._core.divides_sequences:
+                check_forwards(model, self._sequences)
         if self.project_configuration.checkpointing_steps != 0:
             raise _core.ConfigError(
                 f"[prepare] checkpointing_steps is {self.project_configuration.checkpointing_steps}, and an engine of a "
@@ -202,6 +205,20 @@ class PrepareCalls(SequenceCalls):
             if self.state.num_processes > 1 and self.device_placement and self.state.device.type != "cpu":
                 move_inputs(model, self.state.device)
 
+    def _adopt(self, objects: Iterable[Any], where: str) -> None:
+        """Replaces parameters that models have in another form, before optimizers are prepared, which know sizes.
+
+        Throws ConfigError for models that torch or transformers has divided otherwise than the mesh.
+        """
+        config, given = self.state.parallelism_config, list(objects)
+        if config is not None and config.tp_enabled and not self._core.shards_updates:
+            for model in filter(has_dtensors, map(own_module, given)):
+                self._adopted.adopt(model)
+            for optimizer in given:
+                if isinstance(optimizer, torch.optim.Optimizer):
+                    self._adopted.replace_in(optimizer)
+        expect_undivided(map(own_module, given), where)
+
     def _give_plans(self, models: list[torch.nn.Module]) -> None:
         """Gives models the plan by which prepare() divides them."""
         config = self.state.parallelism_config
@@ -217,6 +234,8 @@ class PrepareCalls(SequenceCalls):
                 "the operations on divided weights; use one of the two"
             )
         for model in models:
+            if self._adopted.has(model):
+                continue
             model._lockstep_tensor_parallel = handler._options_for(model)  # type: ignore[assignment]
 
     def _place_model(self, model: torch.nn.Module, place: bool) -> None:
@@ -248,7 +267,7 @@ class PrepareCalls(SequenceCalls):
     ) -> torch.nn.Module:
         """Prepares a model. With `evaluation_mode` it is only moved, and computes in mixed precision."""
         if not evaluation_mode:
-            expect_undivided([model], "prepare_model")
+            self._adopt([model], "prepare_model")
         self._place_model(model, device_placement is not False)
         if evaluation_mode:
             if self.state.mixed_precision != "no":
@@ -278,7 +297,7 @@ class PrepareCalls(SequenceCalls):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
-        expect_undivided([optimizer], "prepare_optimizer")
+        self._adopt([optimizer], "prepare_optimizer")
         prepared = self._make_optimizer(optimizer)
         self._register([], [], [prepared])
         return prepared
