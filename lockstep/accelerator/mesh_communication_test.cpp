@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a mesh send in an update: as many bytes as the formulas of the documents say,
-// and nothing that could be left out.
+// The ranks of a mesh send as many bytes in an update as the formulas of the documents say, and
+// nothing that could be left out.
 #include <map>
 #include <mutex>
 #include <string>

@@ -308,6 +308,10 @@ TEST(SequenceMesh, TheFirstRowsOfATableOfPositionsAreAnError) {
           HasSubstr("the first 4 of 16 elements of a parameter or buffer of shape [1, 16, 5]"));
       EXPECT_THAT(error([&] { parameter.narrow(-2, 0, 4); }), HasSubstr("index it by arange(4)"));
       EXPECT_THAT(error([&] { buffer.slice(0, 0, 4); }), HasSubstr("the first 4 of 8"));
+      {
+        const at::NoGradGuard no_grad;
+        EXPECT_THAT(error([&] { parameter.slice(1, 0, 4); }), HasSubstr("the first 4 of 16"));
+      }
       // Neither is of positions.
       EXPECT_EQ(error([&] { parameter.slice(1, 0, 5); }), "no error");
       EXPECT_EQ(error([&] { parameter.slice(1, 4, 8); }), "no error");

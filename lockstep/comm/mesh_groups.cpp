@@ -2,6 +2,7 @@
 #include "lockstep/comm/mesh_groups.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -54,6 +55,8 @@ MeshGroups connect_mesh(const Group& all, const MeshShape& shape) {
     return group_of(all, mesh_line(shape, all.rank(), dims), is_named ? name : "");
   };
   const char* sequence = shape.cp > 1 ? "cp" : "sp";
+  const std::string of_copies =
+      std::string(shape.dp_replicate * shape.dp_shard > 1 ? "dp_" : "") + sequence;
   MeshGroups groups{
       .shape = shape,
       .all = all,
@@ -65,8 +68,7 @@ MeshGroups connect_mesh(const Group& all, const MeshShape& shape) {
   // Lines of the same ranks share a group.
   const std::vector<MeshDim> of_replicas = {
       MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp, MeshDim::kSp};
-  groups.replicas =
-      shape.cp * shape.sp == 1 ? groups.data : along(of_replicas, shape.cp > 1 ? "dp_cp" : "dp_sp");
+  groups.replicas = shape.cp * shape.sp == 1 ? groups.data : along(of_replicas, of_copies.c_str());
   groups.expert_replicas = groups.replicas;
   if (shape.ep > 1) {
     groups.experts = own_group_of(all, expert_line(shape, all.rank()), "ep");

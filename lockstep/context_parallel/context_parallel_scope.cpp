@@ -144,9 +144,9 @@ at::Tensor ShardedAttention::arange(
 void ShardedAttention::check_slice(const at::Tensor& table, int64_t dim, int64_t count) const {
   // Within autograd, what has no history is a parameter, a buffer, or was computed from frozen
   // ones.
-  if (arange_ == ArangePositions::kUnchanged || count != shard_.local_length() ||
-      !at::GradMode::is_enabled() || !table.is_leaf() || dim < -table.dim() || dim >= table.dim() ||
-      table.size(dim) < shard_.length()) {
+  const bool is_table = table.is_leaf() && (table.requires_grad() || at::GradMode::is_enabled());
+  if (arange_ == ArangePositions::kUnchanged || count != shard_.local_length() || !is_table ||
+      dim < -table.dim() || dim >= table.dim() || table.size(dim) < shard_.length()) {
     return;
   }
   throw ConfigError(

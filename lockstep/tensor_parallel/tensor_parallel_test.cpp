@@ -254,7 +254,10 @@ TEST(TensorParallel, ModulesThatComputeWithTheirPartsGetRowsAndColumns) {
   ranks(2, [&](const Group& group) {
     NamedTensors parameters;
     for (const auto& [name, sizes] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
-             {"up.weight", {6, 4}}, {"up.bias", {6}}, {"down.weight", {4, 6}}, {"down.bias", {4}}}) {
+             {"up.weight", {6, 4}},
+             {"up.bias", {6}},
+             {"down.weight", {4, 6}},
+             {"down.bias", {4}}}) {
       parameters.push_back({name, full(sizes).requires_grad_()});
     }
     TensorParallel divided(

@@ -127,7 +127,7 @@ void bind_prepare(py::class_<Accelerator>& accelerator) {
           [](Accelerator& self) { return Internals::objects(self).shards_parameters(); })
       .def_property_readonly("data_group", [](Accelerator& self) { return self.mesh().data; })
       .def_property_readonly(
-          "divides_models", [](Accelerator& self) { return self.mesh().tensor.size() > 1; })
+          "divides_layers", [](Accelerator& self) { return self.mesh().tensor.size() > 1; })
       .def_property_readonly(
           "pipeline_group", [](Accelerator& self) { return self.mesh().pipeline; })
       .def_property_readonly(

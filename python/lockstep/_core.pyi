@@ -501,7 +501,7 @@ class Accelerator:
     def pipeline_group(self) -> Group:
         ...
     @property
-    def divides_models(self) -> bool:
+    def divides_layers(self) -> bool:
         ...
     @property
     def divides_sequences(self) -> bool:

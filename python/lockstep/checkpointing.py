@@ -16,6 +16,7 @@ import torch
 
 from . import _core
 from ._codec import flatten, unflatten
+from ._full_state import divides_model
 from ._random_states import check_loader_state, check_random_states, random_states, set_random_states
 from ._saved_parts import Part, add_part, check_like, check_object, read_part
 from ._weak import weak_method
@@ -127,7 +128,7 @@ class PythonState:
         models = list(accelerator._models)
         # Those of a divided model are put together, so that a hook never saves a part of them.
         core = accelerator._core
-        divides = core.divides_models or core.divides_experts or core.pipeline_group.size > 1
+        divides = divides_model(core)
         shards = core.shards_parameters
         weights: list[Any] = [
             None if shards else accelerator.get_state_dict(model) if divides else model.state_dict() for model in models

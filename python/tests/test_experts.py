@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lockstep import Accelerator, ParallelismConfig, deepspeed
 from lockstep.deepspeed.moe.layer import MoE
 from lockstep.state import AcceleratorState
+from lockstep.utils import TorchTensorParallelConfig
+from safetensors.torch import load_file
 
 folder, world = os.environ["FOLDER"], int(os.environ["WORLD_SIZE"])
 torch.manual_seed(0)
@@ -54,13 +56,15 @@ class Net(torch.nn.Module):
         return self.last(hidden + output)
 
 
-def with_accelerator(ep_size, save=None, load=None, config=True):
+def with_accelerator(ep_size, save=None, load=None, tp_size=1, stage=0):
     AcceleratorState._reset_state()
-    accelerator = Accelerator(parallelism_config=ParallelismConfig(ep_size=ep_size) if config else None,
-                              gradient_accumulation_steps=2)
+    handler = TorchTensorParallelConfig(plan={"first": "colwise_gather"}, example=lambda: net(inputs[:2]))
+    config = ParallelismConfig(ep_size=ep_size, tp_size=tp_size, tp_handler=handler)
+    accelerator = Accelerator(
+        parallelism_config=config, gradient_accumulation_steps=2, zero={"stage": stage} if stage else None)
     net = Net(ep_size)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-4)
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8 // world)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8 * tp_size // world)
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     if load is not None:
         accelerator.load_state(load)
@@ -112,6 +116,10 @@ def check(got, name, complete=True):
 
 
 check(with_accelerator(2), "accelerator")
+check(with_accelerator(2, stage=3), "accelerator")
+if world == 4:
+    check(with_accelerator(2, tp_size=2), "accelerator")
+    check(with_accelerator(2, tp_size=2, stage=3), "accelerator")
 saved = f"{folder}/saved{world}"
 with_accelerator(2, save=saved)
 check(with_accelerator(2, load=saved), "accelerator")
@@ -121,6 +129,28 @@ with_engine(2, save=saved + "_engine")
 check(with_engine(2, load=saved + "_engine"), "engine", complete=False)
 check(with_engine(1, load=saved + "_engine"), "engine")
 """
+
+
+SAVED = TRAIN + """
+net = Net(2)
+engine, *_ = deepspeed.initialize(model=net.float(), config={
+    "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": int(os.environ["STAGE"])},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})
+for name in ("pytorch_model.bin", "model.safetensors"):
+    engine.save_16bit_model(folder, name)
+    if os.environ["RANK"] == "0":
+        path = f"{folder}/{name}"
+        saved = load_file(path) if path.endswith("safetensors") else torch.load(path)
+        expected = {key: value.bfloat16() for key, value in Net(1).state_dict().items()}
+        assert set(saved) == set(expected), (name, set(expected) ^ set(saved))
+        for key, value in saved.items():
+            assert torch.equal(value, expected[key]), (name, key)
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_file_of_weights_has_the_experts_of_all_ranks(tmp_path: Any, stage: int) -> None:
+    run_ranks(SAVED, 2, FOLDER=str(tmp_path), STAGE=str(stage))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -96,6 +96,8 @@ def check(got, what):
 state, own = train(Accelerator(parallelism_config=ParallelismConfig(tp_size=2)))
 assert own == (16, 8), own
 check(state, "tp")
+state, own = train(Accelerator(parallelism_config=ParallelismConfig(tp_size=2), zero={"stage": 3}))
+check(state, "tp under ZeRO 3")
 saved = os.path.join(folder, "saved")
 train(Accelerator(parallelism_config=ParallelismConfig(tp_size=2)), folder=saved)
 check(train(Accelerator(parallelism_config=ParallelismConfig(tp_size=2)), load=saved)[0], "resumed on tp")

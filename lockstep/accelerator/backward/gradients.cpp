@@ -160,15 +160,14 @@ at::Tensor Gradients::norm_over_replicas(
   const auto over_shards = [&](const at::Tensor& norm) {
     return sharding ? objects_.sharding->norm_over_ranks(norm, norm_type) : norm;
   };
-  const at::Tensor all = over_shards(own);
   // The shards of all processes together have each expert once.
   Group parts = objects_.context.mesh.tensor;
   Group experts = sharding ? Group() : objects_.context.mesh.experts;
   if (parts.size() * experts.size() == 1) {
-    return all;
+    return over_shards(own);
   }
   if (std::isinf(norm_type)) {
-    const at::Tensor of_line = parts.all_reduce(all.clone(), ReduceOp::kMax).wait();
+    const at::Tensor of_line = parts.all_reduce(over_shards(own).clone(), ReduceOp::kMax).wait();
     return experts.all_reduce(of_line, ReduceOp::kMax).wait();
   }
   // The parts of divided parameters add up, and so do experts; every process has the whole ones.
@@ -176,7 +175,7 @@ at::Tensor Gradients::norm_over_replicas(
     std::vector<at::Tensor> counted;
     std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(counted), is_counted);
     return at::pow(
-        over_shards(optim::grad_norm(held(counted), norm_type)).to(all.options()), norm_type);
+        over_shards(optim::grad_norm(held(counted), norm_type)).to(own.options()), norm_type);
   };
   const auto is_part = [&](const at::Tensor& each) {
     return objects_.division_of(each) != nullptr;

@@ -221,7 +221,7 @@ std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
   const TensorParallelOptions options = for_stage(given, context, model.classes());
   refuse_example_of_stage(model, options);
   const NamedTensors parameters = model.parameters();
-  // Those of one stage of a pipeline, which all have in full yet.
+  // Every process has all parameters of its stage yet.
   Group line = context.mesh.tensor;
   broadcast_initial_values(line, parameters, model.buffers());
   broadcast_values(context, parameters, model.buffers(), experts);

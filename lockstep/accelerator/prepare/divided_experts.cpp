@@ -82,6 +82,47 @@ void expect_mesh_of_layers(const RunContext& context, const expert_parallel::Mod
   }
 }
 
+/// Throws ConfigError for experts that zero_init has divided.
+void expect_whole(const NamedTensors& experts) {
+  for (const NamedTensor& item : experts) {
+    if (comm::is_sharded_param(item.tensor)) {
+      throw ConfigError(
+          "prepare",
+          fmt::format(
+              "expert parameter {} was made within zero_init, which gives every process the "
+              "experts of the first one; expected a mixture that is constructed outside of it",
+              item.name));
+    }
+  }
+}
+
+/// Returns the names on the other ranks of a line. `names`: those of each rank, as JSON. Throws
+/// ConfigError for one that two ranks have.
+std::set<std::string> names_of_others(const std::vector<std::string>& names, int rank) {
+  std::set<std::string> others;
+  std::map<std::string, size_t> owners;
+  for (size_t other = 0; other < names.size(); ++other) {
+    for (const auto& name : nlohmann::json::parse(names[other]).get<std::vector<std::string>>()) {
+      const auto [owner, is_new] = owners.emplace(name, other);
+      if (!is_new) {
+        throw ConfigError(
+            "prepare",
+            fmt::format(
+                "expert parameter {} is on ranks {} and {} of the {} that divide the experts; "
+                "expected one; construct the mixture with the group accelerator.mesh().experts",
+                name,
+                owner->second,
+                other,
+                names.size()));
+      }
+      if (other != static_cast<size_t>(rank)) {
+        others.insert(name);
+      }
+    }
+  }
+  return others;
+}
+
 /// Adds the names of the experts of other stages, of all processes there.
 void add_other_stages(Group pipeline, DividedExperts& experts) {
   std::set<std::string> all = experts.others;
@@ -111,38 +152,14 @@ std::shared_ptr<DividedExperts> divide_experts(
   auto experts = std::make_shared<DividedExperts>(DividedExperts{.own = given.parameters});
   nlohmann::json names = nlohmann::json::array();
   for (const NamedTensor& item : experts->own) {
-    if (comm::is_sharded_param(item.tensor)) {
-      throw ConfigError(
-          "prepare",
-          fmt::format(
-              "expert parameter {} was made within zero_init, which gives every process the "
-              "experts of the first one; expected a mixture that is constructed outside of it",
-              item.name));
-    }
     names.push_back(item.name);
     experts->ids.insert(item.tensor.unsafeGetTensorImpl());
   }
-  std::map<std::string, size_t> owners;
-  const std::vector<std::string> all = all_gather_bytes(line, names.dump());
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    for (const auto& name : nlohmann::json::parse(all[rank]).get<std::vector<std::string>>()) {
-      const auto [owner, is_new] = owners.emplace(name, rank);
-      if (!is_new) {
-        throw ConfigError(
-            "prepare",
-            fmt::format(
-                "expert parameter {} is on ranks {} and {} of the {} that divide the experts; "
-                "expected one; construct the mixture with the group accelerator.mesh().experts",
-                name,
-                owner->second,
-                rank,
-                all.size()));
-      }
-      if (rank != static_cast<size_t>(line.rank())) {
-        experts->others.insert(name);
-      }
-    }
-  }
+  const std::vector<std::string> of_line = all_gather_bytes(line, names.dump());
+  fail_together(stages, "prepare", "a model does not fit the mesh", [&] {
+    expect_whole(experts->own);
+    experts->others = names_of_others(of_line, line.rank());
+  });
   add_other_stages(stages, *experts);
   return experts->own.empty() && experts->others.empty() ? nullptr : experts;
 }

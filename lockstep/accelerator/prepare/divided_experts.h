@@ -17,7 +17,7 @@ namespace lockstep::internal {
 struct DividedExperts {
   NamedTensors own = {};           ///< Parameters of this process's experts.
   std::set<const void*> ids = {};  ///< Their addresses.
-  /// Names of those of the other processes of the line, and of the other stages of a pipeline.
+  /// Names that only other processes of the line, or other stages of a pipeline, have.
   std::set<std::string> others = {};
   /// Averages the gradients of `own` over the processes that have the same experts; null under
   /// ZeRO, whose sharding does it.
@@ -30,7 +30,7 @@ struct DividedExperts {
 
 /// Returns the experts that the processes of the mesh divide, without `parallel`; null without any.
 /// Throws ConfigError on all processes for layers that were made for another group than
-/// MeshGroups::experts. Collective in that group and in the pipeline if the mesh has ep.
+/// MeshGroups::experts. Collective in the pipeline, and in that group if the mesh has ep.
 std::shared_ptr<DividedExperts> divide_experts(
     const RunContext& context, const expert_parallel::ModelExperts& given);
 

@@ -18,7 +18,7 @@
 /// other stages and the experts of other processes.
 namespace lockstep::internal {
 
-/// In the parameters' dtypes, also under ZeRO stage 3.
+/// The results have the parameters' dtypes, also under ZeRO stage 3.
 NamedTensors full_model_tensors(
     const PreparedObjects& objects, const NamedTensors& own, bool keeps);
 /// `saved`: full tensors by the names of `current`.

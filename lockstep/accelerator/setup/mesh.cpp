@@ -22,9 +22,14 @@ void refuse(bool is_wrong, const std::string& message) {
 
 /// Makes dp_replicate copies of the model whose processes shard it.
 void replicate_shards(const MeshShape& shape, ZeroPlugin& zero) {
-  const bool can = shape.is_data_parallel() && zero.stage == 3;
   refuse(
-      !can || shape.dp_shard == 1,
+      !shape.is_data_parallel(),
+      fmt::format(
+          "the mesh {} has dp_replicate together with ZeRO and other dimensions; expected no "
+          "dp_replicate, so that all data parallel processes shard the model",
+          mesh_text(shape)));
+  refuse(
+      zero.stage != 3 || shape.dp_shard == 1,
       fmt::format(
           "the mesh {} has dp_replicate together with ZeRO stage {}; expected stage 3 and dp_shard "
           "above 1, for copies of parameters in groups of processes, or no dp_replicate",

@@ -28,8 +28,9 @@ struct CommsLogRow {
   std::string operation;  ///< "all_reduce", or with shapes "all_reduce(sum) of float32[10, 20]".
   int64_t bytes = 0;      ///< Size of one operation; see CommsLog.
   int ranks = 0;          ///< Ranks of the group.
-  /// The dimensions of the mesh in which the ranks differ: "dp", "tp", "dp_cp". Empty for groups
-  /// that are not of a mesh, and for that of all ranks.
+  /// The dimensions of the mesh in which the ranks differ: "dp", "tp", "dp_cp"; "expert_dp" for
+  /// ranks with the same experts. Empty for groups that are not of a mesh, and if it divides only
+  /// data.
   std::string mesh_dims = {};
   int64_t count = 0;
   double total_ms = 0;

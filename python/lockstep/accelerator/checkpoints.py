@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import _core
 from .._environment import resume_is_requested
+from .._full_state import divides_model, full_state_dict
 from .._own_module import own_module
 from ..checkpointing import PythonState
 from ..data_loader import skip_first_batches
@@ -188,19 +189,11 @@ class CheckpointCalls(AcceleratorBase):
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, torch.Tensor]:
         """Returns the model's full state dict, on every process. Collective under ZeRO stage 3, with tp, ep and pp."""
         core, module = self._core_and_module(model)
+        if divides_model(core):
+            return full_state_dict(core, module)
         if not core.shards_parameters:
             state: dict[str, torch.Tensor] = module.state_dict()
-            if core.divides_models:
-                state.update({name: full for name, full in core.full_tensors(module) if name in state})
-            if core.divides_experts or core.pipeline_group.size > 1:
-                state.update(core.full_tensors(module))
-                state.update({alias: state[name] for alias, name in getattr(module, "_other_names", {}).items()})
             return state
-        if core.divides_models:
-            raise _core.ConfigError(
-                "[get_state_dict] stage 3 shards the parts of a divided model, which are not put together yet; use stage 1 "
-                "or 2, or save with a mesh without tp"
-            )
         result: dict[str, torch.Tensor] = {}
 
         def copy() -> None:

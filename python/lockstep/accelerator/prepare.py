@@ -178,7 +178,7 @@ class PrepareCalls(SequenceCalls):
         if models or optimizers:
             self._expect_own_plugin()
         new_models = [model for model in models if not any(model is known for known in self._models)]
-        if self._core.divides_models:
+        if self._core.divides_layers:
             self._give_plans([own_module(model) for model in new_models])
         if self._core.divides_sequences:
             for model in new_models:

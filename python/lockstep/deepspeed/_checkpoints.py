@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from .._full_state import divides_model, full_state_dict
 from ..state import PartialState
 from ._config import DTYPES, GivenConfig
 from ._engine_base import EngineBase
@@ -186,6 +187,16 @@ class EngineCheckpoints(EngineBase):
             if not parameter.requires_grad
         }
         state: dict[str, torch.Tensor] = {}
+        if divides_model(self.core.accelerator):
+            if exclude_frozen:
+                raise _core.ConfigError(
+                    "[save_16bit_model] exclude_frozen_parameters is True, and other ranks have parts of the model, of which "
+                    "this rank does not know what is frozen; expected False"
+                )
+            full = full_state_dict(self.core.accelerator, self._own_module)
+            for name, value in full.items() if self.global_rank == 0 else ():
+                state[name] = value.detach().to("cpu", dtype if dtype and value.is_floating_point() else value.dtype, copy=True)
+            return state
         for name, value in self._own_module.state_dict(keep_vars=True).items():
             if exclude_frozen and name in frozen:
                 continue
