@@ -79,6 +79,20 @@ void bind_experts(py::module_& module) {
       py::arg("top2_2nd_expert_sampling"),
       NoGil());
   module.def(
+      "given_routing",
+      [](const at::Tensor& experts, const at::Tensor& weights, int64_t num_experts) {
+        return Routing{
+            .logits = {},
+            .probs = weights.new_empty({0, num_experts}),
+            .experts = experts,
+            .kept = at::ones_like(experts, at::kBool),
+            .weights = weights,
+            .exp_counts = {}};
+      },
+      py::arg("experts"),
+      py::arg("weights"),
+      py::arg("num_experts"));
+  module.def(
       "l_aux",
       [](const Routing& routing, const std::optional<Group>& group) {
         return expert_parallel::l_aux(routing, group);

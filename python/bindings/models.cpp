@@ -14,6 +14,8 @@ namespace {
 
 /// The attribute of layers whose experts processes divide: the number of processes.
 constexpr const char* kExpertRanks = "_lockstep_expert_ranks";
+/// The attribute of parameters whose rows are experts.
+constexpr const char* kStackedExperts = "_lockstep_stacked_experts";
 
 /// Returns the parameters under all of their names. The caller has the GIL.
 NamedTensors parameters_of_python(const py::object& module) {
@@ -107,6 +109,9 @@ expert_parallel::ModelExperts experts_of_python(const py::object& module) {
     const py::object parameter = py::cast(item.tensor);
     if (!py::getattr(parameter, "allreduce", py::bool_(true)).cast<bool>()) {
       experts.parameters.push_back(item);
+      if (py::hasattr(parameter, kStackedExperts)) {
+        experts.stacked.insert(item.name);
+      }
     }
   }
   for (const py::handle part : module.attr("modules")()) {

@@ -29,6 +29,7 @@ DEADLINE_SECONDS = 400
 ZERO = ("zero_1", "zero_2", "zero_3", "resume_2", "resume_own_3")
 OF_FILE = ("file_1", "file_3", "resume_3")  # DeepSpeed's schedules begin one step later than the Trainer's.
 LORA = ("lora_1", "lora_2", "lora_3")
+DENSE = ("llama", "tied", "qwen3", "phi3")  # Models of mesh_client without experts.
 FSDP = ("fsdp", "resume_fsdp", "resume_fsdp_sharded")
 
 
@@ -124,8 +125,8 @@ def test_peft_and_trl(processes: int) -> None:
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_transformers_models_divided_by_their_own_plan_train_as_in_one_process(processes: int) -> None:
-    alone = results_of("mesh_client", 1, real=False, CLIENT_MESH="")
-    compare(alone * processes, results_of("mesh_client", processes, real=False, CLIENT_MESH="tp"))
+    alone = results_of("mesh_client", 1, real=False, cases=DENSE, CLIENT_MESH="")
+    compare(alone * processes, results_of("mesh_client", processes, real=False, cases=DENSE, CLIENT_MESH="tp"))
 
 
 def test_deepspeeds_tutorial_for_long_sequences_trains_as_one_process() -> None:
@@ -134,6 +135,15 @@ def test_deepspeeds_tutorial_for_long_sequences_trains_as_one_process() -> None:
 
 
 def test_transformers_models_train_on_divided_sequences_as_in_one_process() -> None:
-    alone = results_of("mesh_client", 1, real=False, CLIENT_MESH="")
+    alone = results_of("mesh_client", 1, real=False, cases=DENSE, CLIENT_MESH="")
     for dimension in ("cp", "sp", "sp loader"):
-        compare(alone * 2, results_of("mesh_client", 2, real=False, CLIENT_MESH=dimension))
+        compare(alone * 2, results_of("mesh_client", 2, real=False, cases=DENSE, CLIENT_MESH=dimension))
+
+
+def test_experts_of_transformers_mixtral_train_on_two_processes_as_in_one() -> None:
+    cases = ("mixtral", "balanced")
+    alone = results_of("mesh_client", 1, real=False, cases=cases[:1], CLIENT_MESH="")
+    replicated = results_of("mesh_client", 2, real=False, cases=cases, CLIENT_MESH="dp")
+    divided = results_of("mesh_client", 2, real=False, cases=cases, CLIENT_MESH="ep")
+    compare(alone * 2, divided)
+    compare(replicated, divided)

@@ -153,6 +153,117 @@ def test_a_file_of_weights_has_the_experts_of_all_ranks(tmp_path: Any, stage: in
     run_ranks(SAVED, 2, FOLDER=str(tmp_path), STAGE=str(stage))
 
 
+# A layer in transformers' form: the rows of its parameters are experts.
+STACKED = """
+import os
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from lockstep import Accelerator, ConfigError, ParallelismConfig
+from lockstep.state import AcceleratorState
+from lockstep.utils import DeepSpeedPlugin
+
+folder, world = os.environ["FOLDER"], int(os.environ["WORLD_SIZE"])
+torch.manual_seed(0)
+inputs, targets = torch.randn(48, 6).double(), torch.randn(48, 6).double()
+
+
+class Experts(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.num_experts = number
+        self.up = torch.nn.Parameter(torch.randn(number, 10, 6) / 4)
+        self.up_bias = torch.nn.Parameter(torch.randn(number, 10) / 4)
+        self.down = torch.nn.Parameter(torch.randn(number, 6, 10) / 4)
+        self._is_expert_parallel = False
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        output = torch.zeros_like(hidden_states)
+        for expert in range(self.num_experts):
+            token, place = torch.where(top_k_index == expert)
+            rows = F.gelu(F.linear(hidden_states[token], self.up[expert], self.up_bias[expert]))
+            rows = F.linear(rows, self.down[expert]) * top_k_weights[token, place, None]
+            output = output.index_add(0, token, rows)
+        return output
+
+
+class Net(torch.nn.Module):
+    def __init__(self, number=4):
+        super().__init__()
+        self.gate = torch.nn.Linear(6, number, bias=False)
+        self.experts = Experts(number)
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        return x + self.experts(x, chosen, weights)
+
+
+def train(ep_size, save=None, load=None, stage=0):
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(parallelism_config=ParallelismConfig(ep_size=ep_size), gradient_accumulation_steps=2,
+                              zero={"stage": stage} if stage else None)
+    torch.manual_seed(1 + accelerator.process_index)  # Values are those of the first process.
+    net = Net().double()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-4)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8 // world)
+    optimizer, net, loader = accelerator.prepare(optimizer, net, loader)
+    if load is not None:
+        accelerator.load_state(load)
+    assert net.experts.num_experts == 4 // ep_size
+    norms = []
+    for x, y in loader:
+        with accelerator.accumulate(net):
+            accelerator.backward((net(x) - y).square().mean())
+            if accelerator.sync_gradients:
+                norms.append(accelerator.clip_grad_norm_(net.parameters(), 0.3).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    if save is not None:
+        accelerator.save_state(save)
+    state = {name: value.clone() for name, value in accelerator.get_state_dict(net).items()}
+    accelerator.free_memory()
+    return state, norms
+"""
+
+ONE_STACKED = STACKED + """
+torch.save(train(1, save=f"{folder}/saved"), f"{folder}/one.pt")
+torch.save(train(1, load=f"{folder}/saved"), f"{folder}/resumed.pt")
+"""
+
+SEVERAL_STACKED = STACKED + """
+def check(got, name):
+    expected = torch.load(f"{folder}/{name}.pt")
+    assert max(abs(a - b) for a, b in zip(got[1], expected[1], strict=True)) < 1e-12, (got[1], expected[1])
+    for key, value in expected[0].items():
+        assert got[0][key].shape == value.shape and (got[0][key] - value).abs().max() < 1e-12, (name, key)
+
+
+check(train(2, save=f"{folder}/divided"), "one")
+for stage in (1, 2, 3):
+    check(train(2, save=f"{folder}/stage{stage}", stage=stage), "one")
+    check(train(1, load=f"{folder}/stage{stage}"), "resumed")
+check(train(2, load=f"{folder}/saved"), "resumed")
+check(train(1, load=f"{folder}/divided"), "resumed")
+check(train(world, load=f"{folder}/divided"), "resumed")
+file = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 0}}
+for plugin, number, message in ((None, 3, "experts has 3 experts, and ep_size is 2"), (file, 4, "engine of a ds_config divides")):
+    AcceleratorState._reset_state()
+    plugin = None if plugin is None else DeepSpeedPlugin(hf_ds_config=plugin)
+    try:
+        Accelerator(parallelism_config=ParallelismConfig(ep_size=2), deepspeed_plugin=plugin).prepare(Net(number))
+    except ConfigError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError("expected an error")
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_experts_in_rows_of_a_tensor_train_on_several_ranks_as_in_one(tmp_path: Any, ranks: int) -> None:
+    run_ranks(ONE_STACKED, 1, FOLDER=str(tmp_path))
+    run_ranks(SEVERAL_STACKED, ranks, FOLDER=str(tmp_path))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_experts_of_several_ranks_train_as_in_one(tmp_path: Any, ranks: int) -> None:
     run_ranks(ONE, 1, FOLDER=str(tmp_path))

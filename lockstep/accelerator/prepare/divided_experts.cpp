@@ -152,8 +152,13 @@ std::shared_ptr<DividedExperts> divide_experts(
   auto experts = std::make_shared<DividedExperts>(DividedExperts{.own = given.parameters});
   nlohmann::json names = nlohmann::json::array();
   for (const NamedTensor& item : experts->own) {
-    names.push_back(item.name);
-    experts->ids.insert(item.tensor.unsafeGetTensorImpl());
+    const void* const id = item.tensor.unsafeGetTensorImpl();
+    experts->ids.insert(id);
+    if (given.stacked.contains(item.name)) {
+      experts->stacked.insert(id);
+    } else {
+      names.push_back(item.name);
+    }
   }
   const std::vector<std::string> of_line = all_gather_bytes(line, names.dump());
   fail_together(stages, "prepare", "a model does not fit the mesh", [&] {

@@ -13,12 +13,13 @@
 namespace lockstep::internal {
 
 /// The experts of one model on a mesh with ep: each process has a part of them, by names that no
-/// other process of its line has.
+/// other process of its line has, or as its rows of a tensor of all.
 struct DividedExperts {
   NamedTensors own = {};           ///< Parameters of this process's experts.
   std::set<const void*> ids = {};  ///< Their addresses.
   /// Names that only other processes of the line, or other stages of a pipeline, have.
   std::set<std::string> others = {};
+  std::set<const void*> stacked = {};  ///< Addresses of those of which each process has rows.
   /// Averages the gradients of `own` over the processes that have the same experts; null under
   /// ZeRO, whose sharding does it.
   std::shared_ptr<DataParallel> parallel = nullptr;

@@ -20,6 +20,7 @@
 #include "lockstep/comm/byte_collectives.h"
 #include "lockstep/comm/fail_together.h"
 #include "lockstep/offload/scratch_file.h"
+#include "lockstep/tensor_parallel/divided_layout.h"
 
 namespace lockstep::internal {
 namespace {
@@ -56,10 +57,34 @@ std::string parameter_name_of(const std::string& state) {
   return state.substr(0, state.rfind('.'));
 }
 
+/// Returns whether this process has some rows of the experts that `parameter` holds, and others of
+/// its line the rest.
+bool is_stacked(const PreparedObjects& objects, const at::Tensor& parameter) {
+  return parameter.defined() &&
+         std::ranges::any_of(objects.models, [&](const PreparedModel& model) {
+           return model.experts != nullptr &&
+                  model.experts->stacked.contains(parameter.unsafeGetTensorImpl());
+         });
+}
+
+/// Returns how the rows of all experts are divided.
+tensor_parallel::DividedLayout rows_of_experts(
+    const PreparedObjects& objects, const at::Tensor& parameter) {
+  std::vector<int64_t> full_sizes = parameter.sizes().vec();
+  const int ranks = objects.context.mesh.experts.size();
+  full_sizes.front() *= ranks;
+  return {std::move(full_sizes), 0, {}, ranks};
+}
+
 /// Returns `own` in full, if it is a part of `parameter` or of state of its shape. Collective in
-/// the tp line.
+/// the tp line, or in the ep line.
 at::Tensor in_full(
     const PreparedObjects& objects, const at::Tensor& parameter, const at::Tensor& own) {
+  if (is_stacked(objects, parameter)) {
+    Group line = objects.context.mesh.experts;
+    return own.sizes() == parameter.sizes() ? rows_of_experts(objects, parameter).full(own, line)
+                                            : own;
+  }
   tensor_parallel::TensorParallel* const division =
       parameter.defined() ? objects.division_of(parameter) : nullptr;
   const bool is_part = division != nullptr && own.sizes() == parameter.sizes();
@@ -70,6 +95,12 @@ at::Tensor in_full(
 /// load_state refuses another shape later, by name.
 at::Tensor in_part(
     const PreparedObjects& objects, const at::Tensor& parameter, const at::Tensor& full) {
+  if (is_stacked(objects, parameter)) {
+    const tensor_parallel::DividedLayout layout = rows_of_experts(objects, parameter);
+    return full.sizes() == at::IntArrayRef(layout.full_sizes())
+               ? layout.own_part(full, objects.context.mesh.experts.rank())
+               : full;
+  }
   const tensor_parallel::TensorParallel* const division =
       parameter.defined() ? objects.division_of(parameter) : nullptr;
   const bool is_full = division != nullptr && full.sizes() == division->full_sizes(parameter);
@@ -264,7 +295,7 @@ NamedTensors full_model_tensors(
   NamedTensors all;
   NamedTensors experts;
   for (const NamedTensor& item : named_own) {
-    if (objects.is_expert(item.tensor)) {
+    if (objects.is_expert(item.tensor) && !is_stacked(objects, item.tensor)) {
       experts.push_back(item);
       continue;
     }
@@ -304,7 +335,7 @@ NamedTensors full_optimizer_tensors(
   NamedTensors experts;
   for (const NamedTensor& item : own) {
     const at::Tensor parameter = named(parameters, parameter_name_of(item.name));
-    if (parameter.defined() && objects.is_expert(parameter)) {
+    if (parameter.defined() && objects.is_expert(parameter) && !is_stacked(objects, parameter)) {
       experts.push_back(item);
       continue;
     }

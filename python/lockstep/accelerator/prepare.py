@@ -36,6 +36,7 @@ from ..utils.other import (
     is_compiled_module,
 )
 from .engine import GivenTraining, make_engine
+from .experts import divide_experts, has_stacked_experts
 from .forward import AutocastForward, move_inputs
 from .sequence import SequenceCalls, check_forwards
 
@@ -123,6 +124,11 @@ class PrepareCalls(SequenceCalls):
         for model in [own_module(obj) for obj in objects if isinstance(obj, torch.nn.Module)]:
             if self._core.divides_sequences:
                 check_forwards(model, self._sequences)
+            if config is not None and config.ep_size > 1 and has_stacked_experts(model):
+                raise _core.ConfigError(
+                    f"[prepare] ep_size is {config.ep_size}, and the engine of a ds_config divides the experts of "
+                    "deepspeed.moe.layer.MoE only; omit hf_ds_config, or ep_size"
+                )
         if self.project_configuration.checkpointing_steps != 0:
             raise _core.ConfigError(
                 f"[prepare] checkpointing_steps is {self.project_configuration.checkpointing_steps}, and an engine of a "
@@ -218,6 +224,11 @@ class PrepareCalls(SequenceCalls):
                 if isinstance(optimizer, torch.optim.Optimizer):
                     self._adopted.replace_in(optimizer)
         expect_undivided(map(own_module, given), where)
+        if config is not None and config.ep_size > 1:
+            rank = self.state.process_index // config.tp_size % config.ep_size
+            for model in map(own_module, given):
+                if isinstance(model, torch.nn.Module):
+                    divide_experts(model, config.ep_size, self.state.group, rank)
 
     def _give_plans(self, models: list[torch.nn.Module]) -> None:
         """Gives models the plan by which prepare() divides them."""

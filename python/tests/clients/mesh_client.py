@@ -35,6 +35,9 @@ MODELS: dict[str, Any] = {
     "llama": transformers.LlamaConfig(**SMALL),
     "tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
     "qwen3": transformers.Qwen3Config(**SMALL, head_dim=8),  # It has norms of heads.
+    # Without a loss for the balance of experts, which is of each process's samples, as in data parallel training.
+    "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=4, router_aux_loss_coef=0.0),
+    "balanced": transformers.MixtralConfig(**SMALL, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5),
     "phi3": transformers.Phi3Config(**SMALL, pad_token_id=0, eos_token_id=1),  # It fuses layers.
 }
 
@@ -67,11 +70,11 @@ def train(name: str) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name])
     dimension, _, loader_divides = os.environ["CLIENT_MESH"].partition(" ")
-    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension else None
+    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension not in ("", "dp") else None
     accelerator = Accelerator(parallelism_config=config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     texts = torch.randint(64, (32, 16), generator=torch.Generator().manual_seed(3))
-    rows = 8 * (2 if dimension else 1) // accelerator.num_processes
+    rows = 8 * (2 if dimension not in ("", "dp", "ep") else 1) // accelerator.num_processes
     loader = torch.utils.data.DataLoader(texts, batch_size=rows, collate_fn=collate if loader_divides else None)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     losses = []
