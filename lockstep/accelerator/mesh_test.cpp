@@ -252,9 +252,6 @@ TEST(Mesh, OptionsThatItExcludesAreErrors) {
            .mesh = {.tp = 2},
            .change = [](AcceleratorOptions& options) { options.shared_parameters = true; }}),
       HasSubstr("shared_parameters needs processes that all hold the full model"));
-  EXPECT_THAT(
-      error_on_mesh({.world = 4, .mesh = {.pp = 2, .cp = 2}}),
-      HasSubstr("expected one of the two kinds"));
 }
 
 /// A model whose attention has two heads, whatever the width of its input.

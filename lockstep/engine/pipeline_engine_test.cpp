@@ -66,7 +66,7 @@ struct Trained {
 Trained train_whole() {
   Trained result;
   on_engine_ranks(1, config_of(0), [&](InitializeOptions options) {
-    const torch::nn::Sequential layers = make_layers();
+    torch::nn::Sequential layers = make_layers();
     auto made = initialize(layers, std::move(options));
     auto& engine = std::get<0>(made);
     for (int update = 0; update < 3; ++update) {
@@ -161,7 +161,7 @@ TEST(PipelineEngine, CountsSamplesOfDataParallelRanksAndReadsLoaders) {
     const std::lock_guard lock(mutex);
     losses.push_back(loss);
   });
-  const torch::nn::Sequential layers = make_layers();
+  torch::nn::Sequential layers = make_layers();
   double sum = 0;
   for (int i = 0; i < 2 * kMicroBatches; ++i) {
     sum += loss_of(layers->forward(inputs_of(i)), targets_of(i)).item<double>();

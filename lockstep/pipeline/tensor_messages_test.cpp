@@ -91,7 +91,8 @@ TEST(PipelineTensorMessages, CrossEachOther) {
       }
     }
     for (int tag = 0; tag < 20; tag += 2) {
-      EXPECT_TRUE(messages.take(tag + peer).equal(at::full({tag + 1}, tag)));
+      const at::Tensor got = messages.take(tag + peer);
+      EXPECT_TRUE(got.equal(at::full({tag + 1}, tag)));
     }
     messages.finish();
   });

@@ -84,9 +84,10 @@ def with_accelerator(ep_size, save=None, load=None, tp_size=1, stage=0):
     return state
 
 
-def with_engine(ep_size, save=None, load=None):
+def with_engine(ep_size, save=None, load=None, stage=0):
     net = Net(ep_size)
     engine, *_ = deepspeed.initialize(model=net, config={
+        "zero_optimization": {"stage": stage},
         "train_micro_batch_size_per_gpu": 8 // world, "gradient_accumulation_steps": 2, "gradient_clipping": 0.3,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "eps": 1e-4}}})
     if load is not None:
@@ -128,6 +129,8 @@ check(with_engine(2), "engine", complete=False)
 with_engine(2, save=saved + "_engine")
 check(with_engine(2, load=saved + "_engine"), "engine", complete=False)
 check(with_engine(1, load=saved + "_engine"), "engine")
+check(with_engine(2, load=saved + "_engine", stage=2), "engine", complete=False)
+check(with_engine(2, stage=1), "engine", complete=False)
 """
 
 
