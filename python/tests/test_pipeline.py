@@ -190,7 +190,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from lockstep import Accelerator, ParallelismConfig, deepspeed
 from lockstep.deepspeed.pipe import PipelineModule
-from lockstep.state import AcceleratorState, PartialState
+from lockstep.state import AcceleratorState
 from lockstep.utils import MegatronLMPlugin
 
 folder, world = os.environ["FOLDER"], int(os.environ["WORLD_SIZE"])
@@ -215,9 +215,9 @@ def layers():
     return [layer.double() if isinstance(layer, torch.nn.Module) else layer for layer in made]
 
 
-def train(save=None, load=None, zero=None, megatron=False, config=None, **options):
+def train(save=None, load=None, zero=None, megatron=False, config=None, precision="no", **options):
     AcceleratorState._reset_state()
-    accelerator = Accelerator(parallelism_config=config, gradient_accumulation_steps=2, zero=zero, megatron_lm_plugin=(
+    accelerator = Accelerator(mixed_precision=precision, parallelism_config=config, gradient_accumulation_steps=2, zero=zero, megatron_lm_plugin=(
         MegatronLMPlugin(pp_degree=2, num_micro_batches=1, num_layers_per_virtual_pipeline_stage=1, gradient_clipping=0.3)
         if megatron else None))
     model = PipelineModule(layers(), loss_fn=torch.nn.functional.mse_loss, **options)
@@ -245,9 +245,9 @@ def train(save=None, load=None, zero=None, megatron=False, config=None, **option
     return losses, state
 
 
-def check(got):
+def check(got, name="one"):
     losses, state = got
-    expected, full = torch.load(f"{folder}/one.pt")
+    expected, full = torch.load(f"{folder}/{name}.pt")
     expected = expected[-len(losses):]
     assert all(abs(a - b) < 1e-12 for a, b in zip(losses, expected)), (losses, expected)
     assert set(state) == set(full), (sorted(state), sorted(full))
@@ -258,6 +258,7 @@ def check(got):
 # One micro-batch, since the normalisation of a batch depends on its size.
 ONE_ACCELERATOR = ACCELERATOR + """
 torch.save(train(num_stages=1), f"{folder}/one.pt")
+torch.save(train(num_stages=1, precision="bf16"), f"{folder}/bf16.pt")
 AcceleratorState._reset_state()
 accelerator = Accelerator(gradient_accumulation_steps=2)
 plain = torch.nn.Sequential(*[layer if isinstance(layer, torch.nn.Module) else torch.nn.Tanh() for layer in layers()])
@@ -285,7 +286,7 @@ saved = f"{folder}/saved"
 train(config=pp, save=saved)
 check(train(config=pp, load=saved, chunks_per_stage=2))
 check(train(megatron=True))
-assert "Last" not in str(PartialState())
+check(train(config=pp, precision="bf16"), "bf16")
 """
 
 BACK_ACCELERATOR = ACCELERATOR + """
@@ -303,6 +304,7 @@ def test_an_accelerator_trains_a_pipeline_as_one_process(tmp_path: Any) -> None:
 
 
 WRONG = """
+import logging
 import torch
 from lockstep import Accelerator, ConfigError, ParallelismConfig, deepspeed
 from lockstep.deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
@@ -310,6 +312,15 @@ from lockstep.deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 deepspeed.init_distributed()
 CONFIG = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 data = iter([(torch.randn(2, 4), torch.randn(2, 4))] * 9)
+warnings = []
+
+
+class Kept(logging.Handler):
+    def emit(self, record):
+        warnings.append(record.getMessage())
+
+
+deepspeed.logger.addHandler(Kept(logging.WARNING))
 
 
 def refused(expected, call):
@@ -341,13 +352,16 @@ for call in (lambda: engine(torch.randn(2, 4)), lambda: engine.backward(torch.ze
     refused("train_batch()", call)
 with torch.no_grad():
     refused("gradients are disabled", lambda: engine.train_batch(data))
-engine.train_batch(data)
+engine.train_batch(iter([(torch.ones(2, 4), torch.ones(2, 4))]))
+assert not warnings
 try:
     engine.train_batch(iter([]))
 except StopIteration:
     pass
 outputs = engine.eval_batch(data, compute_loss=False, reduce_output=None, num_micro_batches=2)
 assert outputs is None if engine.is_first_stage() else [tuple(each.shape) for each in outputs] == [(2, 4), (2, 4)]
+engine_of(linear()).train_batch(iter([(torch.full((2, 4), float(engine.stage_id)), torch.zeros(2, 4))]))
+assert [text.count("different batches") for text in warnings] == ([1] if engine.is_first_stage() else [])
 loss, logits = engine.eval_batch(data, return_logits=True, bcast_loss=False)
 assert (loss, logits) == (None, None) if engine.is_first_stage() else logits.shape == (2, 4)
 accelerator = Accelerator(parallelism_config=ParallelismConfig(pp_size=2))

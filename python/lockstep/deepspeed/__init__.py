@@ -151,9 +151,10 @@ def _make_engine(
         state.group,
         zero_inits,
     )
-    PartialState._shared_state["_data_group"] = data_group = initialized.engine.accelerator.data_group
     is_pipeline = isinstance(own_module(model), pipe.PipelineModule)
-    share_transient_buffers([own_module(model)], data_group if is_pipeline else state.group, "initialize")
+    if is_pipeline:  # Else that of an Accelerator stays.
+        PartialState._shared_state["_data_group"] = initialized.engine.accelerator.data_group
+    share_transient_buffers([own_module(model)], state.data_group if is_pipeline else state.group, "initialize")
     engine = (PipelineEngine if is_pipeline else DeepSpeedEngine)(model, initialized, prepared, given)
     if not checkpointing.is_configured():
         prefix = "activation_checkpointing."

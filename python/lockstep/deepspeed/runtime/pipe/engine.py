@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +14,28 @@ import torch
 
 from .... import _core
 from ...._own_module import own_module
-from ....utils.operations import send_to_device
+from ....utils.operations import recursively_apply, send_to_device
 from ...engine import DeepSpeedEngine
-from ...utils import RepeatingLoader
+from ...utils import RepeatingLoader, logger
 from .layers import PipelineError
 from .module import PipelineModule
 
 __all__ = ["PipelineEngine"]
+
+_UPDATES_BETWEEN_CHECKS = 100
+
+
+def _digest(value: Any) -> bytes:
+    """Returns a few bytes that differ for different tensors."""
+    found = hashlib.sha256()
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        found.update(str((tensor.shape, tensor.dtype)).encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return tensor
+
+    recursively_apply(add, value)
+    return found.digest()
 
 
 class PipelineEngine(DeepSpeedEngine):
@@ -75,7 +91,10 @@ class PipelineEngine(DeepSpeedEngine):
             self.set_dataiterator(data_iter)
         began = time.perf_counter()
         self.module.train()
-        loss = self._pipeline._compute_batch(*self._next_batches(self.data_iterator, self.micro_batches))
+        batches = self._next_batches(self.data_iterator, self.micro_batches)
+        if self.num_stages > 1 and self.global_steps % _UPDATES_BETWEEN_CHECKS == 0:
+            self._compare_batches(batches)
+        loss = self._pipeline._compute_batch(*batches)
         self.core.backward(loss, False, True)
         super().step()
         mean = self._mean_of_ranks(loss)
@@ -139,6 +158,16 @@ class PipelineEngine(DeepSpeedEngine):
                 )
         sent = [send_to_device(batch, self.device) for batch in batches]
         return [inputs for inputs, _ in sent], [labels for _, labels in sent]
+
+    def _compare_batches(self, batches: tuple[list[Any], list[Any]]) -> None:
+        """Warns if the first and the last stage have read different batches. Collective in the pipeline."""
+        texts = _core.all_gather_bytes(self._pipeline._line, _digest(batches))
+        if texts[0] != texts[-1] and self.is_first_stage():
+            logger.warning(
+                "[train_batch] the first stage of the pipeline, which reads the inputs, and the last one, which reads the "
+                "labels, got different batches; expected the same: seed the loader's order, and divide samples by dp_rank and "
+                "dp_world_size of the engine"
+            )
 
     def _mean_of_ranks(self, value: torch.Tensor) -> torch.Tensor:
         """Returns the mean over the data parallel ranks, on the device."""

@@ -96,6 +96,7 @@ class PipelineModule(torch.nn.Module):
         self._full_names, self._other_names = self._names_in_all_layers(specs)
         self._forwards = [0] * len(self._functions)  # Of each chunk, for seed_layers.
         self._stage: Any = None
+        self._line: Any = None
         self._scope: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._converts = False
         self._batch: Any = None
@@ -168,6 +169,7 @@ class PipelineModule(torch.nn.Module):
                 f"pass num_stages={line.size}, `lockstep launch --mesh pp={self.num_stages}`, or "
                 f"ParallelismConfig(pp_size={self.num_stages})"
             )
+        self._line = line
         parameters = dict(self.named_parameters())
         buffers = {name: tensor for name, tensor in self.named_buffers() if name in self.state_dict()}
         alive = weakref.ref(self)
@@ -346,7 +348,7 @@ class PipelineModule(torch.nn.Module):
         raise _core.ConfigError("[mpu] Lockstep has no mpu; the engine has stage_id, num_stages, dp_world_size and dp_rank")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stage": None, "_scope": nullcontext, "_batch": None, "_output": None}
+        return {**self.__dict__, "_stage": None, "_line": None, "_scope": nullcontext, "_batch": None, "_output": None}
 
 
 @dataclass
