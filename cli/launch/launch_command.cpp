@@ -6,6 +6,7 @@
 #include "cli/common/report.h"
 #include "cli/common/usage_formatter.h"
 #include "cli/launch/launch_starter.h"
+#include "cli/launch/parallelism_words.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/launcher/job/fan_out.h"
@@ -68,6 +69,7 @@ std::vector<VariableOption> LaunchCommand::add_variables(std::vector<std::string
   if (!has("launch") || has("--help") || has("-h")) {
     return {};
   }
+  replace_parallelism_options(words);
   return add_torchrun_variables(Environment::process(), *command_, words);
 }
 

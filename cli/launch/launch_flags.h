@@ -21,7 +21,8 @@ using config::LaunchFlags;
 void add_launch_flags(CLI::App& command, LaunchFlags& flags);
 
 /// Adds hidden options of torchrun, Accelerate and DeepSpeed that Lockstep does not support. Each
-/// throws ConfigError with the reason and an alternative.
+/// throws ConfigError with the reason and an alternative. Adds those about model parallelism, too,
+/// which replace_parallelism_options() replaces before.
 void add_refused_flags(CLI::App& command);
 
 /// Returns `flags` of the parsed `command`, with missing values taken from the environment, then

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "cli/launch/launch_flags.h"
+#include "cli/launch/parallelism_words.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/split.h"
 
@@ -20,16 +21,12 @@ struct Refusal {
 constexpr const char* kFsdp =
     "the program configures sharding with FsdpPlugin, or --zero-stage: 3 is FULL_SHARD, 2 is "
     "SHARD_GRAD_OP; omit it";
-constexpr const char* kMegatron =
-    "Megatron-LM is another library; its degrees are those of a mesh, as in --mesh tp=2";
 constexpr const char* kTpu = "Lockstep has no TPU backend; omit it";
 constexpr const char* kDynamo = "torch.compile is called in Python programs; omit it";
 constexpr const char* kFp8 = "fp8 is not supported; try --mixed-precision bf16";
 constexpr const char* kDeepSpeed =
     "the program configures this when it constructs its Accelerator, or use --zero-stage and "
     "--deepspeed-config-file; omit it";
-constexpr const char* kParallelism =
-    "the sizes are one option; try --mesh dp_replicate=2,tp=2, with those above 1";
 constexpr const char* kByRankCount =
     "Lockstep derives this from the number of ranks and hosts; omit it";
 constexpr const char* kNoImport = "ranks are separate programs, and nothing is imported; omit it";
@@ -73,21 +70,10 @@ constexpr std::array kRefusals = {
         "--fsdp-sync-module-states= --fsdp-activation-checkpointing= "
         "--fsdp-activation-checkpointing-offload=",
         kFsdp},
-    Refusal{"--use-megatron-lm", kMegatron},
     Refusal{
-        "--megatron-lm-tp-degree= --megatron-lm-pp-degree= --megatron-lm-num-micro-batches= "
-        "--megatron-lm-sequence-parallelism= --megatron-lm-recompute-activations= "
-        "--megatron-lm-use-distributed-optimizer= --megatron-lm-gradient-clipping=",
-        kMegatron},
-    Refusal{"--use-parallelism-config", kParallelism},
-    Refusal{
-        "--parallelism-config-dp-replicate-size= --parallelism-config-dp-shard-size= "
-        "--parallelism-config-tp-size= --parallelism-config-cp-size= "
-        "--parallelism-config-cp-backend= --parallelism-config-cp-comm-strategy= "
-        "--parallelism-config-sp-size= --parallelism-config-sp-backend= "
-        "--parallelism-config-sp-seq-length= --parallelism-config-sp-seq-length-is-variable= "
-        "--parallelism-config-sp-attn-implementation=",
-        kParallelism},
+        "--use-megatron-lm",
+        "its degrees work without it, and the program clips gradients, by 1.0 if it is to train as "
+        "Megatron-LM does; omit it"},
     Refusal{
         "--fp8-backend= --fp8-format= --fp8-margin= --fp8-interval= --fp8-amax-history-len= "
         "--fp8-amax-compute-algo= --fp8-opt-level= --fp8-override-linear-precision= "
@@ -131,6 +117,11 @@ void add_refused_flags(CLI::App& command) {
       option->group("");
     }
   }
+  // replace_parallelism_options() replaces them.
+  for (const std::string& name : parallelism_option_flags()) {
+    command.add_option_function<std::string>(name, [](const std::string& /*value*/) {})->group("");
+  }
+  command.add_flag_callback("--use-parallelism-config", [] {})->group("");
 }
 
 }  // namespace lockstep::cli

@@ -15,6 +15,7 @@
 #include "lockstep/config/import/import_deepspeed.h"
 #include "lockstep/config/import/import_fsdp.h"
 #include "lockstep/config/import/import_section.h"
+#include "lockstep/config/import/model_parallel_options.h"
 #include "lockstep/mesh/mesh_shape.h"
 
 namespace lockstep::config {
@@ -26,9 +27,6 @@ using Kind = Node::Kind;
 const std::map<std::string, std::string>& refused_types() {
   constexpr const char* kNoDevice = "Lockstep supports only CPUs and CUDA devices";
   static const std::map<std::string, std::string> types = {
-      {"MEGATRON_LM",
-       "Lockstep does not split layers among ranks; try distributed_type: MULTI_GPU without "
-       "megatron_lm_config"},
       {"XLA", kNoDevice},
       {"TPU", kNoDevice},
       {"MULTI_XPU", kNoDevice},
@@ -96,7 +94,7 @@ class Importer {
         {"dynamo_config", nullptr},
         {"dynamo_backend", nullptr},
         {"fsdp_config", &Importer::fsdp},
-        {"megatron_lm_config", nullptr},
+        {"megatron_lm_config", &Importer::megatron},
         {"fp8_config", nullptr},
         {"rdzv_backend", nullptr},
         {"same_network", nullptr},
@@ -163,13 +161,14 @@ class Importer {
           where(file_, node.place),
           fmt::format("distributed_type {} cannot be imported; {}", type_, refused->second));
     }
-    const std::vector<std::string> known = {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP"};
+    const std::vector<std::string> known = {
+        "NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM"};
     if (std::find(known.begin(), known.end(), type_) == known.end()) {
       throw ConfigError(
           where(file_, node.place),
           fmt::format(
               "invalid value '{}' for distributed_type; expected one of NO, MULTI_CPU, MULTI_GPU, "
-              "DEEPSPEED, FSDP{}",
+              "DEEPSPEED, FSDP, MEGATRON_LM{}",
               type_,
               did_you_mean(type_, known)));
     }
@@ -288,44 +287,70 @@ class Importer {
   }
 
   void parallelism(const Entry& entry) {
-    static const std::vector<std::string> known = {
-        "dp_replicate_size",
-        "dp_shard_size",
-        "tp_size",
-        "cp_size",
-        "cp_backend",
-        "cp_comm_strategy",
-        "sp_size",
-        "sp_backend",
-        "sp_seq_length",
-        "sp_seq_length_is_variable",
-        "sp_attn_implementation"};
-    const std::string prefix = "parallelism_config_";
     for (const Entry& part : entry.value.entries) {
-      const std::string name =
-          part.key.starts_with(prefix) ? part.key.substr(prefix.size()) : part.key;
-      if (std::find(known.begin(), known.end(), name) == known.end()) {
-        throw ConfigError(
-            where(file_, part.place),
-            fmt::format(
-                "unknown key 'parallelism_config.{}'{}", part.key, did_you_mean(name, known)));
+      const std::string name = without_prefix(part.key, "parallelism_config_");
+      const auto option = parallelism_option(name, part.value.text);
+      if (!option) {
+        refuse_unknown_part(entry, part, name, parallelism_option_names());
       }
-      const std::string ending = "_size";
       // FSDP shards over all processes, with any mesh.
       const bool is_data_parallel =
           name == "dp_replicate_size" || (name == "dp_shard_size" && type_ == "FSDP");
-      if (name.ends_with(ending) && !is_data_parallel && part.value.text != "1") {
-        add_to_mesh(name.substr(0, name.size() - ending.size()), part);
+      if (!is_data_parallel) {
+        import_option(*option, part);
       }
       note_mesh(name, part);
     }
-    import_.without_meaning.push_back(entry.key);
   }
 
-  void add_to_mesh(const std::string& dimension, const Entry& part) {
-    std::string& mesh = import_.values.settings["mesh"];
-    mesh += fmt::format("{}{}={}", mesh.empty() ? "" : ",", dimension, part.value.text);
-    parse_mesh(mesh, where(file_, part.value.place));
+  void megatron(const Entry& entry) {
+    if (type_ != "MEGATRON_LM") {
+      import_.without_meaning.push_back(entry.key);
+      return;
+    }
+    for (const Entry& part : entry.value.entries) {
+      const std::string name = without_prefix(part.key, "megatron_lm_");
+      const auto option = megatron_option(name, part.value.text);
+      if (!option) {
+        refuse_unknown_part(entry, part, name, megatron_option_names());
+      }
+      if (name == "gradient_clipping" && !option->refusal.empty()) {  // Each file has it.
+        import_.notes.push_back(
+            fmt::format("{}: {}: not imported; {}", part.key, part.value.text, option->refusal));
+        continue;
+      }
+      import_option(*option, part);
+    }
+  }
+
+  static std::string without_prefix(const std::string& key, const std::string& prefix) {
+    return key.starts_with(prefix) ? key.substr(prefix.size()) : key;
+  }
+
+  [[noreturn]] void refuse_unknown_part(
+      const Entry& section,
+      const Entry& part,
+      const std::string& name,
+      const std::vector<std::string>& known) const {
+    throw ConfigError(
+        where(file_, part.place),
+        fmt::format("unknown key '{}.{}'{}", section.key, part.key, did_you_mean(name, known)));
+  }
+
+  void import_option(const ModelParallelOption& option, const Entry& part) {
+    if (!option.refusal.empty()) {
+      throw ConfigError(
+          where(file_, part.value.place),
+          fmt::format("{} {} cannot be imported: {}", part.key, part.value.text, option.refusal));
+    }
+    if (option.is_distributed_adam) {
+      import_.values.settings["zero_stage"] = "1";
+    }
+    if (!option.mesh_part.empty()) {
+      std::string& mesh = import_.values.settings["mesh"];
+      mesh += (mesh.empty() ? "" : ",") + option.mesh_part;
+      parse_mesh(mesh, where(file_, part.value.place));
+    }
   }
 
   void note_mesh(const std::string& name, const Entry& part) {

@@ -24,8 +24,8 @@ struct Import {
 /// stage and gradient accumulation. `mixed_precision: no` needs no quotes, numbers may have some.
 ///
 /// Throws ConfigError, with file:line:column, for unsupported features (TPU, SageMaker, fp8,
-/// Megatron-LM, accelerators other than CUDA's), for keys that Accelerate does not know, and for
-/// invalid values.
+/// options of Megatron-LM's own models, accelerators other than CUDA's), for keys that Accelerate
+/// does not know, and for invalid values.
 Import import_accelerate(const Document& file, const Environment& environment);
 
 /// Returns Accelerate's location of its file: below HF_HOME, XDG_CACHE_HOME or ~/.cache. Throws

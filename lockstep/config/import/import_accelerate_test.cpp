@@ -257,7 +257,16 @@ TEST(ImportAccelerate, TakesOrRefusesEveryFileOfAcceleratesTests) {
       {"0_34_0_fp8",
        "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n",
        "mixed_precision fp8 cannot be imported"},
-      {"fsdp", "distributed_type: MEGATRON_LM\nfsdp_config: {x: 1}\n", "MEGATRON_LM cannot be"},
+      {"megatron",
+       "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_recompute_activations: "
+       "true}\n",
+       "megatron_lm_recompute_activations true cannot be imported: the model checkpoints"},
+      {"another slip",
+       "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degre: 2}\n",
+       "unknown key 'megatron_lm_config.megatron_lm_tp_degre'; did you mean"},
+      {"a length",
+       "distributed_type: MULTI_GPU\nparallelism_config: {sp_size: 2, sp_seq_length: 256}\n",
+       "sp_seq_length 256 cannot be imported"},
       {"invalid_keys", "distributed_type: 'NO'\ninvalid_key: \"a\"\n", "unknown key 'invalid_key'"},
       {"both divisions of a sequence",
        fsdp + "fsdp_version: 2}\nparallelism_config: {cp_size: 4, sp_size: 2}\n",
@@ -302,6 +311,19 @@ TEST(ImportAccelerate, TheSizesOfAMeshBecomeOneSetting) {
           "  parallelism_config_cp_size: 2\n")
           .values.settings;
   EXPECT_EQ(settings.at("mesh"), "tp=4,cp=2");
+}
+
+TEST(ImportAccelerate, DegreesOfMegatronBecomeAMesh) {
+  const Import import = import_of(
+      "distributed_type: MEGATRON_LM\nnum_processes: 4\nmegatron_lm_config:\n"
+      "  megatron_lm_gradient_clipping: 1.0\n  megatron_lm_num_micro_batches: 1\n"
+      "  megatron_lm_pp_degree: 1\n  megatron_lm_recompute_activations: false\n"
+      "  megatron_lm_sequence_parallelism: false\n  megatron_lm_tp_degree: 2\n"
+      "  megatron_lm_use_distributed_optimizer: true\n");
+  EXPECT_EQ(import.values.settings.at("mesh"), "tp=2");
+  EXPECT_EQ(import.values.settings.at("zero_stage"), "1");
+  EXPECT_THAT(
+      import.notes, ElementsAre(HasSubstr("megatron_lm_gradient_clipping: 1.0: not imported")));
 }
 
 TEST(ImportAccelerate, TakesAnUnquotedNo) {

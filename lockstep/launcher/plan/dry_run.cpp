@@ -30,14 +30,14 @@ HostEnvironment environment_of(const JobPlan& plan, size_t host, const Program& 
   return common;
 }
 
-std::string host_name(const PlannedHost& planned, size_t host) {
+std::string name_of_host(const PlannedHost& planned, size_t host) {
   return planned.name.empty() ? fmt::format("with node rank {}", host) : planned.name;
 }
 
 std::vector<std::string> host_of_each_rank(const JobPlan& plan) {
   std::vector<std::string> names;
   for (size_t host = 0; host < plan.hosts.size(); ++host) {
-    names.insert(names.end(), plan.hosts[host].slots.size(), host_name(plan.hosts[host], host));
+    names.insert(names.end(), plan.hosts[host].slots.size(), name_of_host(plan.hosts[host], host));
   }
   return names;
 }
@@ -62,7 +62,7 @@ std::string dry_run_text(const JobPlan& plan, const Program& program) {
     const PlannedHost& planned = plan.hosts[host];
     text += fmt::format(
         "\nhost {}{}: {} {}\n",
-        host_name(planned, host),
+        name_of_host(planned, host),
         is_here(plan, host) ? " (this one)" : "",
         planned.slots.size() == 1 ? "slot" : "slots",
         core_list(planned.slots));
