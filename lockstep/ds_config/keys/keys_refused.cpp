@@ -15,22 +15,28 @@ void add_unsupported(std::vector<KeySpec>& keys) {
       "Lockstep has no autotuning; lockstep estimate-memory shows which stage and batch fit; "
       "delete it"));
   keys.push_back(refused("pipeline", "arguments of PipelineModule say it; delete it"));
-  keys.push_back(
-      refused("tensor_parallel", "Lockstep has no tensor parallelism; use ZeRO stage 3 instead"));
-  keys.push_back(refused("expert_parallel", "Lockstep has no expert parallelism; delete it"));
+  keys.push_back(refused(
+      "tensor_parallel",
+      "an engine does not divide layers; use an Accelerator on a mesh with tp: see mesh.md"));
+  keys.push_back(refused(
+      "expert_parallel",
+      "layers of experts have their own number of ranks, ep_size: see experts.md; delete it"));
   keys.push_back(refused_unless(
       "use_data_before_expert_parallelism",
       KeyKind::kBoolean,
       "false",
-      "Lockstep has no expert parallelism; delete it"));
+      "consecutive ranks divide the experts; delete it"));
   KeySpec sequences = refused_unless(
       "sequence_parallel_size",
       KeyKind::kInteger,
       "1",
-      "Lockstep has no sequence parallelism; use a smaller batch or ZeRO stage 3 instead");
+      "an engine's ranks have samples of their own; use an Accelerator on a mesh with sp: see "
+      "context_parallel.md");
   keys.push_back(std::move(sequences));
   keys.push_back(refused(
-      "seq_parallel_communication_data_type", "Lockstep has no sequence parallelism; delete it"));
+      "seq_parallel_communication_data_type",
+      "gradients of a divided sequence are sent as all others: communication_data_type; delete "
+      "it"));
   keys.push_back(refused("hybrid_engine", "the engine does not generate text; delete it"));
   keys.push_back(refused("compile", "C++ has no torch.compile; delete it"));
   keys.push_back(
