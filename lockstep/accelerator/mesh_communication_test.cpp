@@ -69,10 +69,11 @@ Trained train_model(
   auto [prepared, updates, batches] =
       accelerator.prepare(model, optim::SGD(model->parameters(), {.lr = 0.1}), loader);
   const std::vector<CommsLogRow> before = log.rows();
+  at::Tensor own_loss;
   for (auto& batch : batches) {
     left_out() = leaves_out;
     left_out().counts = true;
-    loss(batch.data, batch.target);
+    own_loss = loss(batch.data, batch.target).detach().clone();
     accelerator.clip_grad_norm_(model->parameters(), 0.1);
     updates.step();
     updates.zero_grad();
@@ -87,6 +88,7 @@ Trained train_model(
     }
   }
   result.weights = weights_of(accelerator, *model);
+  result.weights["loss"] = own_loss;  // That of all stages of a pipeline.
   return result;
 }
 
@@ -100,7 +102,9 @@ Trained train_gpt(Accelerator& accelerator, CommsLog& log, const LeftOut& leaves
   const auto loss = [&](const at::Tensor& tokens, const at::Tensor& labels) {
     const SequenceScope scope(accelerator.mesh(), {{tokens}, {labels}});
     const at::Tensor sum = mean_loss(model(tokens), labels) * labels.numel();
-    accelerator.backward(scope.mean(sum, at::tensor(labels.numel())));
+    const at::Tensor mean = scope.mean(sum, at::tensor(labels.numel()));
+    accelerator.backward(mean);
+    return mean;
   };
   return train_model(accelerator, model, loss, log, leaves_out);
 }
@@ -123,7 +127,9 @@ Trained train_pipeline(Accelerator& accelerator, CommsLog& log, const LeftOut& l
       accelerator.mesh(),
       pipeline::PipelineOptions{.micro_batches = kMicroBatches, .cut = pipeline::CutUniformly{}});
   const auto loss = [&](const at::Tensor& tokens, const at::Tensor& labels) {
-    accelerator.backward(model->forward(tokens, labels));
+    const at::Tensor value = model->forward(tokens, labels);
+    accelerator.backward(value);
+    return value;
   };
   return train_model(accelerator, model, loss, log, leaves_out);
 }
@@ -151,7 +157,9 @@ Trained train_experts(Accelerator& accelerator, CommsLog& log, const LeftOut& le
   Mixture model(accelerator.mesh().experts);
   model->to(at::kDouble);
   const auto loss = [&](const at::Tensor& tokens, const at::Tensor& labels) {
-    accelerator.backward(mean_loss(model(tokens), labels));
+    const at::Tensor value = mean_loss(model(tokens), labels);
+    accelerator.backward(value);
+    return value;
   };
   return train_model(accelerator, model, loss, log, leaves_out);
 }

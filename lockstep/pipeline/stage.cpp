@@ -12,11 +12,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/tensor/mode_key.h"
 
 namespace lockstep::pipeline {
 namespace {
@@ -75,6 +77,8 @@ std::vector<at::Tensor> micro_batches_of(
                             : "no tensor",
             micro_batches));
   }
+  // A SequenceScope would take the first rows for a table of positions.
+  const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kModeKey);
   return batch.chunk(micro_batches);
 }
 

@@ -174,8 +174,9 @@ at::Tensor Gradients::norm_over_replicas(
   const auto power = [&](const auto& is_counted) {
     std::vector<at::Tensor> counted;
     std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(counted), is_counted);
-    return at::pow(
-        over_shards(optim::grad_norm(held(counted), norm_type)).to(own.options()), norm_type);
+    const at::Tensor norm = optim::grad_norm(held(counted), norm_type);
+    // A process without shards has a norm of another dtype; the sharding agrees on one.
+    return at::pow(sharding ? over_shards(norm) : norm.to(own.options()), norm_type);
   };
   const auto is_part = [&](const at::Tensor& each) {
     return objects_.division_of(each) != nullptr;
