@@ -40,7 +40,8 @@ def with_shifted_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
     mask = ready.get("attention_mask")
     if mask is not None:
         padded = mask == 0
-        if mask.dim() != 2 or bool((mask.diff(dim=1) > 0).any()) or bool((padded & (shifted != -100)).any()):
+        grows = (mask.long().diff(dim=1) > 0).any()  # The difference of booleans is no difference of numbers.
+        if mask.dim() != 2 or bool(grows) or bool((padded & (shifted != -100)).any()):
             raise _core.ConfigError(
                 "[DataLoader] attention_mask of the batch hides positions that count; expected zeros at the end of the texts "
                 "only, with the label -100: a causal model's other positions do not see those"

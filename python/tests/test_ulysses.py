@@ -9,7 +9,8 @@ import pytest
 import torch
 from launch import run_ranks
 
-from lockstep import ConfigError
+from lockstep import ConfigError, deepspeed
+from lockstep._sequence_batches import with_shifted_labels
 from lockstep.deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF, UlyssesSPDataLoaderAdapter
 from lockstep.deepspeed.sequence.layer import DistributedAttention
 from lockstep.state import PartialState
@@ -104,17 +105,11 @@ def test_the_tutorials_classes_refuse_what_they_cannot_divide() -> None:
 
         rank = size
 
-    texts = {name: torch.arange(6).view(1, 6) for name in ("input_ids", "position_ids", "labels")}
-
-    def adapter(*batches: Any, rank: int = 1) -> UlyssesSPDataLoaderAdapter:
-        return UlyssesSPDataLoaderAdapter(batches, rank, Group(), 1, "cpu")
-
     with pytest.raises(ConfigError, match="sp_rank is 0 of 1"):
-        adapter(rank=0)
-    with pytest.raises(ConfigError, match=r"with \['input_ids'\]; expected a dict"):
-        next(adapter({"input_ids": texts["input_ids"]}))
-    with pytest.raises(ConfigError, match="position_ids of the batch are not consecutive"):
-        next(adapter({**texts, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])}))
+        UlyssesSPDataLoaderAdapter([], 0, Group(), 1, "cpu")
+    for call in (deepspeed.DeepSpeedConfig, deepspeed.zero.Init):
+        with pytest.raises(ConfigError, match="got an mpu"):
+            call(config={"train_batch_size": 1}, mpu=object())
     register = UlyssesSPAttentionHF.register_with_transformers
     assert register("a model", "sdpa", 1, 1) is None
     with pytest.raises(ConfigError, match="core_attn_implementation is 'flash_attention_2'"):
@@ -130,6 +125,103 @@ def test_the_tutorials_classes_refuse_what_they_cannot_divide() -> None:
     attention.seq_length = None
     with pytest.raises(ConfigError, match="got no position_ids"):
         attention(torch.nn.Identity(), *heads, None)
+
+
+# The loaders and batch sizes of DeepSpeed's tutorial, on two ranks that divide sequences.
+TUTORIAL = """
+import torch
+import torch.distributed as dist
+
+from lockstep import ConfigError, deepspeed
+from lockstep.deepspeed.runtime.sequence_parallel import parallel_state_sp
+from lockstep.deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPDataLoaderAdapter
+
+deepspeed.init_distributed(verbose=False)
+rank = dist.get_rank()
+parallel_state_sp.initialize_sequence_parallel(2)
+group = parallel_state_sp.get_sequence_parallel_group()
+
+
+def fails(message, body):
+    try:
+        body()
+    except ConfigError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(f"expected: {message}")
+
+
+def text(number, length=4):
+    ids = torch.arange(length)[None] + 10 * number
+    return {"input_ids": ids, "position_ids": torch.arange(length)[None], "labels": ids}
+
+
+def adapter(*batches):
+    return UlyssesSPDataLoaderAdapter(batches, rank, group, 2, "cpu")
+
+
+# Names in another order on one rank.
+own = text(rank) | {"name": f"rank {rank}"}
+loader = adapter(dict(sorted(own.items(), reverse=rank == 1)))
+for _ in range(2):
+    parts = list(loader)
+    for number, part in enumerate(parts):
+        shifted = torch.nn.functional.pad(text(number)["labels"], (0, 1), value=-100)[:, 1:]
+        for name, full in {**text(number), "shift_labels": shifted}.items():
+            assert name == "labels" or torch.equal(part[name], full.chunk(2, 1)[rank]), (name, part[name])
+        assert part["name"] == f"rank {number}" and "labels" not in part
+    assert len(parts) == len(loader) == 2
+
+# What only one rank sees fails on both.
+def first(batch, message):
+    fails(message, lambda: next(adapter(batch if rank == 1 else text(0))))
+
+
+first({"input_ids": torch.ones(1, 4)}, "with ['input_ids']; expected a dict")
+first({**text(1), "position_ids": torch.tensor([[0, 1, 0, 1]])}, "position_ids of the batch are not consecutive")
+first(text(1, 5), "the sequences have 5 positions")
+first({**text(1), "more": torch.ones(1, 4)}, "the batch of rank 1 of the group has input_ids (a tensor), more (a tensor)")
+fails("loaders of the ranks [1] of the group have fewer batches", lambda: list(adapter(*[text(0)] * (2 - rank))))
+assert [len(part["input_ids"]) for part in adapter(text(0), text(1))] == [1] * 4  # A control.
+
+# train_batch_size counts a text once, which two ranks compute.
+config = {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+of_mpu = deepspeed.DeepSpeedConfig(config, mpu=parallel_state_sp)
+assert (of_mpu.world_size, of_mpu.gradient_accumulation_steps) == (1, 4)
+plain, *_ = deepspeed.initialize(model=torch.nn.Linear(1, 1), config=config)
+assert plain.get_batch_info() == (4, 1, 2)
+for given in (config, of_mpu):
+    engine, *_ = deepspeed.initialize(model=torch.nn.Linear(1, 1), config=given, mpu=parallel_state_sp)
+    assert engine.get_batch_info() == (4, 1, 4)
+    before = engine.module.weight.item()
+    for step in range(4):
+        assert engine.module.weight.item() == before and engine.global_steps == 0
+        engine.backward(engine(torch.ones(1, 1)).sum())
+        engine.step()
+    assert engine.module.weight.item() != before and (engine.global_steps, engine.global_samples) == (1, 4)
+    engine.set_train_batch_size(3)
+    assert engine.get_batch_info() == (3, 1, 3)
+one = {"train_batch_size": 1, "zero_optimization": {"stage": 3}}
+deepspeed.zero.Init(config=one, mpu=parallel_state_sp)
+fails("batch sizes do not match", lambda: deepspeed.zero.Init(config=one))
+model = deepspeed.pipe.PipelineModule([torch.nn.Linear(1, 1)], num_stages=1, loss_fn=torch.nn.MSELoss())
+fails("an mpu with a PipelineModule", lambda: deepspeed.initialize(model=model, config=config, mpu=parallel_state_sp))
+"""
+
+
+def test_the_ranks_of_a_sequence_fail_together_and_count_its_batch_once() -> None:
+    run_ranks(TUTORIAL, 2)
+
+
+def test_a_mask_of_booleans_may_hide_the_end_of_a_text() -> None:
+    ids = torch.arange(4)[None]
+    batch = {"input_ids": ids, "position_ids": ids, "labels": torch.tensor([[0, 1, -100, -100]])}
+    for kind in (torch.bool, torch.int64):
+        mask = torch.tensor([[1, 1, 0, 0]]).to(kind)
+        ready = with_shifted_labels({**batch, "attention_mask": mask})["attention_mask"]
+        assert bool(ready.all()) and ready.dtype == kind
+        with pytest.raises(ConfigError, match="hides positions that count"):
+            with_shifted_labels({**batch, "labels": torch.full((1, 4), -100), "attention_mask": mask.flip(1)})
 
 
 # Accelerate's documented loop: the loader divides batches, and the program averages losses over the ranks of a sequence.
@@ -255,6 +347,7 @@ config.sp_handler.sp_seq_length = 8
 fails("sp_seq_length is 8", one_batch)
 fails("divide batches already", lambda: accelerator.deepspeed_ulysses_dl_adapter(loader, None))
 AcceleratorState._reset_state()
+lines = world // 2
 divided = Accelerator(parallelism_config=ParallelismConfig(sp_size=2), deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=file))
 net = Net().double()
 net, optimizer, batches = divided.prepare(net, DummyOptim(net.parameters()), DataLoader(texts, batch_size=4 // (world // 2)))
@@ -263,6 +356,28 @@ for batch in batches:
     with divided.maybe_context_parallel([batch], [1]):
         fails("has divided no attention", lambda: divided.backward(net.module.words(batch).sum()))
     break
+
+# A batch has this process's part also after the loop, where attention would be over that only.
+kept = next(iter(divided.prepare(DataLoader(range(16), batch_size=2, collate_fn=collate))))
+assert kept["input_ids"].shape == (2, 6)
+with torch.no_grad():
+    fails("after the loop has left it", lambda: net(**kept))
+    net(**collate([0, 1]))
+fails("after the loop has left it", lambda: divided.maybe_context_parallel([kept["input_ids"]], [1]).__enter__())
+for batch in divided.prepare(DataLoader(range(16), batch_size=2, collate_fn=collate)):
+    fails("gather them before", lambda: divided.gather_for_metrics((torch.ones(2), batch["shift_labels"])))
+    with divided.maybe_context_parallel() as block:
+        full = divided.gather_for_metrics(block.gather(batch["shift_labels"]))
+    assert torch.equal(full, F.pad(collate(range(2 * lines))["labels"], (0, 1), value=-100)[:, 1:])
+    assert divided.gather_for_metrics(torch.ones(2)).shape == (2 * lines,)
+    break
+
+# Sizes that the processes do not divide: the batch of a line is one.
+AcceleratorState._reset_state()
+sizes = {**file, "gradient_accumulation_steps": 2, "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}
+odd = Accelerator(parallelism_config=ParallelismConfig(sp_size=2), deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=sizes))
+net, optimizer, batches = odd.prepare(Net(), DummyOptim([]), DataLoader(range(16), batch_size=3, collate_fn=collate))
+assert net.get_batch_info() == (6 * lines, 3, 2)
 AcceleratorState._reset_state()
 layers = Accelerator(parallelism_config=ParallelismConfig(tp_size=2), deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=file))
 fails("does not divide layers", lambda: layers.prepare(Net(), DummyOptim([])))

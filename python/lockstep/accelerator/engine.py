@@ -57,13 +57,16 @@ def make_engine(
     loaders: list[Any],
     mixed_precision: str,
     accumulation_steps: int,
-    processes: int,
+    lines: int,
+    processes_per_sequence: int,
     schedule_steps_per_update: int,
 ) -> tuple[DeepSpeedEngineWrapper, Any, Any]:
     """Returns the engine of a model, and the optimizer and schedule for the program; None for those not given.
 
     Replaces "auto" in the plugin's ds_config by the values of the program. A schedule that the program steps itself is
-    left to it. `schedule_steps_per_update`: how often one update steps the program's schedules. Collective.
+    left to it. `lines`: the number of processes, or groups of them, with batches of their own; their batches are in
+    train_batch_size. `processes_per_sequence` processes divide each sequence. `schedule_steps_per_update`: how often one
+    update steps the program's schedules. Collective.
     """
     if given.model is None:
         raise ConfigError(
@@ -71,10 +74,10 @@ def make_engine(
         )
     _check_sections(plugin, given)
     plugin.set_mixed_precision(mixed_precision)
-    _fill_batch_sizes(plugin, loaders, accumulation_steps, processes)
+    _fill_batch_sizes(plugin, loaders, accumulation_steps, lines)
     plugin.deepspeed_config_process(must_match=False, **_values_of(plugin, given, schedule_steps_per_update))
     config = plugin.given_config()
-    arguments: dict[str, Any] = {"model": given.model, "config": config}
+    arguments: dict[str, Any] = {"model": given.model}
     if isinstance(given.optimizer, DummyOptim):
         arguments["model_parameters"] = list(given.optimizer.params)
     elif given.optimizer is not None:
@@ -82,9 +85,10 @@ def make_engine(
         arguments["optimizer"] = given.optimizer
     if isinstance(given.scheduler, DummyScheduler) and given.scheduler.lr_scheduler_callable is not None:
         arguments["lr_scheduler"] = given.scheduler.lr_scheduler_callable
-    initialize = import_module("lockstep.deepspeed").initialize
+    deepspeed = import_module("lockstep.deepspeed")
+    arguments["config"] = deepspeed.given_config(config).with_sequence_ranks(processes_per_sequence)
     with patch_environment(LOCKSTEP_RESUME="0"):  # The Accelerator resumes; the engine has no folder of its own.
-        engine, engine_optimizer, _, engine_scheduler = initialize(**arguments)
+        engine, engine_optimizer, _, engine_scheduler = deepspeed.initialize(**arguments)
     optimizer = None if engine_optimizer is None else DeepSpeedOptimizerWrapper(engine_optimizer)
     scheduler: Any = None
     if isinstance(given.scheduler, DummyScheduler):
@@ -111,12 +115,12 @@ def _check_sections(plugin: DeepSpeedPlugin, given: GivenTraining) -> None:
 
 
 def _fill_batch_sizes(
-    plugin: DeepSpeedPlugin, loaders: list[Any], accumulation_steps: int, processes: int
+    plugin: DeepSpeedPlugin, loaders: list[Any], accumulation_steps: int, lines: int
 ) -> None:
     key = "train_micro_batch_size_per_gpu"
     config = plugin.deepspeed_config
     if config.get(key, "auto") == "auto":
-        sizes = [loader.total_batch_size // processes for loader in loaders]
+        sizes = [loader.total_batch_size // lines for loader in loaders]
         if not sizes:
             raise ConfigError(
                 f"[prepare] {key} of the ds_config is 'auto'; expected a number, or a DataLoader in the same call of "
@@ -128,7 +132,7 @@ def _fill_batch_sizes(
     )
     config.setdefault("gradient_accumulation_steps", accumulation_steps)
     if config.get("train_batch_size", "auto") == "auto":
-        config["train_batch_size"] = config[key] * config["gradient_accumulation_steps"] * processes
+        config["train_batch_size"] = config[key] * config["gradient_accumulation_steps"] * lines
 
 
 def _values_of(plugin: DeepSpeedPlugin, given: GivenTraining, steps_per_update: int) -> dict[str, Any]:

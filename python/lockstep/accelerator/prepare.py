@@ -146,7 +146,8 @@ class PrepareCalls(SequenceCalls):
             [loader for loader in loaders if loader is not None],
             self.state.mixed_precision,
             self._core.gradient_accumulation_steps,
-            self.state.num_processes,
+            self._core.data_group.size,
+            1 if config is None else config.cp_size * config.sp_size,
             1 if self.dataloader_config.split_batches else self.state.num_processes,
         )
         engine = self._engine.engine
@@ -346,7 +347,7 @@ class PrepareCalls(SequenceCalls):
         )
         parallelism = self.state.parallelism_config
         if parallelism is not None and parallelism.sp_enabled:
-            prepared._micro_step = weak_method(self._divided)
+            prepared._scope_of_batch = weak_method(self._divided)
         return prepared
 
     def _make_optimizer(self, optimizer: torch.optim.Optimizer) -> AcceleratedOptimizer:

@@ -10,25 +10,31 @@ import torch
 
 from .. import _core
 from .._sequence_batches import is_divisible, with_shifted_labels
+from .._tree import leaves_of
 from .base import AcceleratorBase
 from .sequence_block import SequenceBlock, SequenceBlocks
 
 _WHERE = "maybe_context_parallel"
+_IS_PART = "_is_part_of_sequence"  # The attribute of tensors that a loader has divided.
 
 
 class _CheckForward:
-    """Checks the arguments of a transformers model within a block. A forward pre-hook.
+    """Checks the arguments of a model, those of a transformers model also within a block. A forward pre-hook.
 
-    It passes the positions of the part, and a mask of ones: without one transformers takes positions that are not
+    Parts of a batch whose scope has ended are refused: outside of one, attention would be over the part only. A
+    transformers model gets the positions of the part, and a mask of ones: without one it takes positions that are not
     consecutive for several texts in one row.
     """
 
-    def __init__(self, blocks: SequenceBlocks) -> None:
+    def __init__(self, blocks: SequenceBlocks, of_transformers: bool) -> None:
         self.blocks = blocks
+        self.of_transformers = of_transformers
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         block = self.blocks.current
         if block is None:
+            _expect_no_part(f"{type(module).__name__} is called with", leaves_of([args, kwargs]))
+        if block is None or not self.of_transformers:
             return args, kwargs
         tokens = kwargs.get("input_ids", kwargs.get("inputs_embeds", args[0] if args else None))
         if len(args) > 1 or not isinstance(tokens, torch.Tensor):
@@ -71,15 +77,27 @@ class _CheckForward:
         return args, {**kwargs, "attention_mask": ones, "position_ids": positions.expand(tokens.shape[0], -1)}
 
 
-def check_forwards(model: torch.nn.Module, blocks: SequenceBlocks) -> None:
-    """Lets a transformers model check its arguments within a block, once. Other models are unchanged.
+def _expect_no_part(what: str, tensors: list[Any]) -> None:
+    """Throws ConfigError for a tensor that a loader has divided. `what` begins the message."""
+    if any(getattr(tensor, _IS_PART, False) for tensor in tensors):
+        raise _core.ConfigError(
+            f"[{_WHERE}] {what} a batch that the loader has divided, after the loop has left it: it has this process's part "
+            "of each sequence only; use the batch within the body of the loop over the loader"
+        )
 
-    Throws ConfigError for attention that cannot be divided.
-    """
+
+def check_forwards(model: torch.nn.Module, blocks: SequenceBlocks) -> None:
+    """Makes a model check its arguments, once. Throws ConfigError for attention that cannot be divided."""
     config: Any = getattr(model, "config", None)
     implementation = getattr(config, "_attn_implementation", None)
-    if implementation is None:
-        return
+    if implementation is not None:
+        _expect_full_attention(model, config, implementation)
+    if not any(isinstance(hook, _CheckForward) for hook in model._forward_pre_hooks.values()):
+        model.register_forward_pre_hook(_CheckForward(blocks, implementation is not None), with_kwargs=True)
+
+
+def _expect_full_attention(model: torch.nn.Module, config: Any, implementation: str) -> None:
+    """Throws ConfigError unless all layers of a transformers model have torch's attention over all positions."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     if implementation != "sdpa":
         raise _core.ConfigError(
@@ -93,8 +111,6 @@ def check_forwards(model: torch.nn.Module, blocks: SequenceBlocks) -> None:
             f"[prepare] {type(model).__name__} has layers of {', '.join(sorted(kinds - {'full_attention'}))}, and cp_size "
             "or sp_size is above 1, which divide full attention only; use a model whose layers all have it"
         )
-    if not any(isinstance(hook, _CheckForward) for hook in model._forward_pre_hooks.values()):
-        model.register_forward_pre_hook(_CheckForward(blocks), with_kwargs=True)
 
 
 class SequenceCalls(AcceleratorBase):
@@ -128,6 +144,7 @@ class SequenceCalls(AcceleratorBase):
             raise _core.ConfigError(
                 f"[{_WHERE}] there are {len(tensors)} buffers and {len(dims)} buffer_seq_dims; expected a dimension for each"
             )
+        _expect_no_part("the buffers have", tensors)
         if any(all(tensor is not other for other in tensors) for tensor in kept):
             raise _core.ConfigError(f"[{_WHERE}] no_restore_buffers has a tensor that buffers lacks; expected a subset")
         self._expect_length([tensor.shape[dim] for tensor, dim in zip(tensors, dims)])
@@ -165,6 +182,8 @@ class SequenceCalls(AcceleratorBase):
         ready = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in ready.items()}
         tensors = [(value, 1, False) for value in ready.values() if isinstance(value, torch.Tensor)]
         scope = _core.SequenceScope(self._core, tensors)
+        for tensor, _, _ in tensors:
+            setattr(tensor, _IS_PART, True)
         with self._within(SequenceBlock(scope, ready["position_ids"])):
             yield ready
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running block of maybe_context_parallel."""
+"""The running block of maybe_context_parallel, or scope of a batch."""
 from __future__ import annotations
 
 from typing import Any
@@ -10,9 +10,9 @@ from .. import _core
 
 
 class SequenceBlock:
-    """The running block of maybe_context_parallel, or the turn of a loop whose loader has divided the batch.
+    """The running block of maybe_context_parallel, or the scope of a batch that its loader has divided.
 
-    `given_positions` are those of such a batch's part [B, T/P].
+    `given_positions` are those of such a batch's part, int64 [B, T/P].
     """
 
     def __init__(self, scope: _core.SequenceScope, given_positions: torch.Tensor | None = None) -> None:
@@ -71,3 +71,6 @@ class SequenceBlocks:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SequenceBlocks:
         return self  # Of a copied model's hook.
+
+    def __reduce__(self) -> tuple[type[SequenceBlocks], tuple[()]]:
+        return SequenceBlocks, ()  # A pickled model's hook has no blocks that run.

@@ -30,7 +30,8 @@ class ValueCalls(AcceleratorBase):
 
         Values that are not tensors, or with `use_gather_object`, are gathered as objects: a list with one element per
         sample, or lists, tuples or dicts of such lists and of tensors. Several values give a tuple with the result of
-        each. `gather_for_metrics(value, True)` is Accelerate's form of `use_gather_object=True`.
+        each. `gather_for_metrics(value, True)` is Accelerate's form of `use_gather_object=True`. Throws ConfigError for
+        this process's part of sequences, [B, T/P] and the like, in a batch that its loader has divided.
         """
         if len(others) == 1 and isinstance(others[0], bool):
             use_gather_object = others[0]
@@ -39,6 +40,7 @@ class ValueCalls(AcceleratorBase):
         return self._gather_samples(input_data, use_gather_object)
 
     def _gather_samples(self, value: Any, as_objects: bool) -> Any:
+        self._expect_all_positions(value)
         if not as_objects and all(isinstance(leaf, torch.Tensor) for leaf in leaves_of(value)):
             return map_tensors(self._without_repeats(value), self._core.gather_for_metrics)
         batch = self._core.current_batch
@@ -62,6 +64,18 @@ class ValueCalls(AcceleratorBase):
         return map_tensors(
             value, lambda tensors: [one[:rows] if one.dim() > 0 and len(one) == complete else one for one in tensors]
         )
+
+    def _expect_all_positions(self, value: Any) -> None:
+        """Throws ConfigError for tensors [B, T/P, ...] in the scope of a batch that its loader has divided."""
+        block = self._sequences.current
+        part = None if block is None else block.given_positions
+        for leaf in leaves_of(value):
+            if part is not None and isinstance(leaf, torch.Tensor) and leaf.shape[1:2] == part.shape[1:]:
+                raise _core.ConfigError(
+                    f"[gather_for_metrics] a tensor has the shape {tuple(leaf.shape)}, with this process's part of each "
+                    "sequence; expected all positions; gather them before: with accelerator.maybe_context_parallel() as "
+                    "block: full = block.gather(tensor)"
+                )
 
     def _gather_objects(self, value: Any) -> list[Any]:
         parts = [decode(text) for text in _core.all_gather_bytes(self._core.data_group, encode(value))]

@@ -67,7 +67,7 @@ class PreparedLoader(DataLoader):
     _program_seed: int | None = None  # The program's seed when `_seed` was set.
     _number = 0  # Counts the loaders in the order of prepare(): they draw different numbers.
     _hides_remainder = False  # Whether the program drops the last samples itself.
-    _micro_step: Any = staticmethod(nullcontext)  # Runs the loop's body on what it makes of a batch.
+    _scope_of_batch: Any = staticmethod(nullcontext)  # Returns a context of the loop's body, and its batch.
     _skip = 0  # The batches that the next pass skips.
     _skip_always = 0  # The batches that every other pass skips.
     _passes = 0  # Counts the passes that have begun.
@@ -172,7 +172,7 @@ class PreparedLoader(DataLoader):
         try:
             for batch in begun_batches:
                 self.gradient_state._use_dataloader(self)
-                with self._micro_step(self._place(batch)) as placed:
+                with self._scope_of_batch(self._place(batch)) as placed:
                     yield placed
                 if self._passes != number:
                     raise _core.ConfigError(

@@ -19,7 +19,7 @@ from .._own_module import own_module
 from .._torch_parallel import expect_undivided
 from ..state import PartialState
 from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, sequence, utils, zero
-from ._config import GivenConfig, given_config
+from ._config import GivenConfig, given_config, sequence_ranks_of
 from ._optimizer import DeepSpeedOptimizer, grouped_file_optimizer
 from ._unsupported import CLASSES as _UNSUPPORTED
 from .accelerator import get_accelerator
@@ -85,18 +85,19 @@ def initialize(
     optimizer, replace those of the file. `model_parameters` are the parameters, or parameter groups, of the file's
     optimizer; by default all that require gradients. Throws ConfigError for an invalid configuration.
     """
-    if mpu not in (None, runtime.sequence_parallel.parallel_state_sp) or mesh_param is not None:
+    if mesh_param is not None:
         raise _core.ConfigError(
-            "[initialize] got an mpu or a mesh_param; expected none, or the mpu of "
-            "UlyssesSPAttentionHF.register_with_transformers(); pass a deepspeed.pipe.PipelineModule to divide a list of layers, "
-            "or use an Accelerator with a ParallelismConfig"
+            "[initialize] got a mesh_param; expected none; use an Accelerator with a ParallelismConfig"
         )
     if model is None:
         raise _core.ConfigError("[initialize] the model is missing; pass model=")
     if not isinstance(model, torch.nn.Module):
         raise _core.ConfigError(f"[initialize] model is a {type(model).__name__}; expected a torch.nn.Module")
     expect_undivided([model, optimizer], "initialize")
-    given = given_config(config, args, config_params)
+    if mpu is not None and isinstance(own_module(model), PipelineModule):
+        raise _core.ConfigError("[initialize] got an mpu with a PipelineModule, whose stages have all positions; pass mpu=None")
+    sequence_ranks = sequence_ranks_of(mpu, "initialize")
+    given = given_config(config, args, config_params).with_sequence_ranks(sequence_ranks)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required, verbose=False)
     if lr_scheduler is not None:
         given = given.without("scheduler")
@@ -141,10 +142,11 @@ def _make_engine(
         model.to(state.device)
     flat = [_tensor_of(item) for item in parameters or ()] if not groups else []
     inner: Any = None if prepared is None else prepared._inner
+    of_core = given.for_each_rank(_data_ranks(model, state))
     initialized = _core.initialize(
         own_module(model),
-        given.path,
-        given.text,
+        of_core.path,
+        of_core.text,
         inner,
         flat,
         state.world,

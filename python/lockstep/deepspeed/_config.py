@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,11 +18,15 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16} 
 
 
 class GivenConfig:
-    """A ds_config as a program gave it: `path` of a file, or its `text`. One of them is empty."""
+    """A ds_config as a program gave it: `path` of a file, or its `text`. One of them is empty.
 
-    def __init__(self, path: str = "", text: str = "") -> None:
+    `sequence_ranks` ranks compute each sample together. train_batch_size counts such a sample once, as in DeepSpeed.
+    """
+
+    def __init__(self, path: str = "", text: str = "", sequence_ranks: int = 1) -> None:
         self.path = path
         self.text = text
+        self.sequence_ranks = sequence_ranks
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the file's content, before defaults and derived values."""
@@ -29,7 +34,16 @@ class GivenConfig:
 
     def values(self, ranks: int) -> dict[str, Any]:
         """Returns every value by its path, with defaults and batch sizes for `ranks`. Throws ConfigError."""
-        return _core.ds_config_values(self.path, self.text, ranks)
+        return _core.ds_config_values(self.path, self.text, ranks // self.sequence_ranks)
+
+    def for_each_rank(self, ranks: int) -> GivenConfig:
+        """Returns the same for the C++ engine, which counts a sample once for each rank that computes it."""
+        if self.sequence_ranks == 1:
+            return self
+        values = self.values(ranks)
+        sizes = {key: values[key] for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")}
+        sizes["train_batch_size"] = values["train_batch_size"] * self.sequence_ranks
+        return GivenConfig(text=json.dumps(self.as_dict() | sizes))
 
     def without(self, section: str) -> GivenConfig:
         """Returns the same without a top-level section."""
@@ -37,7 +51,26 @@ class GivenConfig:
         if section not in content:
             return self
         del content[section]
-        return GivenConfig(text=json.dumps(content))
+        return GivenConfig(text=json.dumps(content), sequence_ranks=self.sequence_ranks)
+
+    def with_sequence_ranks(self, sequence_ranks: int) -> GivenConfig:
+        """Returns the same for `sequence_ranks`, unless that is 1."""
+        return self if sequence_ranks == 1 else GivenConfig(self.path, self.text, sequence_ranks)
+
+
+def sequence_ranks_of(mpu: Any, where: str) -> int:
+    """Returns how many ranks compute a sample together: those that the mpu parallel_state_sp groups; without an mpu 1.
+
+    Throws ConfigError for another mpu.
+    """
+    if mpu is None:
+        return 1
+    if mpu is not import_module("lockstep.deepspeed.runtime.sequence_parallel.parallel_state_sp"):
+        raise ConfigError(
+            f"[{where}] got an mpu; expected none, or that of UlyssesSPAttentionHF.register_with_transformers(); pass a "
+            "deepspeed.pipe.PipelineModule to divide a list of layers, or use an Accelerator with a ParallelismConfig"
+        )
+    return int(mpu.get_sequence_parallel_world_size())
 
 
 def given_config(config: Any, args: Any = None, config_params: Any = None) -> GivenConfig:
@@ -58,7 +91,9 @@ def given_config(config: Any, args: Any = None, config_params: Any = None) -> Gi
             "the program with --deepspeed_config FILE"
         )
     if hasattr(config, "_given_config"):  # A DeepSpeedConfig.
-        return config._given_config
+        config = config._given_config
+    if isinstance(config, GivenConfig):
+        return config
     if isinstance(config, Mapping):
         return GivenConfig(text=_dumped(config))
     if not isinstance(config, (str, os.PathLike)):

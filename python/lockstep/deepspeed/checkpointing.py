@@ -43,11 +43,11 @@ def configure(
 ) -> None:
     """Sets the options of later checkpoints: those of a ds_config's section, then the arguments.
 
-    `partition_activations` has no effect without model parallelism, as in DeepSpeed.
+    `partition_activations` has no effect, as in DeepSpeed where ranks do not divide layers.
     """
     global _configured
     if mpu_ is not None:
-        raise _core.ConfigError("[checkpointing] mpu_ is not supported: Lockstep has no model parallelism; pass None")
+        raise _core.ConfigError("[checkpointing] mpu_ is not supported: an engine does not divide layers; pass None")
     section: dict[str, Any] = {}
     if deepspeed_config is not None:
         section = given_config(deepspeed_config).as_dict().get("activation_checkpointing", {})
@@ -116,11 +116,11 @@ def _checkpoint_on_host(function: Callable[..., Any], args: tuple[Any, ...], dev
 
 def model_parallel_cuda_manual_seed(seed: int) -> NoReturn:
     raise _core.ConfigError(
-        "[checkpointing] Lockstep has no model parallelism; call torch.manual_seed(seed), or lockstep.utils.set_seed"
+        "[checkpointing] an engine does not divide layers; call torch.manual_seed(seed), or lockstep.utils.set_seed"
     )
 
 
 def get_cuda_rng_tracker() -> NoReturn:
     raise _core.ConfigError(
-        "[checkpointing] Lockstep has no model parallelism; torch.random.fork_rng keeps random states apart"
+        "[checkpointing] an engine does not divide layers; torch.random.fork_rng keeps random states apart"
     )

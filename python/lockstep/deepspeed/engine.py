@@ -165,7 +165,8 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
         return self.core.is_gradient_accumulation_boundary()
 
     def train_batch_size(self) -> int:
-        return self.core.train_batch_size
+        """Returns the samples of an update. A sample that several ranks compute together counts once."""
+        return self.core.train_batch_size // self.given_config.sequence_ranks
 
     def train_micro_batch_size_per_gpu(self) -> int:
         return self.core.train_micro_batch_size_per_gpu
@@ -179,7 +180,7 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Changes the micro-steps of an update."""
-        self.core.set_train_batch_size(train_batch_size)
+        self.core.set_train_batch_size(train_batch_size * self.given_config.sequence_ranks)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
         """Changes the micro-batch of later micro-steps. Loaders are not changed."""
@@ -192,7 +193,7 @@ class DeepSpeedEngine(EngineSettings, EngineCheckpoints):
 
     @property
     def global_samples(self) -> int:
-        return self.core.global_samples
+        return self.core.global_samples // self.given_config.sequence_ranks
 
     @property
     def micro_steps(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import _core
 from .. import comm
-from .._config import given_config
+from .._config import given_config, sequence_ranks_of
 
 __all__ = ["DeepSpeedConfig", "DeepSpeedConfigError"]
 
@@ -82,18 +82,19 @@ class DeepSpeedConfig:
     """Reads a ds_config: a dict, path, JSON or base64 text. Throws ConfigError, with all errors of the file.
 
     `values` has every value by its path, such as "zero_optimization.stage". Fields have DeepSpeed's names, such as
-    `zero_config.stage`. Batch sizes are for the ranks of this job.
+    `zero_config.stage`. Batch sizes are for the ranks of this job; with an mpu, those of parallel_state_sp that divide a
+    sequence count as one.
     """
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
-        if mpu is not None or mesh_device is not None:
+        if mesh_device is not None:
             raise _core.ConfigError(
-                "[DeepSpeedConfig] mpu and mesh_device are not supported: Lockstep has no model parallelism; shard the "
-                "model with ZeRO stage 3"
+                "[DeepSpeedConfig] got a mesh_device; expected none; use an Accelerator with a ParallelismConfig"
             )
-        self._given_config = given_config(config)
-        self.world_size = comm.get_world_size() if comm.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-        self.values: dict[str, Any] = self._given_config.values(self.world_size)
+        self._given_config = given_config(config).with_sequence_ranks(sequence_ranks_of(mpu, "DeepSpeedConfig"))
+        ranks = comm.get_world_size() if comm.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+        self.world_size = ranks // self._given_config.sequence_ranks
+        self.values: dict[str, Any] = self._given_config.values(ranks)
 
     def __getattr__(self, name: str) -> Any:
         """Returns a field of DeepSpeed's class, from `values`."""

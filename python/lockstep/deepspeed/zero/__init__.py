@@ -12,7 +12,7 @@ import torch
 
 from ... import _core
 from ...state import PartialState
-from .._config import DTYPES, given_config
+from .._config import DTYPES, given_config, sequence_ranks_of
 from .._registry import active_accelerator, core_accelerator_of
 
 __all__ = [
@@ -68,7 +68,6 @@ class Init:
             "data_parallel_group": (data_parallel_group, "all ranks of the job share the model"),
             "remote_device": (remote_device not in (None, "none"), "set zero_optimization.offload_param in the file"),
             "pin_memory": (pin_memory, "set zero_optimization.offload_param.pin_memory in the file"),
-            "mpu": (mpu, "Lockstep has no model parallelism"),
             "zero_param_parallel_group": (zero_param_parallel_group, "set zero_hpz_partition_size in the file"),
             "zero_quantized_weights": (zero_quantized_weights, "set the key in the file"),
             "zero_quantized_nontrainable_weights": (zero_quantized_nontrainable_weights, "set the key in the file"),
@@ -78,13 +77,14 @@ class Init:
                 raise _core.ConfigError(f"[zero.Init] {name} is not supported here: {instead}")
         if config is not None and config_dict_or_path is not None:
             raise _core.ConfigError("[zero.Init] config is the old name of config_dict_or_path; pass only one")
+        sequence_ranks = sequence_ranks_of(mpu, "zero.Init")
         state = PartialState()
         self._state = state
         self.enabled = enabled
         self.dtype = dtype
         given = config if config_dict_or_path is None else config_dict_or_path
         if given is not None:
-            self._read(given)
+            self._read(given, sequence_ranks)
         self._scope: Any = None
         self._end: Any = None
         self._former_dtype: torch.dtype | None = None
@@ -92,8 +92,9 @@ class Init:
         if module is not None and self.enabled:
             self._take(module)
 
-    def _read(self, given: Any) -> None:
-        values = given_config(getattr(given, "config", given)).values(self._state.num_processes)
+    def _read(self, given: Any, sequence_ranks: int) -> None:
+        config = given_config(getattr(given, "config", given)).with_sequence_ranks(sequence_ranks)
+        values = config.values(self._state.num_processes)
         self.enabled = self.enabled and values["zero_optimization.stage"] == 3
         if self.dtype is None:
             self.dtype = DTYPES.get(str(values.get("data_types.param_dtype")))

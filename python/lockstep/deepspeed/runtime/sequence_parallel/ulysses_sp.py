@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -140,9 +140,10 @@ class UlyssesSPAttentionHF:
 class UlyssesSPDataLoaderAdapter:
     """Divides the batches of a loader among the ranks of a group, which compute each other's batches in turn.
 
-    Each rank's loader has batches of its own: dicts with input_ids, position_ids and labels [batch, seq]. Of a batch of
-    each rank become as many micro-steps, in the order of the ranks, with this rank's part of each, and shift_labels in
-    place of labels. The loop may run several times. Collective in the group. Throws ConfigError for other batches.
+    Each rank's loader has batches of its own: dicts with input_ids, position_ids and labels [batch, seq], the same number
+    on each rank, with the same names. One batch of each rank makes one micro-step for each rank: first all ranks compute
+    the first rank's batch, then the second's. A rank gets its part of the positions, and shift_labels in place of labels.
+    The loop may run several times. Collective in the group. Throws ConfigError for other batches, on all ranks.
     """
 
     def __init__(self, dl: Any, sp_rank: int, sp_group: Any, sp_world_size: int, device: Any) -> None:
@@ -169,11 +170,30 @@ class UlyssesSPDataLoaderAdapter:
         return self._parts.popleft()
 
     def _refill(self) -> None:
+        """Reads the next batch of each rank, and stores this rank's parts. Throws the same on all ranks."""
+        sent: list[dict[str, Any]] = []
+        report: dict[str, Any] = {}  # What the other ranks must know before they exchange parts.
+        error: Exception | None = None
         try:
-            batch = next(self._iterator)
+            sent = self._divided(next(self._iterator))
+            report["part"] = {name: _description(value) for name, value in sent[0].items()}
         except StopIteration:
-            self._iterator = iter(self.dl)  # Of the next epoch.
-            raise
+            self._iterator = iter(self.dl)  # That of the next epoch.
+            report["ended"] = True
+        except Exception as caught:  # The other ranks wait for this one.
+            error = caught
+            report["error"] = str(caught) or repr(caught)
+        reports: list[Any] = [None] * self.sp_world_size
+        dist.all_gather_object(reports, report, group=self.sp_group)
+        if error is not None:
+            raise error
+        self._expect_equal(reports)
+        if "ended" in report:
+            raise StopIteration
+        self._parts.extend(self._exchanged(sent, [one["part"] for one in reports]))
+
+    def _divided(self, batch: Any) -> list[dict[str, Any]]:
+        """Returns each rank's part of a batch. Throws ConfigError for a batch that cannot be divided."""
         if not is_divisible(batch):
             raise ConfigError(
                 f"[UlyssesSPDataLoaderAdapter] a batch is a {type(batch).__name__}"
@@ -187,30 +207,61 @@ class UlyssesSPDataLoaderAdapter:
                 f"[UlyssesSPDataLoaderAdapter] the sequences have {length} positions; expected a multiple of "
                 f"{self.sp_world_size}; pad them"
             )
-        sent = []
+        parts = []
         for rank in range(self.sp_world_size):
             part = slice(rank * length // self.sp_world_size, (rank + 1) * length // self.sp_world_size)
-            sent.append(
+            parts.append(
                 {name: value[:, part].contiguous() if isinstance(value, torch.Tensor) else value for name, value in ready.items()}
             )
-        self._parts.extend(self._exchanged(sent))
+        return parts
 
-    def _exchanged(self, sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns this rank's part of each rank's batch."""
-        described = [
-            {name: (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value for name, value in part.items()}
-            for part in sent
-        ]
-        all_described: list[Any] = [None] * self.sp_world_size
-        dist.all_gather_object(all_described, described[0], group=self.sp_group)
+    @staticmethod
+    def _expect_equal(reports: list[Any]) -> None:
+        """Throws ConfigError unless all ranks have a batch with the same names, or all have none."""
+        for rank, report in enumerate(reports):
+            if "error" in report:
+                raise ConfigError(f"[UlyssesSPDataLoaderAdapter] rank {rank} of the group has no batch: {report['error']}")
+        ended = [rank for rank, report in enumerate(reports) if "ended" in report]
+        if len(ended) not in (0, len(reports)):
+            raise ConfigError(
+                f"[UlyssesSPDataLoaderAdapter] the loaders of the ranks {ended} of the group have fewer batches than the "
+                "others; expected the same number; drop the last batches, or use a DistributedSampler"
+            )
+        if ended:
+            return
+        names = [sorted((name, isinstance(value, _Described)) for name, value in report["part"].items()) for report in reports]
+        for rank, other in enumerate(names):
+            if other != names[0]:
+                raise ConfigError(
+                    f"[UlyssesSPDataLoaderAdapter] the batch of rank {rank} of the group has {_words(other)}, and that of rank "
+                    f"0 {_words(names[0])}; expected the same"
+                )
+
+    def _exchanged(self, sent: list[dict[str, Any]], described: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns this rank's part of each rank's batch. `described` has the values of the parts, tensors as _Described."""
         received: list[dict[str, Any]] = [{} for _ in sent]
-        for name, value in sent[0].items():
-            if not isinstance(value, torch.Tensor):
-                for part, theirs in zip(received, all_described):
+        for name in sorted(described[0]):
+            if not isinstance(described[0][name], _Described):
+                for part, theirs in zip(received, described):
                     part[name] = theirs[name]
                 continue
-            outputs = [torch.empty(theirs[name][0], dtype=theirs[name][1], device=self.device) for theirs in all_described]
+            outputs = [torch.empty(theirs[name].shape, dtype=theirs[name].dtype, device=self.device) for theirs in described]
             dist.all_to_all(outputs, [part[name].to(self.device) for part in sent], group=self.sp_group)
             for part, output in zip(received, outputs):
                 part[name] = output
         return received
+
+
+class _Described(NamedTuple):
+    """The shape and dtype of a tensor that another rank has."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _description(value: Any) -> Any:
+    return _Described(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _words(names: list[tuple[str, bool]]) -> str:
+    return ", ".join(f"{name} ({'a tensor' if is_tensor else 'no tensor'})" for name, is_tensor in names)
