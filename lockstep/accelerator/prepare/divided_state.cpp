@@ -387,7 +387,7 @@ NamedTensors full_sharded_model_tensors(
       part = unsharded(
           objects, item.tensor, piece, has_master ? at::kFloat : item.tensor.scalar_type());
     }
-    if (objects.is_expert(item.tensor)) {
+    if (objects.is_expert(item.tensor) && !is_stacked(objects, item.tensor)) {
       experts.push_back({item.name, part});
       continue;
     }
@@ -425,7 +425,7 @@ NamedTensors full_sharded_optimizer_tensors(
                               : Piece{};
       full = in_full(objects, parameter, unsharded(objects, parameter, piece, kind.dtype));
     }
-    if (objects.is_expert(parameter)) {
+    if (objects.is_expert(parameter) && !is_stacked(objects, parameter)) {
       experts.push_back({name, full});
     } else if (stages.keeps()) {
       all.push_back({name, full});

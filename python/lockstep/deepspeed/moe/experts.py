@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ...state import PartialState
+from ...parallelism_config import launched_size
+from ...state import AcceleratorState, PartialState
 
 __all__ = ["Experts"]
 
@@ -25,7 +26,10 @@ class Experts(torch.nn.Module):
         super().__init__()
         self.num_local_experts = num_local_experts
         self.ep_size = int((expert_group_name or "ep_size_1").removeprefix("ep_size_"))
-        first = PartialState().process_index % self.ep_size * num_local_experts
+        config = AcceleratorState._shared_state.get("parallelism_config")
+        tp_size = (launched_size("tp_size") or 1) if config is None else config.tp_size
+        # Ranks of a tp line have consecutive numbers, and the same experts.
+        first = PartialState().process_index // tp_size % self.ep_size * num_local_experts
         self.deepspeed_experts = torch.nn.ModuleDict(
             {str(first + i): copy.deepcopy(expert) for i in range(num_local_experts)}
         )
