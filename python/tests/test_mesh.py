@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from launch import run_ranks
+from launch import binary, package_folder, run_ranks
 
 from lockstep import ConfigError, ParallelismConfig
 from lockstep.utils import TorchTensorParallelConfig, TorchTensorParallelPlugin
@@ -226,3 +230,20 @@ def test_a_models_own_plan_is_read() -> None:
         "example": None,
         "sequence_parallel": False,
     }
+
+
+def losses_of_example(ranks: int, mesh: str) -> str:
+    program = Path(__file__).resolve().parents[2] / "examples" / "python" / "gpt.py"
+    options = ["--steps", "20", "--layers", "2", "--head-size", "8", "--context", "24"]
+    command = [str(binary()), "launch", "-n", str(ranks), "--quiet", "--mesh", mesh, sys.executable, str(program), *options]
+    environment = os.environ | {"PYTHONPATH": str(package_folder()), "LOCKSTEP_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_the_gpt_example_has_the_same_losses_on_every_mesh() -> None:
+    expected = losses_of_example(1, "dp_replicate=1")
+    assert "step  20: loss " in expected
+    for ranks, mesh in ((2, "tp=2"), (2, "cp=2"), (2, "pp=2")):
+        assert losses_of_example(ranks, mesh) == expected, mesh

@@ -448,7 +448,7 @@ class TorchTensorParallelConfig:
     has a tuple of the style and their relative sizes: ("colwise", (1, 1, 1)). None: the model's `tp_plan`.
     `example`, a function without arguments, returns the model's result on a small batch: prepare() compares it before and
     after the division. A `plan` needs an example, since a model with a fixed number of heads would become another
-    function; a model's own `tp_plan` needs none. `sequence_parallel` divides the activations between divided layers along
+    function; a model's own `tp_plan` needs none, and the stages of a pipeline are not compared. `sequence_parallel` divides the activations between divided layers along
     the sequence.
     """
 
@@ -480,7 +480,8 @@ class TorchTensorParallelConfig:
         rules = [(name, *((style, ()) if isinstance(style, str) else style)) for name, style in plan.items()]
         return {
             "plan": [(name, style, list(fused)) for name, style, fused in rules],
-            "example": self.example,
+            # No process has a full pipeline, whose result could be compared.
+            "example": None if getattr(model, "_lockstep_pipeline_stages", 1) > 1 else self.example,
             "sequence_parallel": self.sequence_parallel,
         }
 
