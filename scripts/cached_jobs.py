@@ -25,6 +25,8 @@ CHECKED_OPTIONS = ROOT / "scripts/checked_options"
 # A change of these can reach every file.
 REACHES_ALL = re.compile(r"\.clang-tidy|scripts/(tidy|check_headers|cached_jobs\.py)")
 PINNED = r"^readonly (tidy|torch)_version="
+# Lines of a CMakeLists.txt that may change how its sources are compiled; others list sources.
+COMPILE_RULES = r"\b(target_|add_|set_source|set_target|LIBRARIES|if\b|foreach\b|include\b)"
 PYTHON_HEADERS = re.compile(r"/include/python3\.\d+$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|bench|python)/[^">]+)[">]', re.MULTILINE)
 
@@ -120,11 +122,12 @@ def changed_since_checked(commands):
     commit = CHECKED.read_text(encoding="utf-8").strip()
     tracked = git("diff", "--name-only", "--no-renames", commit)
     untracked = git("ls-files", "--others", "--exclude-standard")
+    rules = git("diff", "--name-only", "-G", COMPILE_RULES, commit, "--", "*CMakeLists.txt")
     versions = git("diff", "--name-only", "-G", PINNED, commit, "--", "scripts/bootstrap", "scripts/lib.sh")
-    if tracked is None or untracked is None or versions is None:
+    if tracked is None or untracked is None or versions is None or rules is None:
         print(f"git has no commit {commit} of scripts/checked_commit; all files are checked", flush=True)
         return None
-    changed = set((tracked + untracked).splitlines())
+    changed = {path for path in (tracked + untracked).splitlines() if not path.endswith("CMakeLists.txt") or path in rules.splitlines()}
     everywhere = sorted(path for path in changed if REACHES_ALL.fullmatch(path)) + versions.split()
     options = hash_of_options(commands)
     if not CHECKED_OPTIONS.exists() or options != CHECKED_OPTIONS.read_text(encoding="utf-8").strip():
@@ -137,7 +140,9 @@ def changed_since_checked(commands):
 
 
 def reached_by(changed, job):
-    """Returns whether the job's file, a file that it includes itself, or its folder's CMakeLists.txt is in `changed`."""
+    """Returns whether the job's file, a file that it includes itself, or its folder's CMakeLists.txt is in `changed`.
+
+    A CMakeLists.txt is there if the way changed in which it compiles sources."""
     folders = {path.removesuffix("CMakeLists.txt") for path in changed if path.endswith("/CMakeLists.txt")}
     return not changed.isdisjoint([job.path, *included_by(job.path)]) or any(map(job.path.startswith, folders))
 

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <ATen/ops/ones_like.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/expert_parallel/dispatch.h"
 #include "lockstep/expert_parallel/router.h"
