@@ -11,6 +11,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_mesh_options.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/test_weights.h"
 #include "lockstep/base/test_folder.h"
@@ -70,21 +71,8 @@ at::Tensor loss_of(const at::Tensor& scores, const at::Tensor& labels) {
 }
 
 AcceleratorOptions options_of(const Job& job) {
-  AcceleratorOptions options;
-  options.mesh = job.mesh;
+  AcceleratorOptions options = mesh_options(job.mesh, plan_of_list("0.words", "4"), job.zero_stage);
   options.gradient_accumulation_steps = job.accumulation;
-  options.tensor_parallel = {
-      .plan =
-          {{"0.words", TensorStyle::kEmbedding},
-           {"*.qkv", TensorStyle::kColwise, {1, 1, 1}},
-           {"*.out", TensorStyle::kRowwise},
-           {"*.up", TensorStyle::kColwise},
-           {"*.down", TensorStyle::kRowwise},
-           {"4", TensorStyle::kColwiseGather}},
-      .without_example = true};
-  if (job.zero_stage > 0) {
-    options.zero = ZeroPlugin{.stage = job.zero_stage};
-  }
   return options;
 }
 

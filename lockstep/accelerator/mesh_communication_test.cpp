@@ -12,6 +12,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_mesh_options.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/test_weights.h"
 #include "lockstep/comm/log/comms_log.h"
@@ -167,15 +168,11 @@ Trained train_experts(Accelerator& accelerator, CommsLog& log, const LeftOut& le
 /// Trains one update without an operation. Returns rank 0's result; one without weights if a rank
 /// has noticed.
 Trained train(const Job& job, const LeftOut& leaves_out = {}) {
-  AcceleratorOptions options;
-  options.mesh = job.mesh;
-  options.tensor_parallel = {
-      .plan = job.sequence_parallel ? test_gpt::sequence_plan() : test_gpt::plan(),
-      .sequence_parallel = job.sequence_parallel,
-      .without_example = true};
-  if (job.zero_stage > 0) {
-    options.zero = ZeroPlugin{.stage = job.zero_stage};
-  }
+  AcceleratorOptions options = mesh_options(
+      job.mesh,
+      job.sequence_parallel ? test_gpt::sequence_plan() : test_gpt::plan(),
+      job.zero_stage,
+      job.sequence_parallel);
   Trained result;
   std::string left;
   std::mutex mutex;

@@ -19,6 +19,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/prepare/divided_state.h"
+#include "lockstep/accelerator/test_mesh_options.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/weights/load_model.h"
@@ -150,21 +151,8 @@ struct Trained {
 };
 
 AcceleratorOptions options_of(const Job& job) {
-  AcceleratorOptions options;
-  options.mesh = job.mesh;
+  AcceleratorOptions options = mesh_options(job.mesh, plan_of_list("0.words", "6"), job.zero_stage);
   options.gradient_accumulation_steps = job.accumulation;
-  options.tensor_parallel = {
-      .plan =
-          {{"0.words", TensorStyle::kEmbedding},
-           {"*.qkv", TensorStyle::kColwise, {1, 1, 1}},
-           {"*.out", TensorStyle::kRowwise},
-           {"*.up", TensorStyle::kColwise},
-           {"*.down", TensorStyle::kRowwise},
-           {"6", TensorStyle::kColwiseGather}},
-      .without_example = true};
-  if (job.zero_stage > 0) {
-    options.zero = ZeroPlugin{.stage = job.zero_stage};
-  }
   return options;
 }
 

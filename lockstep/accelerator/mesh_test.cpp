@@ -9,6 +9,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/test_mesh_options.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/test_weights.h"
 #include "lockstep/base/test_folder.h"
@@ -64,16 +65,12 @@ struct Job {
 };
 
 AcceleratorOptions options_of(const Job& job) {
-  AcceleratorOptions options;
-  options.mesh = job.mesh;
+  AcceleratorOptions options = mesh_options(
+      job.mesh,
+      job.sequence_parallel ? test_gpt::sequence_plan(job.tied) : test_gpt::plan(job.tied),
+      job.zero_stage,
+      job.sequence_parallel);
   options.gradient_accumulation_steps = job.accumulation;
-  options.tensor_parallel = {
-      .plan = job.sequence_parallel ? test_gpt::sequence_plan(job.tied) : test_gpt::plan(job.tied),
-      .sequence_parallel = job.sequence_parallel,
-      .without_example = true};
-  if (job.zero_stage > 0) {
-    options.zero = ZeroPlugin{.stage = job.zero_stage};
-  }
   if (job.change) {
     job.change(options);
   }

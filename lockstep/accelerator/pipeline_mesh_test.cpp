@@ -13,6 +13,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/test_mesh_options.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
@@ -181,21 +182,8 @@ Trained train_in_one_process(const Job& job) {
 }
 
 AcceleratorOptions options_of(const Job& job) {
-  AcceleratorOptions options;
-  options.mesh = job.mesh;
+  AcceleratorOptions options = mesh_options(job.mesh, plan_of_list("0", "6"), job.zero_stage);
   options.gradient_accumulation_steps = job.accumulation;
-  options.tensor_parallel = {
-      .plan =
-          {{"0", TensorStyle::kEmbedding},
-           {"*.qkv", TensorStyle::kColwise, {1, 1, 1}},
-           {"*.out", TensorStyle::kRowwise},
-           {"*.up", TensorStyle::kColwise},
-           {"*.down", TensorStyle::kRowwise},
-           {"6", TensorStyle::kColwiseGather}},
-      .without_example = true};
-  if (job.zero_stage > 0) {
-    options.zero = ZeroPlugin{.stage = job.zero_stage};
-  }
   if (job.change) {
     job.change(options);
   }

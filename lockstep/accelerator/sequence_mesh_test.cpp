@@ -9,6 +9,7 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_mesh_options.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/test_weights.h"
 #include "lockstep/base/test_folder.h"
@@ -68,16 +69,12 @@ at::Tensor all_labels(const at::Tensor& texts) {
 }
 
 AcceleratorOptions options_of(const Job& job) {
-  AcceleratorOptions options;
-  options.mesh = job.mesh;
+  AcceleratorOptions options = mesh_options(
+      job.mesh,
+      job.sequence_parallel ? test_gpt::sequence_plan() : test_gpt::plan(),
+      job.zero_stage,
+      job.sequence_parallel);
   options.gradient_accumulation_steps = job.accumulation;
-  options.tensor_parallel = {
-      .plan = job.sequence_parallel ? test_gpt::sequence_plan() : test_gpt::plan(),
-      .sequence_parallel = job.sequence_parallel,
-      .without_example = true};
-  if (job.zero_stage > 0) {
-    options.zero = ZeroPlugin{.stage = job.zero_stage};
-  }
   return options;
 }
 

@@ -85,11 +85,11 @@ class Engine : public EngineCore {
     step();
     return mean_of_ranks(loss);
   }
-  /// Does the same with the next batches of a loader's iterator, which must have so many.
+  /// Does the same with the next gradient_accumulation_steps batches of a loader's iterator.
   template <typename Iterator>
   requires PipelineHandle<Model> && requires(Iterator& next) { (*next).target; }
   double train_batch(Iterator& next) { return train_batch(micro_batches_of(next)); }
-  /// Computes the loss of a pipeline on so many micro-batches, without dropout and gradients.
+  /// Computes the loss of a pipeline on `batch`, without dropout and gradients.
   /// Returns the mean of all ranks. Collective.
   double eval_batch(const pipeline::MicroBatches& batch) requires PipelineHandle<Model> {
     set_micro_batches();

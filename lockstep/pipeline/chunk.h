@@ -16,7 +16,7 @@ namespace lockstep::pipeline {
 /// The layers of a model, in their order. Each takes one tensor and returns one.
 using Layers = std::vector<torch::nn::AnyModule>;
 
-/// What a chunk passes to the next one: a tensor, or several. Converts from a tensor and to one.
+/// Holds the tensors that a chunk passes to the next one. Converts from a tensor and to one.
 struct Values {
   Values() = default;
   Values(at::Tensor tensor)  // NOLINT(google-explicit-constructor)

@@ -172,7 +172,7 @@ for _ in range(2):
         assert part["name"] == f"rank {number}" and "labels" not in part
     assert len(parts) == len(loader) == 2
 
-# What only one rank sees fails on both.
+# An error that one rank finds is thrown on both.
 def first(batch, message):
     fails(message, lambda: next(adapter(batch if rank == 1 else text(0))))
 

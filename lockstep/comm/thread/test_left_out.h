@@ -17,8 +17,8 @@
 
 namespace lockstep {
 
-/// The operation that this thread's rank leaves out, as if the program had no such line. For
-/// negative controls: whatever is left out must change what is trained, or be an error.
+/// Names the operation that this thread's rank leaves out, as if the program had no such line. For
+/// negative controls: without any one operation another model is trained, or an error is thrown.
 struct LeftOut {
   bool counts = false;               ///< Counts operations of floating point numbers from now on.
   int64_t collective = -1;           ///< The number of a collective to leave out.

@@ -7,8 +7,8 @@
 
 namespace lockstep::config {
 
-/// What an option of Accelerate's launcher about model parallelism means here. Without any member
-/// it asks for nothing.
+/// Translates an option of Accelerate's launcher about model parallelism. If all members are empty,
+/// the option asks for nothing.
 struct ModelParallelOption {
   std::string mesh_part = {};        ///< A part of a mesh, like "tp=2".
   bool is_distributed_adam = false;  ///< ZeRO stage 1.

@@ -190,8 +190,8 @@ class EngineCheckpoints(EngineBase):
         if divides_model(self.core.accelerator):
             if exclude_frozen:
                 raise _core.ConfigError(
-                    "[save_16bit_model] exclude_frozen_parameters is True, and other ranks have parts of the model, of which "
-                    "this rank does not know what is frozen; expected False"
+                    "[save_16bit_model] exclude_frozen_parameters is True, and other ranks have parameters of which this rank "
+                    "cannot tell whether they are frozen; expected False"
                 )
             full = full_state_dict(self.core.accelerator, self._own_module)
             for name, value in full.items() if self.global_rank == 0 else ():
