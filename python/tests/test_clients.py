@@ -52,7 +52,6 @@ def results_of(client: str, processes: int, real: bool, cases: tuple[str, ...] =
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "DS_ACCELERATOR": "cpu",
-            "PYTHONDONTWRITEBYTECODE": "1",
             **variables,
         }
         if real:

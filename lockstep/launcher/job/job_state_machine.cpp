@@ -16,6 +16,8 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr double kGraceSeconds = 0.1;
+/// A rank that leaves after an error may need this long to end, on a busy machine.
+constexpr double kLostPeerGraceSeconds = 2;
 /// After a failure nothing needs to be saved; handlers may remove temporary files.
 constexpr double kFailureGraceSeconds = 2;
 constexpr double kSavePollSeconds = 0.2;
@@ -112,7 +114,11 @@ void JobStateMachine::on_failure(const RankFailure& failure) {
     failures_.push_back(failure);
     begin_grace_period();
   } else if (reason_ == Reason::kFailure) {
+    const bool was_lost_peer = only_lost_peers();
     failures_.push_back(failure);
+    if (phase_ == Phase::kGracePeriod && was_lost_peer && !failure.lost_peer) {
+      begin_grace_period();  // The cause is known now.
+    }
   }
 }
 
@@ -216,7 +222,14 @@ bool JobStateMachine::is_over() const {
 
 void JobStateMachine::begin_grace_period() {
   phase_ = Phase::kGracePeriod;
-  deadline_ = in_seconds(kGraceSeconds);
+  deadline_ = in_seconds(only_lost_peers() ? kLostPeerGraceSeconds : kGraceSeconds);
+}
+
+bool JobStateMachine::only_lost_peers() const {
+  return !failures_.empty() &&
+         std::all_of(failures_.begin(), failures_.end(), [](const RankFailure& failure) {
+           return failure.lost_peer;
+         });
 }
 
 void JobStateMachine::stop(int signal, double grace_seconds) {

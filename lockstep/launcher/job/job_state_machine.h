@@ -20,7 +20,8 @@ namespace lockstep::launcher {
 ///      \-------------a signal to stop-------------^    (grace_seconds)
 ///
 /// For 0.1 s after the first failure (grace period) no signal is sent, so that the root cause is
-/// not hidden by ranks that fail because they lost it: both exits arrive in any order. After a rank
+/// not hidden by ranks that fail because they lost it: both exits arrive in any order. The period
+/// is 2 s while every failed rank had lost another one, whose exit is then still due. After a rank
 /// ends with 75 (state saved), the others have grace_seconds to do the same. No rank is killed at
 /// the time limit while it still saves, unless no restart follows. Events arrive through the on_
 /// functions; each acts at once on the ranks.
@@ -86,8 +87,10 @@ class JobStateMachine {
   enum class Reason { kNone, kPreempted, kFailure, kSignal, kTimeout, kOutputLost, kElsewhere };
 
   void on_failure(const RankFailure& failure);
-  /// Starts the 0.1 s in which the failures of one cause are collected.
+  /// Starts the time in which the failures of one cause are collected.
   void begin_grace_period();
+  /// Returns whether each failed rank, of at least one, had lost another rank before.
+  bool only_lost_peers() const;
   void stop(int signal, double grace_seconds);
   /// Returns the number of failed ranks of this host whose processes live.
   int count_living_failed() const;

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <fcntl.h>
 #include <poll.h>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,11 +70,12 @@ class JobStateMachineTest : public testing::Test {
   RankSet ranks_{screen_, screen_, false};
   std::string said_;
   bool is_saving_ = false;
+  std::set<size_t> lost_peer_;
   JobStateMachine state_machine_{
       ranks_,
       30,
       [this](const std::string& text) { said_ += text + "\n"; },
-      {},
+      [this](size_t local_rank) { return lost_peer_.count(local_rank) != 0; },
       [this] { return is_saving_; }};
 };
 
@@ -89,6 +91,15 @@ TEST_F(JobStateMachineTest, ARankThatExitsWithZeroStopsNoOther) {
   EXPECT_EQ(finish(), 4);
   EXPECT_EQ(state_machine_.cause()->rank, 1);
   EXPECT_EQ(state_machine_.stopped(), 0);
+}
+
+TEST_F(JobStateMachineTest, TheRankThatOthersLostIsTheCauseIfItEndsLater) {
+  lost_peer_ = {0};
+  start({"exit 1", "sleep 0.5; exit 3", "exec sleep 1000"});
+  EXPECT_EQ(finish(), 3);
+  EXPECT_EQ(state_machine_.cause()->rank, 1);
+  EXPECT_EQ(state_machine_.also_failed().at(0).rank, 0);
+  EXPECT_EQ(state_machine_.stopped(), 1);
 }
 
 TEST_F(JobStateMachineTest, AStalledRankDoesNotCountAsStoppedByTheLauncher) {
