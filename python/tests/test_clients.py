@@ -122,27 +122,17 @@ def test_peft_and_trl(processes: int) -> None:
     compare(real, results_of("trl_client", processes, real=False))
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_transformers_models_divided_by_their_own_plan_train_as_in_one_process(processes: int) -> None:
-    alone = results_of("mesh_client", 1, real=False, cases=DENSE, CLIENT_MESH="")
-    compare(alone * processes, results_of("mesh_client", processes, real=False, cases=DENSE, CLIENT_MESH="tp"))
-
-
 def test_deepspeeds_tutorial_for_long_sequences_trains_as_one_process() -> None:
     alone = results_of("ulysses_client", 1, real=False)
     compare(alone * 2, results_of("ulysses_client", 2, real=False))
 
 
-def test_transformers_models_train_on_divided_sequences_as_in_one_process() -> None:
-    alone = results_of("mesh_client", 1, real=False, cases=DENSE, CLIENT_MESH="")
-    for dimension in ("cp", "sp", "sp loader"):
-        compare(alone * 2, results_of("mesh_client", 2, real=False, cases=DENSE, CLIENT_MESH=dimension))
-
-
-def test_experts_of_transformers_mixtral_train_on_two_processes_as_in_one() -> None:
-    cases = ("mixtral", "balanced")
-    alone = results_of("mesh_client", 1, real=False, cases=cases[:1], CLIENT_MESH="")
-    replicated = results_of("mesh_client", 2, real=False, cases=cases, CLIENT_MESH="dp")
-    divided = results_of("mesh_client", 2, real=False, cases=cases, CLIENT_MESH="ep")
-    compare(alone * 2, divided)
-    compare(replicated, divided)
+def test_transformers_models_train_on_each_mesh_of_two_processes_as_in_one() -> None:
+    divided = {mesh: DENSE for mesh in ("tp", "cp", "sp", "sp loader")} | {"ep": ("mixtral",)}
+    cases = {f"{name} {mesh}": f"{name} dp" for mesh, names in divided.items() for name in names}
+    mesh_ranks = results_of("mesh_client", 2, real=False, cases=(*cases, "balanced dp", "balanced ep"))
+    [alone] = results_of("mesh_client", 1, real=False, cases=tuple(sorted(set(cases.values()))))
+    for rank in mesh_ranks:
+        compare([{case: alone[expected] for case, expected in cases.items()}], [rank])
+        # A loss for the balance of experts is of each process's samples, so one process has another one.
+        compare([{"balanced ep": rank["balanced dp"]}], [rank])

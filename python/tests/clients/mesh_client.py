@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' models, unmodified, on the mesh of CLIENT_MESH, such as "tp": two processes divide layers or sequences.
+"""transformers' models, unmodified, each on meshes such as "tp": two processes divide layers, sequences or experts.
 
-With "sp loader" the loop is the one that Accelerate documents for sp_size, whose loader divides batches.
+A case is named for a model and its mesh, "llama tp". With "sp loader" the loop is the one that Accelerate documents for
+sp_size, whose loader divides batches; with "dp" processes only average.
 
 Unlike the other clients it imports Lockstep: Accelerate cannot divide a full model, so one process is what it is compared
 with.
@@ -9,7 +10,6 @@ with.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,16 @@ def update(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
-def train(name: str) -> Any:
+def train(name: str, mesh: str) -> Any:
     """Trains on a global batch of eight texts. Returns the losses and the sum of the saved weights' sizes."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name])
-    dimension, _, loader_divides = os.environ["CLIENT_MESH"].partition(" ")
-    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension not in ("", "dp") else None
+    dimension, _, loader_divides = mesh.partition(" ")
+    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension != "dp" else None
     accelerator = Accelerator(parallelism_config=config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     texts = torch.randint(64, (32, 16), generator=torch.Generator().manual_seed(3))
-    rows = 8 * (2 if dimension not in ("", "dp", "ep") else 1) // accelerator.num_processes
+    rows = 8 * (2 if dimension not in ("dp", "ep") else 1) // accelerator.num_processes
     loader = torch.utils.data.DataLoader(texts, batch_size=rows, collate_fn=collate if loader_divides else None)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     losses = []
@@ -106,7 +106,8 @@ def train(name: str) -> Any:
     return {"losses": losses, "words": words.tolist(), "shapes": shapes, "sum": total}
 
 
-CASES = {name: lambda _folder, name=name: train(name) for name in MODELS}
+MESHES = ("dp", "tp", "cp", "sp", "sp loader", "ep")
+CASES = {f"{name} {mesh}": lambda _folder, name=name, mesh=mesh: train(name, mesh) for name in MODELS for mesh in MESHES}
 
 if __name__ == "__main__":
     run_cases(CASES, sys.argv[2:], Path(sys.argv[1]))
