@@ -10,7 +10,7 @@ import time
 import torch
 from torch import nn
 
-LAYERS, HEAD_SIZE, WORDS, LENGTH, ROWS = 6, 64, 2048, 128, 8
+LAYERS, HEAD_SIZE, WORDS, LENGTH = 6, 64, 2048, 128
 
 
 def attention(q, k, v):
@@ -52,8 +52,19 @@ def loss_of(scores, labels):
     return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
+class TimedSgd(torch.optim.SGD):
+    """SGD that measures the time of its updates, which a pipeline's bubble is no part of."""
+
+    seconds = 0.0
+
+    def step(self, closure=None):
+        start = time.perf_counter()
+        super().step(closure)
+        TimedSgd.seconds = time.perf_counter() - start
+
+
 def optimizer_of(parameters, foreach=True):
-    return torch.optim.SGD(parameters, lr=0.1, foreach=foreach)
+    return TimedSgd(parameters, lr=0.1, foreach=foreach)
 
 
 # Each of these returns a function that trains one update on (tokens, labels) and returns the loss.
@@ -172,8 +183,8 @@ def pipeline_by_deepspeed(options, deepspeed, pipeline_module):
         partition_method="parameters",
     )
     config = {
-        "train_batch_size": ROWS,
-        "train_micro_batch_size_per_gpu": ROWS // options.micro_batches,
+        "train_batch_size": options.rows,
+        "train_micro_batch_size_per_gpu": options.rows // options.micro_batches,
         "gradient_accumulation_steps": options.micro_batches,
         "steps_per_print": 10**9,
     }
@@ -250,20 +261,24 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=8, help="texts of an update")
     options = parser.parse_args()
     torch.manual_seed(0)
     update = TRAINERS[options.by, None if options.by == "nobody" else options.dimension](options)
-    tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(WORDS, (options.rows, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    times = []
+    times, without_optimizer = [], []
     options.last = False  # Only the last loss need be that of all ranks.
     for step in range(options.steps):
         options.last = step == options.steps - 1
         start = time.perf_counter()
         loss = update(inputs, labels)
         times.append(time.perf_counter() - start)
+        without_optimizer.append(times[-1] - TimedSgd.seconds)
     if int(os.environ.get("RANK", "0")) == 0:
-        print(json.dumps({"ms": statistics.median(times[3:]) * 1e3, "loss": loss}), flush=True)
+        figures = {"ms": times, "ms_without_optimizer": without_optimizer}
+        medians = {name: statistics.median(values[3:]) * 1e3 for name, values in figures.items()}
+        print(json.dumps({**medians, "loss": loss}), flush=True)
 
 
 if __name__ == "__main__":

@@ -72,13 +72,19 @@ def micro_batch(number):  # The length of the text changes from one to the next.
     return (tokens, torch.tensor([4, 5])), tokens.roll(1, 1)
 
 
-def train(stages, dropout=0.0, save=None, load=None, updates=UPDATES, evaluates=True, zero=0, **options):
+class OwnAdamW(torch.optim.AdamW):
+    pass
+
+
+def train(stages, dropout=0.0, save=None, load=None, updates=UPDATES, evaluates=True, zero=0, own_rate=None, **options):
     model = PipelineModule(layers(dropout), num_stages=stages, loss_fn=loss_of, **options)
     data = world // stages
-    engine, *_ = deepspeed.initialize(model=model, config={
+    settings = {"lr": LEARNING_RATE, "eps": 1e-4, "weight_decay": 0.1}
+    own = None if own_rate is None else OwnAdamW(model.parameters(), **settings | {"lr": own_rate})
+    engine, *_ = deepspeed.initialize(model=model, optimizer=own, config={
         "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": MICRO_BATCHES // data,
-        "gradient_clipping": 0.5, "zero_optimization": {"stage": zero},
-        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "eps": 1e-4, "weight_decay": 0.1}}})
+        "gradient_clipping": 0.5, "zero_optimization": {"stage": zero}}
+        | ({} if own else {"optimizer": {"type": "AdamW", "params": settings}}))
     if load is not None:
         engine.load_checkpoint(load)
     losses = []
@@ -163,11 +169,19 @@ train(2, save=saved, updates=2, evaluates=False)
 check(train(2, load=saved))
 check(train(2, load=f"{folder}/one"))
 check(train(2, load=saved, zero=1, chunks_per_stage=2))
+check(train(2, own_rate=LEARNING_RATE))
+try:
+    train(2, own_rate=LEARNING_RATE * (1 + int(os.environ["RANK"])))
+except Exception as error:
+    assert "[prepare] the settings of optimizer 0 must be equal on all ranks" in str(error), error
+else:
+    raise AssertionError("no error for rates that differ")
 """
 
 FOUR = CHECK + """
 for zero in (0, 1, 2):
     check(train(2, zero=zero))
+check(train(2, own_rate=LEARNING_RATE))
 check(train(4))
 """
 

@@ -156,16 +156,26 @@ void ReplicaCheck::compare_settings() {
   if (compared_optimizers_ == objects_.optimizers.size()) {
     return;
   }
+  const comm::MeshGroups& mesh = objects_.context.mesh;
   std::vector<RankFact> settings;
+  std::vector<RankFact> settings_of_stage;
   for (size_t i = compared_optimizers_; i < objects_.optimizers.size(); ++i) {
-    settings.push_back(
-        {fmt::format("the settings of optimizer {}", i),
-         settings_text(objects_, objects_.optimizers[i]),
-         "construct it with the same options on every rank"});
+    RankFact fact{
+        fmt::format("the settings of optimizer {}", i),
+        settings_text(objects_, objects_.optimizers[i]),
+        "construct it with the same options on every rank"};
+    // The state of a program's own class lists parameters, of which each stage has others.
+    if (mesh.shape.pp > 1 && !is_known_optimizer(objects_.optimizers[i].inner())) {
+      settings_of_stage.push_back(fact);
+      fact.value = fmt::format("the learning rates {}", rates_of(i));
+    }
+    settings.push_back(std::move(fact));
   }
   compared_optimizers_ = objects_.optimizers.size();
   Group group = objects_.context.group;
   expect_equal_facts(group, settings, "prepare");
+  Group replicas = mesh.replicas;
+  expect_equal_facts(replicas, settings_of_stage, "prepare");
   is_same_hardware_ = !any_differs(group, hardware(objects_.context));
 }
 
