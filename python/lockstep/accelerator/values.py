@@ -2,6 +2,7 @@
 """Values across processes."""
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from .._tree import first_rows, leaves_of, map_tensors
 from ..state import GradientState
 from .base import AcceleratorBase
 
+# transformers' Trainer gathers a count there, and divides it by tp * cp * sp, since Accelerate also gathers from the
+# processes that have the same samples. With each count once its gradients would be that many times too large.
+_COUNTS_COPIES = ("transformers.trainer", "_get_num_items_in_batch")
+
 
 class ValueCalls(AcceleratorBase):
     """The calls of an Accelerator that exchange values. All are collective, except set_trigger."""
@@ -19,11 +24,19 @@ class ValueCalls(AcceleratorBase):
     def gather(self, tensor: Any, *others: Any) -> Any:
         """Concatenates each tensor of a nested value along dimension 0, in the order of processes. Collective.
 
-        Several values give a tuple with the result of each. Keeps gradients.
+        Several values give a tuple with the result of each. Keeps gradients. On a mesh the processes are those with
+        samples of their own, so a sum counts each sample once.
         """
         values = (tensor, *others) if others else tensor
         self._expect_tensors("gather", values)
-        return map_tensors(values, self._core.gather) if self.state.use_distributed else values
+        if not self.state.use_distributed:
+            return values
+        gathered = map_tensors(values, self._core.gather)
+        caller = sys._getframe(1)
+        if (caller.f_globals.get("__name__"), caller.f_code.co_name) == _COUNTS_COPIES and self.parallelism_config:
+            sizes = self.parallelism_config
+            return gathered.repeat(sizes.tp_size * sizes.cp_size * sizes.sp_size)
+        return gathered
 
     def gather_for_metrics(self, input_data: Any, *others: Any, use_gather_object: bool = False) -> Any:
         """Works as gather, and drops samples that were repeated to complete the last batch. Keeps no gradients.

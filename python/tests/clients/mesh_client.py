@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed.nn
 import transformers
-from client_data import run_cases
+from client_data import TRAINING, Texts, pad_batch, run_cases
 
 from lockstep import Accelerator, ParallelismConfig
 from lockstep.state import AcceleratorState
@@ -106,8 +106,34 @@ def train(name: str, mesh: str) -> Any:
     return {"losses": losses, "words": words.tolist(), "shapes": shapes, "sum": total}
 
 
+def without_mask(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    batch = pad_batch(rows)
+    del batch["attention_mask"]
+    return batch
+
+
+def train_by_trainer(folder: Path, dimension: str) -> Any:
+    """Trains and evaluates by transformers' Trainer. Returns its log."""
+    torch.manual_seed(0)
+    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension != "dp" else None
+    arguments = {"max_steps": 4, "gradient_accumulation_steps": 2, "parallelism_config": config, **TRAINING}
+    trainer = transformers.Trainer(
+        model=transformers.AutoModelForCausalLM.from_config(MODELS["llama"]),
+        args=transformers.TrainingArguments(str(folder), **arguments),
+        train_dataset=Texts(64),
+        data_collator=without_mask,
+    )
+    trainer.train()
+    keys = ("loss", "grad_norm", "learning_rate", "epoch")
+    log = [{key: entry[key] for key in keys if key in entry} for entry in trainer.state.log_history]
+    trainer.accelerator.free_memory()
+    AcceleratorState._reset_state()
+    return {"log": log}
+
+
 MESHES = ("dp", "tp", "cp", "sp", "sp loader", "ep")
 CASES = {f"{name} {mesh}": lambda _folder, name=name, mesh=mesh: train(name, mesh) for name in MODELS for mesh in MESHES}
+CASES |= {f"trainer {mesh}": lambda folder, mesh=mesh: train_by_trainer(folder, mesh) for mesh in ("dp", "tp", "cp")}
 
 if __name__ == "__main__":
     run_cases(CASES, sys.argv[2:], Path(sys.argv[1]))
