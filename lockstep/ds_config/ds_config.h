@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -11,6 +12,7 @@
 #include "lockstep/base/float_dtype.h"
 #include "lockstep/config/document/document.h"
 #include "lockstep/ds_config/choices.h"
+#include "lockstep/ds_config/layer_specs.h"
 #include "lockstep/ds_config/origin.h"
 #include "lockstep/ds_config/parameters.h"
 #include "lockstep/zero_options/zero_plugin.h"
@@ -20,7 +22,8 @@
 /// each key. Defaults are DeepSpeed 0.19.8's. No torch here, so that the command line can use it.
 namespace lockstep::ds_config {
 
-/// train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size.
+/// train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks with
+/// samples of their own.
 struct BatchSizes {
   Resolved<int64_t> train_batch_size;                ///< Samples per update, of all ranks together.
   Resolved<int64_t> train_micro_batch_size_per_gpu;  ///< Samples per micro-step of one rank.
@@ -125,6 +128,20 @@ struct ActivationCheckpointingSection {
   Resolved<bool> profile{false};
 };
 
+/// Ranks that divide the layers of a model.
+struct TensorParallelSection {
+  Resolved<int64_t> autotp_size{0};  ///< 0: as the mesh says.
+  Resolved<std::optional<FloatDtype>> dtype;
+  Resolved<int64_t> tp_size{1};
+  Resolved<std::optional<std::string>> preset_model;
+  Resolved<bool> use_default_specs{true};
+  Resolved<bool> strict_mode{false};
+  Resolved<std::vector<std::string>> lm_head_patterns{{"lm_head", "embed_out"}};
+  Resolved<int64_t> partition_tp_size{1};
+  /// Those of layer_specs, then of the preset. Not set: the file has neither.
+  std::optional<std::vector<LayerSpec>> layers;
+};
+
 /// The complete, resolved file.
 struct DsConfig {
   BatchSizes batch;
@@ -165,6 +182,15 @@ struct DsConfig {
   FlopsProfilerSection flops_profiler;
   CommsLoggerSection comms_logger;
   ActivationCheckpointingSection activation_checkpointing;
+
+  TensorParallelSection tensor_parallel;
+  Resolved<int64_t> sequence_parallel_size{1};
+  Resolved<std::optional<int64_t>> data_parallel_size;
+
+  /// Returns how many ranks compute a sample together, as the file says.
+  int64_t ranks_of_sample() const {
+    return std::max<int64_t>(1, tensor_parallel.autotp_size.value) * sequence_parallel_size.value;
+  }
 };
 
 /// An error or note about a position in the file.
@@ -180,8 +206,8 @@ struct Reading {
   std::vector<Diagnostic> notes;   ///< Old names, and ignored keys.
 };
 
-/// Reads the document and reports all errors. `world_size`: ranks that share a batch; without it
-/// the batch sizes are not resolved, and stay 0.
+/// Reads the document and reports all errors. `world_size`: ranks that share a batch, or divide
+/// layers and sequences as the file says; without it the batch sizes are not resolved, and stay 0.
 Reading read_ds_config(const config::Document& document, std::optional<int64_t> world_size);
 
 /// Reads a file of any name as JSON with comments and trailing commas. Throws ConfigError if it

@@ -224,12 +224,7 @@ TEST(DsConfig, RemovedDeepSpeedKeysAreRefusedByName) {
 
 TEST(DsConfig, UnsupportedKeysAreRefusedWithTheRemedy) {
   for (const std::string key :
-       {"autotuning",
-        "pipeline",
-        "tensor_parallel",
-        "hybrid_engine",
-        "compile",
-        "data_efficiency"}) {
+       {"autotuning", "pipeline", "hybrid_engine", "compile", "data_efficiency"}) {
     EXPECT_THAT(errors_of("\"" + key + "\": {}"), HasSubstr(key + " is refused: ")) << key;
   }
   EXPECT_THAT(

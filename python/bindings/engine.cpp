@@ -195,6 +195,20 @@ OffloadStatesOptions offload_states_options(
   return options;
 }
 
+/// Returns the mesh of an engine without tp, which the file has. Python divides sequences itself:
+/// to the engine their ranks are data parallel.
+MeshShape mesh_for(int ep, int pp) {
+  if (ep * pp > 1) {
+    return {.pp = pp, .ep = ep};
+  }
+  MeshShape mesh = mesh_from_environment(Environment::process());
+  if (mesh.cp * mesh.sp > 1) {
+    mesh.dp_replicate = mesh.dp_shard = 0;
+  }
+  mesh.cp = mesh.sp = mesh.tp = 1;
+  return mesh;
+}
+
 Initialized initialize(
     const py::object& model,
     const std::string& config_path,
@@ -207,10 +221,9 @@ Initialized initialize(
   internal::GivenModel given = given_model(model);
   InitializeOptions options;
   // As with DeepSpeed, the layers have the number of processes that divide them or their experts.
-  const int ep = expert_ranks_of(model);
-  const int pp = pipeline_stages_of(model);
-  if (ep * pp > 1) {
-    options.accelerator.mesh = MeshShape{.pp = pp, .ep = ep};
+  options.accelerator.mesh = mesh_for(expert_ranks_of(model), pipeline_stages_of(model));
+  if (given.tensor_parallel) {
+    options.accelerator.tensor_parallel = *std::exchange(given.tensor_parallel, std::nullopt);
   }
   std::optional<py::gil_scoped_release> no_gil(std::in_place);
   options.config = config_path;

@@ -123,7 +123,7 @@ class PartialState:
 
         The unpickled object describes the process that wrote it, and cannot communicate.
         """
-        return {name: value for name, value in self.__dict__.items() if name not in ("group", "world", "_data_group")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("group", "world", "_data_group", "_engine_mesh")}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__ = dict(values)

@@ -379,8 +379,10 @@ odd = Accelerator(parallelism_config=ParallelismConfig(sp_size=2), deepspeed_plu
 net, optimizer, batches = odd.prepare(Net(), DummyOptim([]), DataLoader(range(16), batch_size=3, collate_fn=collate))
 assert net.get_batch_info() == (6 * lines, 3, 2)
 AcceleratorState._reset_state()
-layers = Accelerator(parallelism_config=ParallelismConfig(tp_size=2), deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=file))
-fails("does not divide layers", lambda: layers.prepare(Net(), DummyOptim([])))
+of_file = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config={**file, "sequence_parallel_size": 2}))
+assert of_file.parallelism_config.sp_size == 2
+net, optimizer, batches = of_file.prepare(Net(), DummyOptim([]), DataLoader(range(16), batch_size=2, collate_fn=collate))
+assert net.get_batch_info() == (2 * lines, 2, 1)
 AcceleratorState._reset_state()
 accelerator = Accelerator(parallelism_config=config)
 # A batch with other keys is for maybe_context_parallel, which gets all of it.

@@ -13,6 +13,7 @@ those of a file with a batch size and nothing else. `zero_bool`: the stage of "z
 `optimizers`, `schedules`: the parameters that a type takes, with their defaults, null for one that must be given.
 """
 
+import dataclasses
 import enum
 import inspect
 import itertools
@@ -22,11 +23,13 @@ import pathlib
 
 import deepspeed
 import torch
+from deepspeed.module_inject.autotp_config import AutoTPConfig
 from deepspeed.ops.adam import FusedAdam
 from deepspeed.ops.lamb import FusedLamb
 from deepspeed.ops.lion import FusedLion
 from deepspeed.runtime import config as ds
 from deepspeed.runtime import lr_schedules
+from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
 
 WORDS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -104,6 +107,11 @@ def defaults():
     values["torch_autocast.lower_precision_safe_modules"] = config.torch_autocast_lower_precision_safe_modules
     values["checkpoint.tag_validation"] = config.checkpoint_config["tag_validation"]
     values["checkpoint.use_node_local_storage"] = config.use_node_local_storage
+    model("tensor_parallel", TPTrainingConfig())
+    model("tensor_parallel.tp", TPConfig())
+    for field in dataclasses.fields(AutoTPConfig):
+        values[f"tensor_parallel.partition_config.{field.name}"] = getattr(AutoTPConfig(), field.name)
+    values |= {"sequence_parallel_size": 1, "data_parallel_size": None}  # Read by their names only.
     scalars = (bool, int, float, str, list, type(None))
     return {key: value for key, value in sorted(values.items()) if isinstance(value, scalars)}
 

@@ -93,11 +93,6 @@ void Preparer::add_model(GivenModel model) {
   prepare_stage(context, model, objects_.models.empty(), step_);
   const size_t index = objects_.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
-  NamedTensors named = model.parameters();
-  for (NamedTensor& item : named) {
-    item.name = prefix + item.name;
-  }
-  step_->notify(&TrainingStepObserver::model_given, named);
   for (const NamedTensor& item : trainable(model.parameters())) {
     objects_.trains_in_16_bits =
         objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
@@ -106,6 +101,12 @@ void Preparer::add_model(GivenModel model) {
       divide_experts(context, model.experts ? model.experts() : expert_parallel::ModelExperts());
   std::shared_ptr<tensor_parallel::TensorParallel> divided =
       divide_model(context, model, objects_.models.empty(), experts.get());
+  // After the division: hooks of a gradient keep its sizes.
+  NamedTensors named = model.parameters();
+  for (NamedTensor& item : named) {
+    item.name = prefix + item.name;
+  }
+  step_->notify(&TrainingStepObserver::model_given, named);
   // Buckets of different models must not wait for each other: each further model has its own group.
   const auto group_of_model = [index](Group shared) {
     return index == 0 ? shared : shared.split(0);

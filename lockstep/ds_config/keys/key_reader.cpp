@@ -51,6 +51,7 @@ bool asks_for_auto(const KeySpec& spec, const Node& node) {
     case KeyKind::kTexts:
     case KeyKind::kSection:
     case KeyKind::kParams:
+    case KeyKind::kMaps:
     case KeyKind::kAny:
       return false;
     default:

@@ -90,6 +90,7 @@ std::vector<KeySpec> batch_and_precision_keys();
 std::vector<KeySpec> zero_keys();
 std::vector<KeySpec> watching_keys();
 std::vector<KeySpec> activation_keys();
+std::vector<KeySpec> parallel_keys();
 std::vector<KeySpec> refused_keys();
 
 }  // namespace lockstep::ds_config

@@ -15,7 +15,12 @@ namespace {
 std::vector<KeySpec> join_parts() {
   std::vector<KeySpec> keys;
   for (const auto part :
-       {batch_and_precision_keys, zero_keys, watching_keys, activation_keys, refused_keys}) {
+       {batch_and_precision_keys,
+        zero_keys,
+        watching_keys,
+        activation_keys,
+        parallel_keys,
+        refused_keys}) {
     for (KeySpec& spec : part()) {
       keys.push_back(std::move(spec));
     }

@@ -25,6 +25,7 @@ enum class KeyKind {
   kTexts,    ///< A list of texts, or one.
   kChoice,   ///< One of `choices`, in any case.
   kSection,  ///< Contains further keys.
+  kMaps,     ///< A list of sections, which a rule reads.
   kParams,   ///< A section whose keys depend on the `type` next to it: see parameter_table.h.
   kAny       ///< Always refused.
 };

@@ -16,9 +16,6 @@ void add_unsupported(std::vector<KeySpec>& keys) {
       "delete it"));
   keys.push_back(refused("pipeline", "arguments of PipelineModule say it; delete it"));
   keys.push_back(refused(
-      "tensor_parallel",
-      "an engine does not divide layers; use an Accelerator on a mesh with tp: see mesh.md"));
-  keys.push_back(refused(
       "expert_parallel",
       "layers of experts have their own number of ranks, ep_size: see experts.md; delete it"));
   keys.push_back(refused_unless(
@@ -26,13 +23,6 @@ void add_unsupported(std::vector<KeySpec>& keys) {
       KeyKind::kBoolean,
       "false",
       "consecutive ranks divide the experts; delete it"));
-  KeySpec sequences = refused_unless(
-      "sequence_parallel_size",
-      KeyKind::kInteger,
-      "1",
-      "an engine's ranks have samples of their own; use an Accelerator on a mesh with sp: see "
-      "context_parallel.md");
-  keys.push_back(std::move(sequences));
   keys.push_back(refused(
       "seq_parallel_communication_data_type",
       "gradients of a divided sequence are sent as all others: communication_data_type; delete "

@@ -86,6 +86,10 @@ bool is_valid(const KeySpec& spec, const Node& node) {
     case KeyKind::kSection:
     case KeyKind::kParams:
       return node.kind == Kind::kMap;
+    case KeyKind::kMaps:
+      return node.kind == Kind::kList && std::ranges::all_of(node.items, [](const Node& item) {
+               return item.kind == Kind::kMap;
+             });
     case KeyKind::kAny:
       return true;
   }
@@ -135,6 +139,8 @@ std::string expected_of(const KeySpec& spec) {
       return fmt::format("a list of whole numbers{}", limits_of(spec));
     case KeyKind::kChoice:
       return fmt::format("one of \"{}\"", fmt::join(spec.choices, "\", \""));
+    case KeyKind::kMaps:
+      return "a list of sections: keys and values in { }";
     default:
       return "a section: keys and values in { }";
   }

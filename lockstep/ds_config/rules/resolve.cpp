@@ -82,8 +82,10 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
   apply_dtype_rules(reader, config);
   apply_watching_rules(reader, config);
   apply_activation_rules(reader, config);
+  apply_parallel_rules(reader, world_size, config);
   if (world_size) {
-    apply_batch_rule(reader, root.place, *world_size, config);
+    const int64_t ranks = std::max<int64_t>(1, *world_size / config.ranks_of_sample());
+    apply_batch_rule(reader, root.place, ranks, config);
   }
   note_clipping(reader, root.place, config);
   // Errors about the complete file may be consequences: a missing key may be misspelt.

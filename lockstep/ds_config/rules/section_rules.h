@@ -33,6 +33,9 @@ void apply_watching_rules(KeyReader& reader, DsConfig& config);
 /// Checks the options of contiguous memory for activations.
 void apply_activation_rules(KeyReader& reader, const DsConfig& config);
 
+/// Reads the layers that ranks divide, and checks sizes that must be equal.
+void apply_parallel_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config);
+
 /// Resolves the batch sizes. `file`: the position of an error that belongs to no key.
 void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size, DsConfig& config);
 

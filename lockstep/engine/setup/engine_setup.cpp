@@ -16,6 +16,7 @@
 #include "lockstep/engine/setup/cast_model.h"
 #include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/setup/make_optimizer.h"
+#include "lockstep/engine/setup/model_parallel.h"
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/optim/flat_optimizer.h"
 
@@ -80,11 +81,19 @@ std::shared_ptr<CommsLog> make_comms_log(const ds_config::CommsLoggerSection& se
   return std::make_shared<CommsLog>(std::move(options));
 }
 
-/// Returns how many ranks of a job compute samples of their own. A mesh that the job cannot have is
-/// refused later, by the Accelerator.
-int data_ranks(const AcceleratorOptions& options, int ranks) {
-  const MeshShape mesh = options.mesh.value_or(mesh_from_environment(Environment::process()));
-  return std::max(1, ranks / mesh.without_data().ranks());
+/// Returns the file's values, and sets the mesh. `ranks`: those of the job; receives those with
+/// samples of their own. The Accelerator refuses a mesh that the job cannot have later.
+ds_config::DsConfig resolve_file(
+    const InitializeOptions& given, AcceleratorOptions& options, int& ranks) {
+  const config::Document document = read_config_document(given);
+  const ds_config::Reading first = ds_config::read_ds_config(document, std::nullopt);
+  int64_t of_sample = 1;
+  if (first.errors.empty()) {  // Else resolve_ds_config throws them.
+    options.mesh = mesh_of_file(first.config, options);
+    ranks = std::max(1, ranks / options.mesh->without_data().ranks());
+    of_sample = first.config.ranks_of_sample();
+  }
+  return ds_config::resolve_ds_config(document, ranks * of_sample);
 }
 
 }  // namespace
@@ -96,12 +105,11 @@ EngineSetup::EngineSetup(
     const internal::NamedClasses& modules)
     : given_(std::move(options)) {
   // Before anything collective, so that no rank waits for one with an invalid file.
-  const int ranks = data_ranks(
-      given_.accelerator,
-      given_.connected ? given_.connected->world.size : world_to_connect().size);
-  context_ = std::make_shared<EngineContext>(
-      ds_config::resolve_ds_config(read_config_document(given_), ranks), ranks);
+  int ranks = given_.connected ? given_.connected->world.size : world_to_connect().size;
+  ds_config::DsConfig resolved = resolve_file(given_, given_.accelerator, ranks);
+  context_ = std::make_shared<EngineContext>(std::move(resolved), ranks);
   const ds_config::DsConfig& config = context_->config;
+  set_tensor_plan(config.tensor_parallel, parameters, modules, given_.accelerator);
   context_->activation_checkpointing =
       make_activation_checkpointing(config.activation_checkpointing);
   check_no_option_of_ds_config(given_.accelerator);
@@ -144,16 +152,6 @@ void EngineSetup::create_accelerator() {
   }
   context.accelerator =
       std::make_unique<Accelerator>(std::move(options), given_.connected->world, std::move(group));
-  const MeshShape& mesh = context.accelerator->mesh().shape;
-  if (mesh.cp * mesh.sp * mesh.tp > 1) {
-    throw ConfigError(
-        "initialize",
-        fmt::format(
-            "an engine trains data parallel models, which may divide experts, and pipelines; got "
-            "the mesh {}; use an Accelerator without a ds_config, or a mesh of pp, dp_replicate, "
-            "dp_shard and ep",
-            mesh_text(mesh)));
-  }
 }
 
 void EngineSetup::set_pipeline() const {

@@ -35,6 +35,7 @@ from .arguments import (
     loader_config,
     make_core,
     plugin_of_environment,
+    take_file_sizes,
     with_megatron_plugin,
     with_tensor_plugin,
 )
@@ -117,6 +118,7 @@ class Accelerator(PrepareCalls, ProcessCalls, BackwardCalls, ValueCalls, Checkpo
             _from_accelerator=True,
             **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
         )
+        take_file_sizes(state)
         check_parallelism(state, zero)
         accumulation = accumulation_plugin(
             gradient_accumulation_steps, gradient_accumulation_plugin, state.deepspeed_plugin

@@ -92,6 +92,26 @@ def with_megatron_plugin(
     return config, {"stage": 1} if plugin.use_distributed_optimizer else None
 
 
+def take_file_sizes(state: AcceleratorState) -> None:
+    """Adds to the state's ParallelismConfig the sizes of its ds_config. Throws ConfigError if it has others."""
+    plugin = state.deepspeed_plugin
+    if plugin is None or not plugin.has_engine:
+        return
+    for key, name in (("tensor_parallel.autotp_size", "tp_size"), ("sequence_parallel_size", "sp_size")):
+        size, config = plugin.get_value(key, 0), state.parallelism_config
+        given: dict[str, Any] = {name: size}
+        if not isinstance(size, int) or size < 2:
+            continue  # The C++ library refuses a size that is none.
+        if config is None:
+            state.parallelism_config = ParallelismConfig(**given)
+        elif getattr(config, name) == 1:
+            state.parallelism_config = replace(config, **given)
+        elif getattr(config, name) != size:
+            raise _core.ConfigError(
+                f"[Accelerator] {name} is {getattr(config, name)}, and {key} of the ds_config is {size}; expected the same"
+            )
+
+
 def check_parallelism(state: AcceleratorState, zero: dict[str, Any] | None) -> None:
     """Throws ConfigError if the state's ParallelismConfig does not fit the job and its plugins."""
     config = state.parallelism_config

@@ -116,11 +116,10 @@ class PrepareCalls(SequenceCalls):
         """Returns the objects with DeepSpeed's engine in place of the model. Collective."""
         self._expect_own_plugin()
         config = self.state.parallelism_config
-        if config is not None and config.tp_enabled:
-            raise _core.ConfigError(
-                f"[prepare] tp_size is {config.tp_size}, and the engine of a ds_config does not divide layers; pass "
-                "DeepSpeedPlugin(zero_stage=...) without hf_ds_config, or zero={...}"
-            )
+        if self._core.divides_layers:
+            self._refuse_compiler()
+            if config.tp_handler is not None:  # Else the file or the model says which layers.
+                self._give_plans([own_module(obj) for obj in objects if isinstance(obj, torch.nn.Module)])
         for model in [own_module(obj) for obj in objects if isinstance(obj, torch.nn.Module)]:
             if self._core.divides_sequences:
                 check_forwards(model, self._sequences)
@@ -239,16 +238,19 @@ class PrepareCalls(SequenceCalls):
             raise _core.ConfigError(
                 f"[prepare] tp_handler is a {type(handler).__name__}; expected a TorchTensorParallelConfig"
             )
+        self._refuse_compiler()
+        for model in models:
+            if self._adopted.has(model):
+                continue
+            model._lockstep_tensor_parallel = handler._options_for(model)  # type: ignore[assignment]
+
+    def _refuse_compiler(self) -> None:
         dynamo = self.state.dynamo_plugin
         if dynamo is not None and dynamo.backend is not DynamoBackend.NO:
             raise _core.ConfigError(
                 f"[prepare] dynamo_backend is {dynamo.backend.value}, and tp_size is above 1: torch's compiler does not see "
                 "the operations on divided weights; use one of the two"
             )
-        for model in models:
-            if self._adopted.has(model):
-                continue
-            model._lockstep_tensor_parallel = handler._options_for(model)  # type: ignore[assignment]
 
     def _place_model(self, model: torch.nn.Module, place: bool) -> None:
         device_map: Any = getattr(model, "hf_device_map", {})  # transformers' and Accelerate's models have it.

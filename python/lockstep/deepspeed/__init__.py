@@ -19,8 +19,16 @@ from .._own_module import own_module
 from .._torch_parallel import expect_undivided
 from ..state import PartialState
 from . import accelerator, checkpointing, comm, moe, monitor, ops, pipe, runtime, sequence, utils, zero
-from ._config import GivenConfig, given_config, sequence_ranks_of
+from ._config import GivenConfig, given_config, is_sequence_mpu, sequence_ranks_of
 from ._optimizer import DeepSpeedOptimizer, grouped_file_optimizer
+from ._tensor_parallel import (
+    give_plan,
+    set_autotp_mode,
+    share_mesh,
+    tensor_ranks_of,
+    tp_model_init,
+    with_tensor_ranks,
+)
 from ._unsupported import CLASSES as _UNSUPPORTED
 from .accelerator import get_accelerator
 from .comm import init_distributed
@@ -54,6 +62,8 @@ __all__ = [
     "pipe",
     "runtime",
     "sequence",
+    "set_autotp_mode",
+    "tp_model_init",
     "utils",
     "zero",
 ]
@@ -96,8 +106,10 @@ def initialize(
     expect_undivided([model, optimizer], "initialize")
     if mpu is not None and isinstance(own_module(model), PipelineModule):
         raise _core.ConfigError("[initialize] got an mpu with a PipelineModule, whose stages have all positions; pass mpu=None")
-    sequence_ranks = sequence_ranks_of(mpu, "initialize")
-    given = given_config(config, args, config_params).with_sequence_ranks(sequence_ranks)
+    of_mpu = None if is_sequence_mpu(mpu) else tensor_ranks_of(mpu)
+    sequence_ranks = sequence_ranks_of(None if of_mpu is not None else mpu, "initialize")
+    given = given_config(config, args, config_params).with_sequence_ranks(sequence_ranks).without_sequence_key()
+    given = with_tensor_ranks(given, of_mpu, own_module(model))
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required, verbose=False)
     if lr_scheduler is not None:
         given = given.without("scheduler")
@@ -135,9 +147,12 @@ def _make_engine(
         values = given.values(_data_ranks(model, state))
         if values.get("optimizer.type") is not None:
             prepared = DeepSpeedOptimizer(grouped_file_optimizer(values, groups))
+    tensor_ranks = give_plan(model, given)
     zero_inits = zero.take_pending()
-    if zero_inits:
-        _unshard_unless_stage_3(model, zero_inits, given, state)
+    if zero_inits and (tensor_ranks > 1 or given.values(_data_ranks(model, state))["zero_optimization.stage"] != 3):
+        for shards in zero_inits:
+            shards.unshard([*model.parameters(), *model.buffers()])
+        zero_inits = [] if tensor_ranks > 1 else zero_inits
     if state.device.type != "cpu":
         model.to(state.device)
     flat = [_tensor_of(item) for item in parameters or ()] if not groups else []
@@ -153,9 +168,9 @@ def _make_engine(
         state.group,
         zero_inits,
     )
+    vars(own_module(model)).pop("_lockstep_tensor_parallel", None)  # Another engine of the model may have another plan.
     is_pipeline = isinstance(own_module(model), pipe.PipelineModule)
-    if is_pipeline:  # Else that of an Accelerator stays.
-        PartialState._shared_state["_data_group"] = initialized.engine.accelerator.data_group
+    share_mesh(initialized.engine.accelerator.data_group, is_pipeline, tensor_ranks)
     share_transient_buffers([own_module(model)], state.data_group if is_pipeline else state.group, "initialize")
     engine = (PipelineEngine if is_pipeline else DeepSpeedEngine)(model, initialized, prepared, given)
     if not checkpointing.is_configured():
@@ -183,18 +198,8 @@ def _prepared_optimizer(
 
 
 def _data_ranks(model: torch.nn.Module, state: PartialState) -> int:
-    """Returns how many ranks compute samples of their own."""
+    """Returns how many ranks compute samples of their own, or divide layers or sequences as the file says."""
     return int(state.num_processes // getattr(own_module(model), "_lockstep_pipeline_stages", 1))
-
-
-def _unshard_unless_stage_3(
-    model: torch.nn.Module, zero_inits: list[Any], given: GivenConfig, state: PartialState
-) -> None:
-    """Makes a model of zero.Init full if the file does not shard it."""
-    values = given.values(_data_ranks(model, state))
-    if values["zero_optimization.stage"] != 3:
-        for shards in zero_inits:
-            shards.unshard([*model.parameters(), *model.buffers()])
 
 
 def _tensor_of(item: Any) -> torch.Tensor:

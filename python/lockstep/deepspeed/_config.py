@@ -13,6 +13,8 @@ import torch
 
 from .. import _core
 from .._core import ConfigError
+from ..parallelism_config import launched_size
+from ..state import AcceleratorState
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # By the file's names.
 
@@ -43,7 +45,8 @@ class GivenConfig:
         values = self.values(ranks)
         sizes = {key: values[key] for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")}
         sizes["train_batch_size"] = values["train_batch_size"] * self.sequence_ranks
-        return GivenConfig(text=json.dumps(self.as_dict() | sizes))
+        content = self.without("data_parallel_size").as_dict()  # values() has compared it.
+        return GivenConfig(text=json.dumps(content | sizes))
 
     def without(self, section: str) -> GivenConfig:
         """Returns the same without a top-level section."""
@@ -57,6 +60,31 @@ class GivenConfig:
         """Returns the same for `sequence_ranks`, unless that is 1."""
         return self if sequence_ranks == 1 else GivenConfig(self.path, self.text, sequence_ranks)
 
+    def without_sequence_key(self) -> GivenConfig:
+        """Returns the same without sequence_parallel_size. Throws ConfigError unless that is `sequence_ranks`."""
+        if AcceleratorState._shared_state.get("parallelism_config") is None:
+            launched = (launched_size("sp_size") or 1) * (launched_size("cp_size") or 1)
+            if launched not in (1, self.sequence_ranks):
+                raise ConfigError(
+                    f"[initialize] {launched} ranks of the launcher's mesh divide each sequence, and nothing cuts the "
+                    "batches; create an Accelerator, which does, or launch without sp and cp"
+                )
+        of_file = self.as_dict().get("sequence_parallel_size", 1)
+        if not isinstance(of_file, int) or of_file < 1:
+            return self  # The C++ library refuses it, with its place.
+        if of_file not in (1, self.sequence_ranks):
+            raise ConfigError(
+                f"[initialize] sequence_parallel_size is {of_file}, and {self.sequence_ranks} ranks divide each sequence; "
+                "expected the same: pass the mpu of UlyssesSPAttentionHF.register_with_transformers(), or prepare the model "
+                f"by an Accelerator with ParallelismConfig(sp_size={of_file})"
+            )
+        return self.without("sequence_parallel_size")
+
+
+def is_sequence_mpu(mpu: Any) -> bool:
+    """Returns whether the mpu is parallel_state_sp, whose ranks divide sequences."""
+    return mpu is not None and mpu is import_module("lockstep.deepspeed.runtime.sequence_parallel.parallel_state_sp")
+
 
 def sequence_ranks_of(mpu: Any, where: str) -> int:
     """Returns how many ranks compute a sample together: those that the mpu parallel_state_sp groups; without an mpu 1.
@@ -65,10 +93,11 @@ def sequence_ranks_of(mpu: Any, where: str) -> int:
     """
     if mpu is None:
         return 1
-    if mpu is not import_module("lockstep.deepspeed.runtime.sequence_parallel.parallel_state_sp"):
+    if not is_sequence_mpu(mpu):
         raise ConfigError(
-            f"[{where}] got an mpu; expected none, or that of UlyssesSPAttentionHF.register_with_transformers(); pass a "
-            "deepspeed.pipe.PipelineModule to divide a list of layers, or use an Accelerator with a ParallelismConfig"
+            f"[{where}] got an mpu; expected none, that of UlyssesSPAttentionHF.register_with_transformers(), or one whose "
+            "model parallel ranks are those of tensor_parallel.autotp_size; pass a deepspeed.pipe.PipelineModule to divide a "
+            "list of layers"
         )
     return int(mpu.get_sequence_parallel_world_size())
 

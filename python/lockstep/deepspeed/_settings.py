@@ -16,6 +16,7 @@ __all__ = ["EngineSettings"]
 
 # DeepSpeed's method, and the key of the file whose resolved value it returns.
 _KEYS = {
+    "autotp_size": "tensor_parallel.autotp_size",
     "bf16_master_weights_and_gradients": "bf16.bf16_master_weights_and_grads",
     "bf16_optimizer_states": "bf16.bf16_optimizer_states",
     "communication_data_type": "communication_data_type",

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from .._core import ConfigError
 
 _PIPELINE = "Lockstep has no DualPipe schedule; use deepspeed.pipe.PipelineModule, with schedule='zero-bubble'"
-_TENSOR = "an engine does not divide layers; use an Accelerator with ParallelismConfig(tp_size=...)"
 _INFERENCE = (
     "Lockstep has no inference kernels; call model.generate(), or initialize() with stage 3 and without an optimizer"
 )
@@ -19,8 +18,6 @@ REASONS = {
     "init_inference": _INFERENCE,
     "InferenceEngine": _INFERENCE,
     "DeepSpeedInferenceConfig": _INFERENCE,
-    "tp_model_init": _TENSOR,
-    "set_autotp_mode": _TENSOR,
     "replace_transformer_layer": "Lockstep has no fused transformer layers; use torch.nn.functional's attention",
     "DeepSpeedTransformerLayer": "Lockstep has no fused transformer layers; use torch.nn.TransformerEncoderLayer",
     "DeepSpeedTransformerConfig": "Lockstep has no fused transformer layers; use torch.nn.TransformerEncoderLayer",

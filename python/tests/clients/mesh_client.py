@@ -2,7 +2,8 @@
 """transformers' models, unmodified, each on meshes such as "tp": two processes divide layers, sequences or experts.
 
 A case is named for a model and its mesh, "llama tp". With "sp loader" the loop is the one that Accelerate documents for
-sp_size, whose loader divides batches; with "dp" processes only average.
+sp_size, whose loader divides batches; with "file" an engine of DeepSpeed divides layers, as its ds_config says; with "dp"
+processes only average.
 
 Unlike the other clients it imports Lockstep: Accelerate cannot divide a full model, so one process is what it is compared
 with.
@@ -21,7 +22,14 @@ from client_data import TRAINING, Texts, pad_batch, run_cases
 
 from lockstep import Accelerator, ParallelismConfig
 from lockstep.state import AcceleratorState
+from lockstep.utils import DeepSpeedPlugin
 
+FILE = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 2},
+    "tensor_parallel": {"autotp_size": 2},
+}
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -70,8 +78,9 @@ def train(name: str, mesh: str) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name])
     dimension, _, loader_divides = mesh.partition(" ")
-    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension != "dp" else None
-    accelerator = Accelerator(parallelism_config=config)
+    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension not in ("dp", "file") else None
+    plugin = DeepSpeedPlugin(hf_ds_config=FILE) if dimension == "file" else None
+    accelerator = Accelerator(parallelism_config=config, deepspeed_plugin=plugin)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     texts = torch.randint(64, (32, 16), generator=torch.Generator().manual_seed(3))
     rows = 8 * (2 if dimension not in ("dp", "ep") else 1) // accelerator.num_processes
@@ -131,7 +140,7 @@ def train_by_trainer(folder: Path, dimension: str) -> Any:
     return {"log": log}
 
 
-MESHES = ("dp", "tp", "cp", "sp", "sp loader", "ep")
+MESHES = ("dp", "tp", "file", "cp", "sp", "sp loader", "ep")
 CASES = {f"{name} {mesh}": lambda _folder, name=name, mesh=mesh: train(name, mesh) for name in MODELS for mesh in MESHES}
 CASES |= {f"trainer {mesh}": lambda folder, mesh=mesh: train_by_trainer(folder, mesh) for mesh in ("dp", "tp", "cp")}
 

@@ -113,8 +113,9 @@ def get_sequence_parallel_group() -> Any:
 
 
 def _config() -> Any:
-    """Returns the ParallelismConfig of the program's Accelerator; None without one."""
-    return AcceleratorState._shared_state.get("parallelism_config")
+    """Returns the ParallelismConfig of the program's Accelerator, or of an engine that divides layers; else None."""
+    config = AcceleratorState._shared_state.get("parallelism_config")
+    return PartialState._shared_state.get("_engine_mesh") if config is None else config
 
 
 def _mesh(config: Any) -> Any:
