@@ -304,6 +304,24 @@ TEST(Mesh, AWholeParameterOfDividedFeaturesNeedsARule) {
   }
 }
 
+TEST(Mesh, AModelIsDividedOnce) {
+  AcceleratorOptions options;
+  options.mesh = MeshShape{.tp = 2};
+  options.tensor_parallel = {.plan = {{"", TensorStyle::kColwiseGather}}, .without_example = true};
+  ranks(2, [&](Group group) {
+    torch::nn::Linear net(8, 8);
+    WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    Accelerator first(options, world, group);
+    first.prepare(net);
+    Accelerator second(options, world, group);
+    EXPECT_THAT(
+        error_of<ConfigError>([&] { second.prepare(net); }),
+        HasSubstr("weight is this process's part already"));
+  });
+}
+
 TEST(Mesh, AModelThatWouldBecomeAnotherFunctionIsRefused) {
   ranks(2, [](Group group) {
     FixedHeads model;

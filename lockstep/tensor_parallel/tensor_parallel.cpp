@@ -53,6 +53,24 @@ void refuse_fixed_heads(const std::string& module, const ModuleClasses& modules)
   }
 }
 
+/// Throws ConfigError for fused layers whose parts are joined by rank, or found by their first
+/// index.
+void refuse_fused(const TensorRule& rule, const std::string& module) {
+  const bool is_joined = rule.style == TensorStyle::kColwiseGather ||
+                         rule.style == TensorStyle::kRowwiseSplitInput ||
+                         rule.style == TensorStyle::kEmbedding;
+  if (is_joined && rule.fused.size() > 1) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "the plan gives {} the style {} and {} fused layers, whose parts would be joined in "
+            "another order; expected colwise or rowwise, or no fused sizes",
+            module,
+            tensor_style_name(rule.style),
+            rule.fused.size()));
+  }
+}
+
 /// Returns whether the module computes with its part by itself.
 bool is_own_division(TensorStyle style) {
   return style == TensorStyle::kOwnRows || style == TensorStyle::kOwnColumns;
@@ -146,6 +164,7 @@ TensorParallel::TensorParallel(
                 class_name,
                 expected));
       }
+      refuse_fused(rule, name);
       apply_rule(rule, name, parameters);
     }
     if (!is_used) {
@@ -224,7 +243,8 @@ void TensorParallel::apply_rule(
             sequence_parallel_,
             this));
   }
-  if (divides_weights(rule.style) && find_named(parameters, module + ".weight") == nullptr) {
+  if (divides_weights(rule.style) &&
+      find_named(parameters, module.empty() ? "weight" : module + ".weight") == nullptr) {
     throw ConfigError(
         kWhere,
         fmt::format(

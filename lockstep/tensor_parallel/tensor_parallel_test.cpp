@@ -196,6 +196,9 @@ TEST(TensorParallel, PlansThatDoNotFitAreRefused) {
       error_of({{"head", TensorStyle::kColwise}, {"head", TensorStyle::kRowwise}}),
       HasSubstr("two rules of the plan match head"));
   EXPECT_THAT(
+      error_of({{"head", TensorStyle::kColwiseGather, {1, 1}}}),
+      HasSubstr("the style colwise_gather and 2 fused layers, whose parts would be joined"));
+  EXPECT_THAT(
       error_of(test_gpt::plan(), /*sequence_parallel=*/true),
       HasSubstr("no rule of the plan is about the parameter positions.weight"));
   EXPECT_THAT(

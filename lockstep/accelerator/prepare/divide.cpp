@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/fail_together.h"
+#include "lockstep/comm/tensor/divided_mark.h"
 #include "lockstep/data/sample/random.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/state/optimizer_state.h"
@@ -221,6 +222,17 @@ std::shared_ptr<tensor_parallel::TensorParallel> divide_model(
   const TensorParallelOptions options = for_stage(given, context, model.classes());
   refuse_example_of_stage(model, options);
   const NamedTensors parameters = model.parameters();
+  for (const NamedTensor& item : parameters) {
+    if (comm::is_divided(item.tensor)) {
+      throw ConfigError(
+          "prepare",
+          fmt::format(
+              "{} is this process's part already, since the model was prepared before; expected "
+              "the "
+              "full model; construct it anew",
+              item.name));
+    }
+  }
   // Every process has all parameters of its stage yet.
   Group line = context.mesh.tensor;
   broadcast_initial_values(line, parameters, model.buffers());

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <regex>
 #include <string>
@@ -115,6 +114,15 @@ class LayerReader {
       error("patterns", "patterns is empty; expected regular expressions of the names of weights");
     }
     for (const std::string& pattern : spec.patterns) {
+      if (pattern.find("\\Z") != std::string::npos || pattern.find("\\A") != std::string::npos) {
+        error(
+            "patterns",
+            fmt::format(
+                "\"{}\" has \\A or \\Z, which only Python's regular expressions know; expected ^ "
+                "or $",
+                shown(pattern)));
+        continue;
+      }
       try {
         static_cast<void>(std::regex(pattern));
       } catch (const std::regex_error& fault) {

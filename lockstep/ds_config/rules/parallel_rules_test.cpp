@@ -74,6 +74,7 @@ TEST(DsConfigParallel, SpecsThatCannotBeHonouredAreErrors) {
   };
   expect(R"({"patterns": []})", "patterns is empty");
   expect(R"x({"patterns": ["(?P<x>a)"]})x", "is not a regular expression");
+  expect(R"({"patterns": ["weight\\\\Z"]})", "which only Python's regular expressions know");
   expect(R"({"patterns": ["a"], "shape": [4, -1, 8]})", "other shapes are not divided");
   expect(R"({"patterns": ["a"], "shape": [-1, 3]})", "other shapes are not divided");
   expect(R"({"patterns": ["a"], "partition_dim": 1})", "partition_dim is 1; expected 0");

@@ -162,6 +162,14 @@ TensorPlan plan_of_file(
     }
     if (plan.empty() || plan.back().modules != module) {
       plan.push_back(std::move(rule));
+    } else if (plan.back().style != rule.style || plan.back().fused != rule.fused) {
+      throw ConfigError(
+          "initialize",
+          fmt::format(
+              "layer_specs divides two parameters of {} in different ways, {} the last of them; "
+              "expected one spec for all parameters of a module",
+              module,
+              item.name));
     }
   }
   if (section.strict_mode.value && !unmatched.empty()) {

@@ -21,9 +21,9 @@ namespace lockstep::launcher {
 ///
 /// For 0.1 s after the first failure (grace period) no signal is sent, so that the root cause is
 /// not hidden by ranks that fail because they lost it: both exits arrive in any order. The period
-/// is 2 s while every failed rank had lost another one, whose exit is then still due. After a rank
-/// ends with 75 (state saved), the others have grace_seconds to do the same. No rank is killed at
-/// the time limit while it still saves, unless no restart follows. Events arrive through the on_
+/// is 2 s while each failed rank of this host had lost another one, whose exit may be due. After a
+/// rank ends with 75 (state saved), the others have grace_seconds to do the same. No rank is killed
+/// at the time limit while it still saves, unless no restart follows. Events arrive through the on_
 /// functions; each acts at once on the ranks.
 class JobStateMachine {
  public:
