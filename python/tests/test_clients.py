@@ -126,8 +126,8 @@ def test_deepspeeds_tutorial_for_long_sequences_trains_as_one_process() -> None:
 
 
 def test_transformers_models_train_on_each_mesh_of_two_processes_as_in_one() -> None:
-    divided = {mesh: DENSE for mesh in ("file", "sp", "sp loader")} | {"ep": ("mixtral",)}
-    divided |= {mesh: (*DENSE, "trainer") for mesh in ("tp", "cp")}
+    divided = {mesh: DENSE for mesh in ("sp", "sp loader")} | {"ep": ("mixtral",)}
+    divided |= {mesh: (*DENSE, "trainer") for mesh in ("tp", "file", "cp")}
     cases = {f"{name} {mesh}": f"{name} dp" for mesh, names in divided.items() for name in names}
     mesh_ranks = results_of("mesh_client", 2, real=False, cases=(*cases, "balanced dp", "balanced ep"))
     [alone] = results_of("mesh_client", 1, real=False, cases=tuple(sorted(set(cases.values()))))

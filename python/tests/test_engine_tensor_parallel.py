@@ -86,6 +86,15 @@ def start(net, file, **arguments):
     AcceleratorState._reset_state()
     _tensor_parallel._recorded = None
     return deepspeed.initialize(model=net, config=file, model_parameters=net.parameters(), **arguments)[0]
+
+
+def fails(text, body):
+    try:
+        body()
+    except (ConfigError, RuntimeError) as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("expected: " + text)
 """
 
 ONE = TRAIN + """
@@ -101,15 +110,6 @@ def check(got, what):
     for name, value in expected.items():
         assert got[name].shape == value.shape, (what, name, got[name].shape)
         assert (got[name] - value).abs().max() < 1e-12, (what, name, (got[name] - value).abs().max())
-
-
-def fails(text, body):
-    try:
-        body()
-    except (ConfigError, RuntimeError) as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError("expected: " + text)
 
 
 for stage in (0, 1, 2, 3):
@@ -180,6 +180,134 @@ for of_file in (True, False):
     check(accelerator.get_state_dict(engine), f"Accelerator, of the file: {of_file}")
 """
 
+MISTAKES = TRAIN + """
+from lockstep import Accelerator, ParallelismConfig, _core
+from lockstep.deepspeed.runtime.sequence_parallel import parallel_state_sp
+from lockstep.utils import DeepSpeedPlugin, DummyOptim, TorchTensorParallelConfig
+
+rank = int(os.environ["RANK"])
+
+
+def mpu(**sizes):
+    class Mpu:
+        def get_tensor_model_parallel_world_size(self):
+            return 2
+
+        def get_tensor_model_parallel_rank(self):
+            return rank
+
+    for name, size in sizes.items():
+        setattr(Mpu, f"get_{name}_world_size", lambda self, size=size: size)
+    return Mpu()
+
+
+# An mpu whose other ranks would be dropped.
+for name in ("sequence_parallel", "context_parallel", "pipeline_model_parallel", "pipe_parallel"):
+    fails(f"get_{name}_world_size() of the mpu is 2", lambda: start(PlannedNet(), file_of(2), mpu=mpu(**{name: 2})))
+fails("get_data_parallel_world_size() of the mpu is 2; expected 1", lambda: start(PlannedNet(), file_of(2), mpu=mpu(data_parallel=2)))
+start(PlannedNet(), file_of(2), mpu=mpu(data_parallel=1, sequence_parallel=1, pipeline_model_parallel=1))
+
+# Values of other types.
+for value in (None, "2", [2], True, -1, 2.5):
+    file = file_of(0) | {"tensor_parallel": {"autotp_size": value}}
+    fails("invalid value for tensor_parallel.autotp_size", lambda: start(PlannedNet(), file))
+    fails("invalid value for tensor_parallel.autotp_size", lambda: deepspeed.tp_model_init(PlannedNet(), 2, torch.float64, file))
+    if value is not None:  # A plugin removes keys without a value.
+        fails("invalid value for tensor_parallel.autotp_size", lambda: Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=file)))
+        AcceleratorState._reset_state()
+for section in ([1], "x"):
+    fails("invalid value for tensor_parallel", lambda: start(PlannedNet(), file_of(0) | {"tensor_parallel": section}))
+for value in (None, "2", 0):
+    fails("invalid value for sequence_parallel_size", lambda: start(PlannedNet(), file_of(0) | {"sequence_parallel_size": value}))
+fails("sequence_parallel_size is 2, and 1 ranks", lambda: start(PlannedNet(), file_of(0) | {"sequence_parallel_size": 2.0}))
+start(PlannedNet(), file_of(0) | {"sequence_parallel_size": "auto", "tensor_parallel": {"autotp_size": "auto"}})
+assert start(PlannedNet(), file_of(2.0)).autotp_size() == 2
+AcceleratorState._reset_state()
+_tensor_parallel._recorded = None
+deepspeed.tp_model_init(PlannedNet(), 2, torch.float64)
+fails("invalid value for bf16", lambda: deepspeed.initialize(model=PlannedNet(), config=file_of(2) | {"bf16": True}))
+fails("computes in torch.bfloat16", lambda: deepspeed.initialize(model=PlannedNet(), config=file_of(2) | {"bfloat16": {"enabled": True}}))
+
+# A failed call leaves no plan on the model.
+net = PlannedNet()
+fails("optimizer", lambda: start(net, file_of(2) | {"optimizer": {"type": "Lamb"}}))
+assert not hasattr(net, "_lockstep_tensor_parallel")
+
+
+# Layers that fuse several: a tp_plan with their sizes, and a file without them.
+class FusedNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.words = torch.nn.Embedding(16, 8)
+        self.gate_up = torch.nn.Linear(8, 32)
+        self.down = torch.nn.Linear(16, 8)
+        self.double()
+
+    def forward(self, tokens):
+        gate, up = self.gate_up(self.words(tokens)).chunk(2, -1)
+        return self.down(up * torch.tanh(gate))
+
+
+class PlannedFusedNet(FusedNet):
+    tp_plan = {"gate_up": ("colwise", (1, 1)), "down": "rowwise"}
+
+
+class DummyNet(FusedNet):
+    dummy_inputs = {"tokens": tokens[:2]}
+
+    def forward(self, tokens):
+        return (super().forward(tokens),)
+
+
+class WrongDummyNet(DummyNet):
+    dummy_inputs = {"words": tokens[:2]}
+
+
+def specs(shape):
+    down = {"patterns": ["down.weight"], "partition_type": "row"}
+    return {"partition_config": {"layer_specs": [{"patterns": ["gate_up.weight"], "shape": shape}, down]}}
+
+
+expected = FusedNet()(tokens)
+assert (start(PlannedFusedNet(), file_of(2))(tokens) - expected).abs().max() < 1e-12
+assert (start(DummyNet(), file_of(2, **specs([2, -1])))(tokens)[0] - expected).abs().max() < 1e-12
+fails("computes another function", lambda: start(DummyNet(), file_of(2, **specs([1, -1]))))
+fails("its dummy_inputs failed", lambda: start(WrongDummyNet(), file_of(2, **specs([2, -1]))))
+
+# transformers' Trainer: a size with each process, and a count that each process of a line has.
+AcceleratorState._reset_state()
+
+
+class Own(Accelerator):
+    def gather(self, tensor):
+        return super().gather(tensor)
+
+
+trainer = {"__name__": "transformers.trainer"}
+exec("def _get_num_items_in_batch(accelerator, count): return accelerator.gather(count)", trainer)
+file = file_of(2) | {"train_micro_batch_size_per_gpu": 4, "train_batch_size": 4 * 2 * world}
+for kind in (Accelerator, Own):
+    accelerator = kind(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=dict(file)))
+    net = PlannedNet()
+    engine, _ = accelerator.prepare(net, DummyOptim(net.parameters()))
+    assert engine.train_batch_size() == 8, engine.train_batch_size()
+    count = torch.tensor(3)
+    assert trainer["_get_num_items_in_batch"](accelerator, count).tolist() == [3, 3]
+    assert accelerator.gather(count).sum().item() == 3
+    AcceleratorState._reset_state()
+
+# The mpu of ranks that divide sequences, with the same size in the file.
+parallel_state_sp.initialize_sequence_parallel(2)
+file = file_of(0) | {"train_micro_batch_size_per_gpu": 4, "sequence_parallel_size": 2}
+read = deepspeed.DeepSpeedConfig(file, mpu=parallel_state_sp)
+assert (read.train_batch_size, read.world_size) == (8, 1), (read.train_batch_size, read.world_size)
+deepspeed.zero.Init(config=file, mpu=parallel_state_sp)
+assert start(PlannedNet(), file, mpu=parallel_state_sp).train_batch_size() == 8
+fails("sequence_parallel_size is 4, and 2 ranks", lambda: deepspeed.DeepSpeedConfig(file | {"sequence_parallel_size": 4}, mpu=parallel_state_sp))
+fails("2 consecutive ranks divide layers, and 2 of them sequences", lambda: start(PlannedNet(), file_of(2), mpu=parallel_state_sp))
+"""
+
 
 def test_an_engine_whose_ranks_divide_layers_trains_as_one_process(tmp_path: Any) -> None:
     run_ranks(ONE, 1, FOLDER=str(tmp_path))
@@ -189,3 +317,7 @@ def test_an_engine_whose_ranks_divide_layers_trains_as_one_process(tmp_path: Any
 def test_an_engine_trains_on_tensor_and_data_parallel_ranks_as_one_process(tmp_path: Any) -> None:
     run_ranks(ONE, 1, FOLDER=str(tmp_path))
     run_ranks(SEVERAL, 4, FOLDER=str(tmp_path))
+
+
+def test_an_engine_refuses_ranks_and_values_that_it_cannot_divide_by(tmp_path: Any) -> None:
+    run_ranks(MISTAKES, 2, FOLDER=str(tmp_path))

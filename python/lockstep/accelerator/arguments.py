@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from .. import _core
@@ -97,19 +98,16 @@ def take_file_sizes(state: AcceleratorState) -> None:
     plugin = state.deepspeed_plugin
     if plugin is None or not plugin.has_engine:
         return
+    files = import_module("lockstep.deepspeed._config")  # It imports this package.
+    file = files.given_config(plugin.given_config())
     for key, name in (("tensor_parallel.autotp_size", "tp_size"), ("sequence_parallel_size", "sp_size")):
-        size, config = plugin.get_value(key, 0), state.parallelism_config
+        config = state.parallelism_config
+        of_file, of_mesh = file.whole_number(key, 1), 1 if config is None else getattr(config, name)
+        sources = {name: of_mesh, f"{key} of the ds_config": of_file}
+        size = files.expect_equal({source: size for source, size in sources.items() if size > 1}, "Accelerator")
         given: dict[str, Any] = {name: size}
-        if not isinstance(size, int) or size < 2:
-            continue  # The C++ library refuses a size that is none.
-        if config is None:
-            state.parallelism_config = ParallelismConfig(**given)
-        elif getattr(config, name) == 1:
-            state.parallelism_config = replace(config, **given)
-        elif getattr(config, name) != size:
-            raise _core.ConfigError(
-                f"[Accelerator] {name} is {getattr(config, name)}, and {key} of the ds_config is {size}; expected the same"
-            )
+        if size > of_mesh:
+            state.parallelism_config = ParallelismConfig(**given) if config is None else replace(config, **given)
 
 
 def check_parallelism(state: AcceleratorState, zero: dict[str, Any] | None) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from .._core import ConfigError
 from .._environment import patch_environment
+from ..state import PartialState
 from ..utils._deepspeed_wrappers import (
     DeepSpeedEngineWrapper,
     DeepSpeedOptimizerWrapper,
@@ -131,8 +132,13 @@ def _fill_batch_sizes(
         "gradient_accumulation_steps", must_match=False, gradient_accumulation_steps=accumulation_steps
     )
     config.setdefault("gradient_accumulation_steps", accumulation_steps)
-    if config.get("train_batch_size", "auto") == "auto":
-        config["train_batch_size"] = config[key] * config["gradient_accumulation_steps"] * lines
+    micro, steps = config[key], config["gradient_accumulation_steps"]
+    if not isinstance(micro, (int, float)) or not isinstance(steps, (int, float)):
+        return  # The C++ library refuses them, with their places.
+    each = micro * steps
+    # transformers' Trainer replaces "auto" by a size that counts a sample once for each process of its line.
+    if config.get("train_batch_size", "auto") in ("auto", each * PartialState().num_processes):
+        config["train_batch_size"] = each * lines
 
 
 def _values_of(plugin: DeepSpeedPlugin, given: GivenTraining, steps_per_update: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from .._tree import first_rows, leaves_of, map_tensors
 from ..state import GradientState
 from .base import AcceleratorBase
 
-# transformers' Trainer gathers a count there, and divides it by tp * cp * sp, since Accelerate also gathers from the
-# processes that have the same samples. With each count once its gradients would be that many times too large.
+# This function of transformers' Trainer gathers a count, and divides the sum by tp * cp * sp. Accelerate also gathers from
+# processes with the same samples. With each count once the Trainer's gradients would be that many times too large.
 _COUNTS_COPIES = ("transformers.trainer", "_get_num_items_in_batch")
 
 
@@ -32,9 +33,8 @@ class ValueCalls(AcceleratorBase):
         if not self.state.use_distributed:
             return values
         gathered = map_tensors(values, self._core.gather)
-        caller = sys._getframe(1)
-        if (caller.f_globals.get("__name__"), caller.f_code.co_name) == _COUNTS_COPIES and self.parallelism_config:
-            sizes = self.parallelism_config
+        sizes = self.state.parallelism_config
+        if sizes and _calls_gather(sys._getframe(1)) == _COUNTS_COPIES:
             return gathered.repeat(sizes.tp_size * sizes.cp_size * sizes.sp_size)
         return gathered
 
@@ -136,3 +136,10 @@ class ValueCalls(AcceleratorBase):
     def check_trigger(self) -> bool:
         """Returns whether any process has set the flag, and clears it on all. Collective."""
         return self._core.check_trigger()
+
+
+def _calls_gather(frame: FrameType | None) -> tuple[str, str]:
+    """Returns the module and name of the function that calls gather, also by a subclass that overrides it."""
+    while frame is not None and frame.f_code.co_name == "gather":
+        frame = frame.f_back
+    return ("", "") if frame is None else (frame.f_globals.get("__name__", ""), frame.f_code.co_name)

@@ -108,13 +108,18 @@ def initialize(
         raise _core.ConfigError("[initialize] got an mpu with a PipelineModule, whose stages have all positions; pass mpu=None")
     of_mpu = None if is_sequence_mpu(mpu) else tensor_ranks_of(mpu)
     sequence_ranks = sequence_ranks_of(None if of_mpu is not None else mpu, "initialize")
-    given = given_config(config, args, config_params).with_sequence_ranks(sequence_ranks).without_sequence_key()
-    given = with_tensor_ranks(given, of_mpu, own_module(model))
+    given = given_config(config, args, config_params).with_sequence_ranks(sequence_ranks)
+    given.expect_no_other_mesh()
+    given.expect_sequence_ranks()
+    given = with_tensor_ranks(given, of_mpu, sequence_ranks > 1, own_module(model))
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required, verbose=False)
     if lr_scheduler is not None:
         given = given.without("scheduler")
     parameters = None if model_parameters is None else list(model_parameters)
-    engine = _make_engine(model, optimizer, parameters, given)
+    try:
+        engine = _make_engine(model, optimizer, parameters, given)
+    finally:
+        vars(own_module(model)).pop("_lockstep_tensor_parallel", None)  # Another engine of it may have another plan.
     if lr_scheduler is not None:
         engine.set_scheduler(_scheduler_of(lr_scheduler, engine))
     engine.collate_fn = collate_fn
@@ -168,7 +173,6 @@ def _make_engine(
         state.group,
         zero_inits,
     )
-    vars(own_module(model)).pop("_lockstep_tensor_parallel", None)  # Another engine of the model may have another plan.
     is_pipeline = isinstance(own_module(model), pipe.PipelineModule)
     share_mesh(initialized.engine.accelerator.data_group, is_pipeline, tensor_ranks)
     share_transient_buffers([own_module(model)], state.data_group if is_pipeline else state.group, "initialize")

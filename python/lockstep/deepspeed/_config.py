@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from importlib import import_module
@@ -56,12 +57,37 @@ class GivenConfig:
         del content[section]
         return GivenConfig(text=json.dumps(content), sequence_ranks=self.sequence_ranks)
 
-    def with_sequence_ranks(self, sequence_ranks: int) -> GivenConfig:
-        """Returns the same for `sequence_ranks`, unless that is 1."""
-        return self if sequence_ranks == 1 else GivenConfig(self.path, self.text, sequence_ranks)
+    def whole_number(self, path: str, least: int) -> int:
+        """Returns a whole number of the file as the C++ library reads it. Throws ConfigError for another value.
 
-    def without_sequence_key(self) -> GivenConfig:
-        """Returns the same without sequence_parallel_size. Throws ConfigError unless that is `sequence_ranks`."""
+        `least` is the least number, and also the default: of "auto", and of a file without the key.
+        """
+        value: Any = self.as_dict()
+        for name in path.split("."):
+            if isinstance(value, dict) and name not in value:
+                return least
+            value = value.get(name) if isinstance(value, dict) else None
+        if value == "auto":
+            return least
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and math.isfinite(value) and int(value) == value >= least:
+            return int(value)
+        self.values(int(os.environ.get("WORLD_SIZE", "1")))  # It throws, with the places of all errors of the file.
+        raise ConfigError(f"[{path}] the value is {value!r}; expected a whole number, at least {least}")
+
+    def with_sequence_ranks(self, sequence_ranks: int) -> GivenConfig:
+        """Returns the same for `sequence_ranks`, without sequence_parallel_size, unless that is 1.
+
+        Throws ConfigError if the file has another size.
+        """
+        if sequence_ranks == 1:
+            return self
+        same = GivenConfig(self.path, self.text, sequence_ranks)
+        same.expect_sequence_ranks()
+        return same.without("sequence_parallel_size")
+
+    def expect_no_other_mesh(self) -> None:
+        """Throws ConfigError if the launcher's mesh divides sequences, without an Accelerator that cuts the batches."""
         if AcceleratorState._shared_state.get("parallelism_config") is None:
             launched = (launched_size("sp_size") or 1) * (launched_size("cp_size") or 1)
             if launched not in (1, self.sequence_ranks):
@@ -69,16 +95,26 @@ class GivenConfig:
                     f"[initialize] {launched} ranks of the launcher's mesh divide each sequence, and nothing cuts the "
                     "batches; create an Accelerator, which does, or launch without sp and cp"
                 )
-        of_file = self.as_dict().get("sequence_parallel_size", 1)
-        if not isinstance(of_file, int) or of_file < 1:
-            return self  # The C++ library refuses it, with its place.
+
+    def expect_sequence_ranks(self) -> None:
+        """Throws ConfigError unless sequence_parallel_size of the file is `sequence_ranks`, or 1."""
+        of_file = self.whole_number("sequence_parallel_size", 1)
         if of_file not in (1, self.sequence_ranks):
             raise ConfigError(
                 f"[initialize] sequence_parallel_size is {of_file}, and {self.sequence_ranks} ranks divide each sequence; "
                 "expected the same: pass the mpu of UlyssesSPAttentionHF.register_with_transformers(), or prepare the model "
                 f"by an Accelerator with ParallelismConfig(sp_size={of_file})"
             )
-        return self.without("sequence_parallel_size")
+
+
+def expect_equal(sizes: dict[str, int], where: str) -> int:
+    """Returns the size of all sources that have one, which are not 0; 0 without. Throws ConfigError if they differ."""
+    given = {name: size for name, size in sizes.items() if size}
+    if len(set(given.values())) > 1:
+        raise ConfigError(
+            f"[{where}] {', '.join(f'{name} is {size}' for name, size in given.items())}; expected the same number of ranks"
+        )
+    return next(iter(given.values()), 0)
 
 
 def is_sequence_mpu(mpu: Any) -> bool:

@@ -3,7 +3,7 @@
 
 A case is named for a model and its mesh, "llama tp". With "sp loader" the loop is the one that Accelerate documents for
 sp_size, whose loader divides batches; with "file" an engine of DeepSpeed divides layers, as its ds_config says; with "dp"
-processes only average.
+processes only average. "trainer file" has a ds_config, too, in which the Trainer replaces each "auto".
 
 Unlike the other clients it imports Lockstep: Accelerate cannot divide a full model, so one process is what it is compared
 with.
@@ -29,6 +29,9 @@ FILE = {
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": 2},
     "tensor_parallel": {"autotp_size": 2},
+}
+AUTOMATIC = FILE | {
+    key: "auto" for key in ("train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
 }
 SMALL = {
     "vocab_size": 64,
@@ -124,8 +127,9 @@ def without_mask(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def train_by_trainer(folder: Path, dimension: str) -> Any:
     """Trains and evaluates by transformers' Trainer. Returns its log."""
     torch.manual_seed(0)
-    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension != "dp" else None
+    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension not in ("dp", "file") else None
     arguments = {"max_steps": 4, "gradient_accumulation_steps": 2, "parallelism_config": config, **TRAINING}
+    arguments |= {"deepspeed": AUTOMATIC} if dimension == "file" else {}
     trainer = transformers.Trainer(
         model=transformers.AutoModelForCausalLM.from_config(MODELS["llama"]),
         args=transformers.TrainingArguments(str(folder), **arguments),
@@ -142,7 +146,7 @@ def train_by_trainer(folder: Path, dimension: str) -> Any:
 
 MESHES = ("dp", "tp", "file", "cp", "sp", "sp loader", "ep")
 CASES = {f"{name} {mesh}": lambda _folder, name=name, mesh=mesh: train(name, mesh) for name in MODELS for mesh in MESHES}
-CASES |= {f"trainer {mesh}": lambda folder, mesh=mesh: train_by_trainer(folder, mesh) for mesh in ("dp", "tp", "cp")}
+CASES |= {f"trainer {mesh}": lambda folder, mesh=mesh: train_by_trainer(folder, mesh) for mesh in ("dp", "tp", "file", "cp")}
 
 if __name__ == "__main__":
     run_cases(CASES, sys.argv[2:], Path(sys.argv[1]))
