@@ -78,6 +78,7 @@ SPELLING: dict[str, str] = {
     "construct it with the group accelerator.mesh().experts, and launch with": (
         "construct its layers with ep_size of that number, and launch with"
     ),
+    "AcceleratorOptions::tensor_parallel.plan": "a plan of tp_handler or of the model's tp_plan",
     ", or set AcceleratorOptions::mesh": ", or pass ParallelismConfig(ep_size=)",
     "construct the mixture with the group accelerator.mesh().experts": "construct the layer with the job's ep_size",
     "MoEOptions::average_expert_gradients is false; expected true": "the layer does not average its experts; expected it to",
