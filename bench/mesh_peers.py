@@ -63,8 +63,8 @@ class TimedSgd(torch.optim.SGD):
         TimedSgd.seconds = time.perf_counter() - start
 
 
-def optimizer_of(parameters, foreach=True):
-    return TimedSgd(parameters, lr=0.1, foreach=foreach)
+def optimizer_of(parameters, foreach=True, kind=torch.optim.SGD):
+    return kind(parameters, lr=0.1, foreach=foreach)
 
 
 # Each of these returns a function that trains one update on (tokens, labels) and returns the loss.
@@ -188,7 +188,8 @@ def pipeline_by_deepspeed(options, deepspeed, pipeline_module):
         "gradient_accumulation_steps": options.micro_batches,
         "steps_per_print": 10**9,
     }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model.parameters()), config=config)
+    optimizer = optimizer_of(model.parameters(), kind=TimedSgd)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def update(tokens, labels):
         micro_batches = zip(tokens.chunk(options.micro_batches), labels.chunk(options.micro_batches), strict=True)
