@@ -6,8 +6,11 @@ Peers over Gloo, on CPUs with one thread for each rank, with the same model, dat
 parallelize_module, DeepSpeed's DistributedAttention, torch's and DeepSpeed's pipelines. torch's context parallelism has
 no operator for CPUs. The step is the median of a run's updates. All print the same loss, else the bench fails. One
 process that computes the whole model shows what there is to divide. Prints a table for each dimension and writes all
-figures to build/bench/mesh.json. With `bubble` it measures what part of its time a stage of our pipeline waits: the time of
-a micro-batch is the slope of the steps' times, and what is left without the optimizer's time is the bubble.
+figures to build/bench/mesh.json.
+
+`bubble` measures what part of a step a stage of our pipeline waits. It trains with 4, 8 and 16 micro-batches of one size. A
+micro-batch takes (T16 - T4) / 12, where Tm is the time of a step with m of them, without the optimizer. The bubble is
+1 - m * that / Tm.
 """
 import statistics
 import sys

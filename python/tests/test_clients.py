@@ -116,8 +116,10 @@ def test_trainer_with_deepspeed_and_fsdp_on_two_processes_has_the_numbers_withou
     compare(real, own)
 
 
-def test_peft_and_trl() -> None:
-    compare(results_of("trl_client", 2, real=True), results_of("trl_client", 2, real=False))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_peft_and_trl(processes: int) -> None:
+    real = results_of("trl_client", processes, real=True)
+    compare(real, results_of("trl_client", processes, real=False))
 
 
 def test_deepspeeds_tutorial_for_long_sequences_trains_as_one_process() -> None:
@@ -135,3 +137,6 @@ def test_transformers_models_train_on_each_mesh_of_two_processes_as_in_one() -> 
         compare([{case: alone[expected] for case, expected in cases.items()}], [rank])
         # A loss for the balance of experts is of each process's samples, so one process has another one.
         compare([{"balanced ep": rank["balanced dp"]}], [rank])
+    # Two lines of two processes.
+    tensor_and_data = results_of("mesh_client", 4, real=False, cases=("llama tp", "tied tp"))
+    compare([{"llama tp": alone["llama dp"], "tied tp": alone["tied dp"]}] * 4, tensor_and_data)

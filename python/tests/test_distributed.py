@@ -30,8 +30,9 @@ runpy.run_path({path!r}, run_name="__main__")
 """
 
 
-def test_operations_give_gloos_results() -> None:
-    for output in _run("distributed_operations.py", 3):
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_operations_give_gloos_results(ranks: int) -> None:
+    for output in _run("distributed_operations.py", ranks):
         assert "compared 448 over shm\n" in output
 
 
@@ -52,14 +53,15 @@ socket.sethostname(f"host_{int(os.environ['RANK']) // 2}")
         assert "compared 448 over shm+gloo\n" in output
 
 
-def test_torchs_own_training_gives_gloos_results(tmp_path: Path) -> None:
-    for output in _run("distributed_models.py", 3, tmp_path):
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_torchs_own_training_gives_gloos_results(ranks: int, tmp_path: Path) -> None:
+    for output in _run("distributed_models.py", ranks, tmp_path):
         trained = output.splitlines()
         for name in ("DDP", "DDP, PowerSGD", "FSDP2", "DTensor", "subgroups", "checkpoint", "GPipe", "1F1B"):
             assert name in trained, output
 
 
-@pytest.mark.parametrize(("ranks", "variables"), [(3, {}), (2, {"LOCKSTEP_COMM": "gloo"})])
+@pytest.mark.parametrize(("ranks", "variables"), [(2, {}), (3, {}), (3, {"LOCKSTEP_COMM": "gloo"})])
 def test_messages_groups_and_stores(ranks: int, variables: dict[str, str], tmp_path: Path) -> None:
     for output in _run("distributed_messages.py", ranks, tmp_path, **variables):
         assert output.endswith("done\n")

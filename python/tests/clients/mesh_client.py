@@ -76,14 +76,17 @@ def update(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
+def config_of(dimension: str) -> ParallelismConfig | None:
+    return ParallelismConfig(**{f"{dimension}_size": 2}) if dimension not in ("dp", "file") else None
+
+
 def train(name: str, mesh: str) -> Any:
     """Trains on a global batch of eight texts. Returns the losses and the sum of the saved weights' sizes."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[name])
     dimension, _, loader_divides = mesh.partition(" ")
-    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension not in ("dp", "file") else None
     plugin = DeepSpeedPlugin(hf_ds_config=FILE) if dimension == "file" else None
-    accelerator = Accelerator(parallelism_config=config, deepspeed_plugin=plugin)
+    accelerator = Accelerator(parallelism_config=config_of(dimension), deepspeed_plugin=plugin)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     texts = torch.randint(64, (32, 16), generator=torch.Generator().manual_seed(3))
     rows = 8 * (2 if dimension not in ("dp", "ep") else 1) // accelerator.num_processes
@@ -125,10 +128,9 @@ def without_mask(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def train_by_trainer(folder: Path, dimension: str) -> Any:
-    """Trains and evaluates by transformers' Trainer. Returns its log."""
+    """Trains by transformers' Trainer. Returns its log."""
     torch.manual_seed(0)
-    config = ParallelismConfig(**{f"{dimension}_size": 2}) if dimension not in ("dp", "file") else None
-    arguments = {"max_steps": 4, "gradient_accumulation_steps": 2, "parallelism_config": config, **TRAINING}
+    arguments = {"max_steps": 4, "gradient_accumulation_steps": 2, "parallelism_config": config_of(dimension), **TRAINING}
     arguments |= {"deepspeed": AUTOMATIC} if dimension == "file" else {}
     trainer = transformers.Trainer(
         model=transformers.AutoModelForCausalLM.from_config(MODELS["llama"]),
